@@ -1,0 +1,505 @@
+"""The target transaction: changes and the progress they stand for, committed together.
+
+An `Applier` owns one connection and knows nothing of queues. Whoever drives it (a worker, or a
+drainer of a held lane) says begin, writes windows, and commits with the progress reached. Dying
+anywhere before the commit leaves the target as it was; dying after it leaves progress rows that
+make a restart skip what is there.
+
+Progress rows are compared before they are set: if another process moved one meanwhile, this one has
+been replaced and its transaction must not commit.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamer.apply.copydata import constant, encode_rows
+from streamer.apply.fold import Fold, OrderedChange, read_changes
+from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.statements import (
+    OP_DELETE,
+    OP_FIRST_MOVED,
+    OP_FIRST_UPDATED,
+    OP_INSERT,
+    OP_TRUNCATE,
+    OP_UPDATE,
+    Statements,
+)
+from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
+from streamer.decode.tuples import UNCHANGED, Row, Value, is_partial
+from streamer.errors import (
+    ConflictError,
+    StreamerError,
+    TargetConnectionError,
+    TargetError,
+    TargetFencedError,
+)
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.observability.metrics import Metrics
+from streamer.route.mapping import TableType
+
+STAGES_MAX: Final = 200
+"""Staging tables kept per connection; the least recently used goes first."""
+
+_PROGRESS_SQL: Final = """
+update streamer.relation r set end_lsn = p.new_lsn::pg_lsn
+from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn)
+where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
+"""
+_READ_PROGRESS_SQL: Final = """
+select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::int8[]) for update
+"""
+
+_OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
+
+
+class Applier:
+    """One connection to the target, and the transaction on it."""
+
+    def __init__(
+        self, address: TargetAddress, name: str, metrics: Metrics, *, lock_seconds: float
+    ) -> None:
+        self._address = address
+        self._name = name
+        self._metrics = metrics
+        self._lock_seconds = lock_seconds
+        self._connection: TargetConnection | None = None
+        self._stages: OrderedDict[int, Statements] = OrderedDict()
+        self._used_stages: set[int] = set()
+        self._committing: dict[MappedRelation, Lsn] = {}
+        self._conflicts: list[tuple[MappedRelation, str, int]] = []
+
+    @property
+    def _target(self) -> TargetConnection:
+        if self._connection is None:
+            raise TargetConnectionError("target: not connected")
+        return self._connection
+
+    @property
+    def is_broken(self) -> bool:
+        return self._connection is None or self._connection.is_closed
+
+    async def connect(self) -> None:
+        """Connect unless connected. Raises TargetConnectionError, TargetRejectedError."""
+        if not self.is_broken:
+            return
+        self._forget_stages()
+        connection = await TargetConnection.connect(self._address, self._name, applies=True)
+        milliseconds = int(self._lock_seconds * 1000)
+        await connection.fetch_value(
+            "select set_config('lock_timeout', $1, false)", str(milliseconds)
+        )
+        self._connection = connection
+
+    def disconnect(self) -> None:
+        """Drop the connection; the server rolls back what was not committed."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    # ---- the transaction -----------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        self._used_stages.clear()
+        self._conflicts.clear()
+        await self._target.execute("begin")
+
+    def _forget_stages(self) -> None:
+        # Staging tables made in a transaction go with it; asking for them again is cheap.
+        self._stages.clear()
+        self._used_stages.clear()
+
+    async def rollback(self) -> None:
+        """Roll back; a connection that is lost has done so already."""
+        self._forget_stages()
+        if self._connection is None or self._connection.is_closed:
+            self.disconnect()
+            return
+        try:
+            await self._connection.execute("rollback")
+        except TargetError:
+            self.disconnect()
+
+    async def savepoint(self) -> None:
+        await self._target.execute("savepoint streamer")
+
+    async def release_savepoint(self) -> None:
+        await self._target.execute("release savepoint streamer")
+
+    async def rollback_to_savepoint(self) -> None:
+        self._forget_stages()
+        await self._target.execute("rollback to savepoint streamer")
+
+    async def check_constraints(self) -> None:
+        """Make deferred constraints speak now."""
+        await self._target.execute("set constraints all immediate; set constraints all deferred")
+
+    async def commit(self, progress: dict[MappedRelation, Lsn]) -> None:
+        """Store *progress* and commit. Raises TargetFencedError; the transaction is then rolled
+        back.
+
+        When the connection is lost here the outcome is unknown until `settle` has been asked.
+        """
+        moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
+        failpoint("apply.before_progress")
+        if moved:
+            count = await self._target.execute(
+                _PROGRESS_SQL,
+                [mapped.relation_id for mapped, _ in moved],
+                [str(mapped.end_lsn) for mapped, _ in moved],
+                [str(lsn) for _, lsn in moved],
+            )
+            if count != len(moved):
+                await self.rollback()
+                raise TargetFencedError(
+                    "another process has moved the progress of these tables",
+                    hint="see that only one process runs each source",
+                )
+        failpoint("apply.before_commit")
+        self._committing = dict(moved)
+        # Cancelled here, we still learn whether the commit was made: what is durable must be known
+        # so.
+        committing = asyncio.ensure_future(self._target.execute("commit"))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await committing
+            self._set_committed()
+            raise
+        except TargetConnectionError:
+            raise
+        except StreamerError:
+            self._committing = {}
+            raise
+        failpoint("apply.after_commit")
+        self._set_committed()
+
+    def _set_committed(self) -> None:
+        for mapped, lsn in self._committing.items():
+            mapped.end_lsn = lsn
+        self._committing = {}
+        for mapped, kind, number in self._conflicts:
+            self._metrics.count_conflict(mapped, kind, number)
+        self._conflicts.clear()
+
+    async def settle(self) -> bool:
+        """After a lost connection: whether the commit that was under way was made.
+
+        Waits for the old backend, should it still be at it: it holds the progress rows.
+        """
+        if not self._committing:
+            return False
+        rows = await self._target.fetch(
+            _READ_PROGRESS_SQL, [mapped.relation_id for mapped in self._committing]
+        )
+        stored = {row["id"]: Lsn.parse(row["end_lsn"]) for row in rows}
+        done = [stored.get(mapped.relation_id) == lsn for mapped, lsn in self._committing.items()]
+        if all(done):
+            self._set_committed()
+            return True
+        unmoved = all(stored.get(m.relation_id) == m.end_lsn for m in self._committing)
+        self._committing = {}
+        if not unmoved:
+            raise TargetFencedError("another process has moved the progress of these tables")
+        return False
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    async def write(self, window: LaneWindow) -> None:
+        """Write a window as sets where that gives the same result, else in exact order."""
+        for relation in window.relations.values():
+            if relation.is_foldable:
+                for fold in relation.folds:
+                    await self._write_fold(relation.mapped, fold)
+            else:
+                await self._write_ordered(window, relation.mapped, 0, len(window.shares))
+
+    async def write_in_order(self, window: LaneWindow, start: int, stop: int) -> None:
+        """Write the shares from number *start* to before *stop* of a window in exact order.
+
+        An error's ``share_number`` tells which of them is at fault, where that is known.
+        """
+        for mapped in window.relations:
+            await self._write_ordered(window, mapped, start, stop)
+
+    async def _stage(self, plan: ApplyPlan) -> Statements:
+        """Return *plan*'s statements, with its staging table there and empty."""
+        statements = self._stages.get(plan.number)
+        if statements is None:
+            statements = Statements(plan)
+            while len(self._stages) >= STAGES_MAX:
+                _, oldest = self._stages.popitem(last=False)
+                await self._target.execute(oldest.drop_stage)
+            await self._target.execute(statements.create_stage)
+            self._stages[plan.number] = statements
+        self._stages.move_to_end(plan.number)
+        if plan.number in self._used_stages:
+            await self._target.execute(statements.truncate_stage)
+        self._used_stages.add(plan.number)
+        return statements
+
+    def _count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
+        if number:
+            self._conflicts.append((mapped, kind, number))
+
+    async def _write_fold(self, mapped: MappedRelation, fold: Fold) -> None:
+        plan = fold.plan
+        failpoint("apply.write")
+        if fold.truncate:
+            await self._target.execute(Statements(plan).truncate)
+        if fold.deletes or fold.updates or fold.moves:
+            statements = await self._stage(plan)
+            if not plan.key_is_indexed:
+                await self._target.execute("set local enable_hashjoin = on")
+            await self._write_changes(mapped, fold, statements)
+        if fold.inserts:
+            await self._copy_inserts(fold)
+
+    async def _write_changes(
+        self, mapped: MappedRelation, fold: Fold, statements: Statements
+    ) -> None:
+        moves = await self._stage_moves(fold, statements)
+        if fold.deletes:
+            keys: Iterable[Any] = fold.deletes
+            if len(fold.plan.key) == 1:
+                keys = ([key] for key in keys)
+            columns = [statements.new(column) for column in fold.plan.key]
+            await self._copy_stage(statements, columns, keys, OP_DELETE)
+            deleted = await self._target.execute(statements.delete)
+            if fold.plan.type is not TableType.APPEND:
+                self._count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
+        for op, (unchanged, rows) in enumerate(
+            _by_unchanged(fold.updates.values()), OP_FIRST_UPDATED
+        ):
+            missing = await self._write_updates(fold.plan, statements, op, unchanged, rows)
+            self._count_conflict(mapped, "update_missing", missing)
+        for op in moves:
+            await self._target.execute(statements.insert_moved(op))
+
+    async def _stage_moves(self, fold: Fold, statements: Statements) -> list[int]:
+        """Stage rows whose key changes, and complete them while they are where they were."""
+        plan = fold.plan
+        ops = []
+        old = [statements.old(column) for column in plan.key]
+        single = len(plan.key) == 1
+        origins = {id(row): [origin] if single else origin for origin, row in fold.moves.values()}
+        moved = (row for _, row in fold.moves.values())
+        for op, (unchanged, rows) in enumerate(_by_unchanged(moved), OP_FIRST_MOVED):
+            present = [c for c in plan.columns if c.position not in unchanged]
+            columns = old + [statements.new(column) for column in present]
+            positions = [column.position for column in present]
+            staged = ([*origins[id(row)], *(row[p] for p in positions)] for row in rows)
+            await self._copy_stage(statements, columns, staged, op)
+            filled = await self._target.execute(statements.fill_moved(op, unchanged))
+            if filled != len(rows):
+                raise ConflictError(
+                    f'target table "{plan.mapping.target}": a row whose key changed is missing, and its '
+                    "unchanged values with it",
+                    kind="update_missing",
+                )
+            ops.append(op)
+        return ops
+
+    async def _write_updates(
+        self,
+        plan: ApplyPlan,
+        statements: Statements,
+        op: int,
+        unchanged: frozenset[int],
+        rows: list[Row],
+    ) -> int:
+        """Update rows; insert those that are missing, if they are whole, and return how many."""
+        update = statements.update(op, unchanged)
+        present = [column for column in plan.columns if column.position not in unchanged]
+        pick = plan.pick
+        if unchanged:
+            positions = [column.position for column in present]
+            pick = lambda row: [row[p] for p in positions]  # noqa: E731
+        columns = [statements.new(column) for column in present]
+        await self._copy_stage(statements, columns, rows, op, pick)
+        if update is None:
+            return 0
+        updated = await self._target.execute(update)
+        if updated == len(rows):
+            return 0
+        if unchanged:
+            key = await self._target.fetch_value(statements.missing_key(op))
+            raise ConflictError(
+                f"the row to update is missing, and its unchanged values with it: Key {key}",
+                kind="update_missing",
+            )
+        return await self._target.execute(statements.insert_missing(op))
+
+    async def _copy_stage(
+        self,
+        statements: Statements,
+        columns: list[str],
+        rows: Iterable[Any],
+        op: int,
+        pick: Any = None,
+    ) -> None:
+        binary = statements.plan.binary
+        chunks = encode_rows(
+            rows,
+            pick=pick,
+            prefix=[constant(op, binary=binary, int_size=2)],
+            width=len(columns) + 1,
+            binary=binary,
+        )
+        await self._target.copy_in(
+            statements.stage,
+            ["op", *columns],
+            _paced(chunks),
+            namespace="pg_temp",
+            binary=binary,
+        )
+
+    async def _copy_inserts(self, fold: Fold) -> None:
+        plan = fold.plan
+        columns = Statements(plan).insert_columns
+        prefix = [] if plan.sid is None else [constant(plan.sid, binary=plan.binary)]
+        chunks = encode_rows(
+            fold.inserts.values(),
+            pick=plan.pick,
+            prefix=prefix,
+            width=len(columns),
+            binary=plan.binary,
+        )
+        await self._target.copy_in(
+            plan.target.name.name,
+            columns,
+            _paced(chunks),
+            namespace=plan.target.name.namespace,
+            binary=plan.binary,
+        )
+
+    async def _write_ordered(
+        self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int
+    ) -> None:
+        """Write one relation's changes in exact order, a run of each of its definitions at a time."""
+        runs: list[_OrderedRun] = []
+        for number, (share, plans) in enumerate(window.planned(start, stop), start):
+            for (owner, changes), plan in zip(share.changes, plans, strict=True):
+                if owner is mapped:
+                    if not runs or runs[-1].plan is not plan:
+                        runs.append(_OrderedRun(plan))
+                    part = (number, share.transaction.commit_time, changes.payloads)
+                    runs[-1].parts.append(part)
+        for run in runs:
+            await self._write_run(run)
+
+    async def _write_run(self, run: "_OrderedRun") -> None:
+        plan = run.plan
+        statements = await self._stage(plan)
+        width = 4 + len(plan.key) + len(plan.columns)
+        columns = ["seq", "op", "mask", "at"]
+        columns += [statements.old(column) for column in plan.key]
+        columns += [statements.new(column) for column in plan.columns]
+        try:
+            chunks = encode_rows(run.rows(), pick=None, prefix=[], width=width, binary=plan.binary)
+            await self._target.copy_in(
+                statements.stage, columns, _paced(chunks), namespace="pg_temp", binary=plan.binary
+            )
+            if not plan.key_is_indexed:
+                await self._target.execute("set local enable_hashjoin = on")
+            await self._target.execute(statements.ordered(partial=run.is_partial))
+        except StreamerError as exc:
+            if exc.change_number is not None:
+                exc.share_number = run.share_number(exc.change_number)
+            raise
+
+
+@dataclass(slots=True)
+class _OrderedRun:
+    """Changes of one relation under one definition, in order: (share number, commit time,
+    payloads).
+    """
+
+    plan: ApplyPlan
+    parts: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    is_partial: bool = False
+
+    def rows(self) -> Iterator[Row]:
+        number = 0
+        for _, commit_time, payloads in self.parts:
+            at = _commit_time(commit_time, self.plan.binary)
+            for change in read_changes(self.plan, payloads):
+                yield self._row(number, at, change)
+                number += 1
+
+    def _row(self, number: int, at: Value, change: OrderedChange) -> Row:
+        plan, binary = self.plan, self.plan.binary
+        null = constant(None, binary=binary)
+        op = _OPS.get(change.kind, OP_TRUNCATE)
+        mask = null
+        new = [null] * len(plan.columns)
+        if change.new is not None:
+            new = [change.new[column.position] for column in plan.columns]
+            if is_partial(change.new):
+                self.is_partial = True
+                letters = "".join("u" if value is UNCHANGED else "." for value in new)
+                mask = constant(letters, binary=binary)
+                new = [null if value is UNCHANGED else value for value in new]
+        old = [null] * len(plan.key)
+        finds = change.old if change.old is not None else change.new
+        if finds is not None and op != OP_INSERT and plan.identity is not Identity.NONE:
+            old = plan.key_values(finds)
+        return [
+            constant(number, binary=binary),
+            constant(op, binary=binary, int_size=2),
+            mask,
+            at,
+            *old,
+            *new,
+        ]
+
+    def share_number(self, change_number: int) -> int | None:
+        """Return the number of the share that change *change_number* belongs to."""
+        for number, _, payloads in self.parts:
+            if change_number < len(payloads):
+                return number
+            change_number -= len(payloads)
+        return None
+
+
+def _commit_time(commit_time: int, binary: bool) -> Value:
+    if binary:
+        return constant(commit_time, binary=True, int_size=8)
+    return str(to_datetime(commit_time)).encode()
+
+
+def _by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row]]]:
+    """Group rows by which of their values are unchanged."""
+    groups: dict[frozenset[int], list[Row]] = {}
+    whole: list[Row] = []
+    for row in rows:
+        if is_partial(row):
+            unchanged = frozenset(n for n, value in enumerate(row) if value is UNCHANGED)
+            groups.setdefault(unchanged, []).append(row)
+        else:
+            whole.append(row)
+    if whole:
+        groups[frozenset()] = whole
+    return groups.items()
+
+
+async def _paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Let others run between chunks, so that a long COPY does not keep a reader from its socket."""
+    since = time.monotonic()
+    for chunk in chunks:
+        yield chunk
+        now = time.monotonic()
+        if now - since > 0.005:
+            await asyncio.sleep(0)
+            since = now

@@ -1,0 +1,364 @@
+"""Applying what held lanes have, carefully and without making anybody wait.
+
+A drainer task runs for each held lane; a few of them work at a time, each on a connection of its
+own. It tries a window as a set; if the target does not take it, in exact order, up to the
+transaction at fault. A passing trouble (a lock, a deadlock, a full disk) is tried again with a
+back-off, and so is everything else, every few seconds: whoever mends the cause need not tell. When
+nothing is left the lane goes live again.
+
+A share larger than memory is written in pieces inside one target transaction, while the rest of it
+may still be arriving. Dying, or losing the source, in the middle of it rolls all of it back.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Final
+
+import structlog
+
+from streamer.apply.commit import Applier
+from streamer.apply.fold import Counts
+from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
+from streamer.apply.planner import Planner
+from streamer.apply.spool import OpenShareDiscarded
+from streamer.apply.target import TargetAddress
+from streamer.backoff import Backoff
+from streamer.errors import (
+    Retry,
+    StreamerError,
+    TargetConnectionError,
+    TargetFencedError,
+)
+from streamer.lsn import Lsn
+from streamer.observability.metrics import Metrics
+
+log = structlog.get_logger()
+
+CONCURRENT_MAX: Final = 4
+READ_BYTES: Final = 4 * 1024 * 1024
+LOCK_SECONDS: Final = 10.0
+ERROR_RETRY_SECONDS: Final = 5.0
+TURN_SECONDS: Final = 2.0
+"""How long one lane may keep a connection while others wait for it."""
+
+
+class Drainer:
+    """Drains held lanes. `held` is called when a lane begins to be held, `run` by the owner."""
+
+    def __init__(self, address: TargetAddress, planner: Planner, metrics: Metrics) -> None:
+        self._address = address
+        self._planner = planner
+        self._metrics = metrics
+        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
+        self._new: asyncio.Queue[Lane] = asyncio.Queue()
+        self._idle: list[Applier] = []
+        self._tasks: dict[Lane, asyncio.Task[None]] = {}
+
+    def held(self, lane: Lane) -> None:
+        """A lane begins to be held."""
+        self._new.put_nowait(lane)
+
+    async def forget(self, lanes: set[Lane]) -> None:
+        """The pipeline of *lanes* ends. Returns when nothing of them is being applied any more."""
+        tasks = [self._tasks.pop(lane) for lane in lanes if lane in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def run(self) -> None:
+        """Drain until cancelled. Raises TargetFencedError."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    lane = await self._new.get()
+                    if lane in self._tasks or not lane.is_held:
+                        continue
+                    task = tasks.create_task(self._drain(lane), name=f"drain {lane.name}")
+                    self._tasks[lane] = task
+        finally:
+            for applier in self._idle:
+                await applier.close()
+
+    async def _drain(self, lane: Lane) -> None:
+        backoff = Backoff()
+        has_failed = False
+        plans_may_be_stale = True
+        while True:
+            await _until_may_drain(lane)
+            try:
+                async with self._slots:
+                    await self._drain_turn(lane, plans_may_be_stale)
+            except TargetFencedError:
+                raise
+            except StreamerError as exc:
+                self._metrics.count_error(exc)
+                plans_may_be_stale = True
+                if exc.retry is Retry.TIMED:
+                    backoff.log(log, f'changes of "{lane.name}" wait', exc)
+                    await backoff.wait()
+                else:
+                    has_failed = True
+                    lane.keep(Hold.ERROR, str(exc))
+                    await lane.owner.lane_failed(lane, exc)
+                    await _until_changed(lane, ERROR_RETRY_SECONDS)
+                continue
+            backoff = Backoff()
+            plans_may_be_stale = False
+            if has_failed:
+                has_failed = False
+                lane.release(Hold.ERROR)
+                await lane.owner.lane_recovered(lane)
+            if not lane.may_drain or lane.has_backlog:
+                continue
+            if lane.has_open_share:
+                await _until_changed(lane, None)
+                continue
+            await lane.owner.lane_drained(lane)
+            if lane.go_live():
+                del self._tasks[lane]  # at once: it may be held again before this task has ended
+                return
+
+    async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
+        """Apply some of what *lane* holds, on a connection of the pool."""
+        applier = self._idle.pop() if self._idle else self._new_applier()
+        try:
+            await applier.connect()
+            turn = _Turn(lane, applier, self._planner, self._metrics, plans_may_be_stale)
+            until = time.monotonic() + TURN_SECONDS
+            while lane.may_drain and time.monotonic() < until and await turn.apply_next():
+                pass
+        except (TargetConnectionError, asyncio.CancelledError):
+            applier.disconnect()
+            raise
+        finally:
+            self._idle.append(applier)
+
+    def _new_applier(self) -> Applier:
+        return Applier(self._address, "streamer drainer", self._metrics, lock_seconds=LOCK_SECONDS)
+
+
+class _Turn:
+    """One lane's use of one connection."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        applier: Applier,
+        planner: Planner,
+        metrics: Metrics,
+        plans_may_be_stale: bool,
+    ) -> None:
+        self._lane = lane
+        self._applier = applier
+        self._planner = planner
+        self._metrics = metrics
+        self._plans_may_be_stale = plans_may_be_stale
+
+    async def apply_next(self) -> bool:
+        """Apply the next shares; False if there are none now."""
+        try:
+            shares = self._lane.take(READ_BYTES)
+        except OpenShareDiscarded:
+            self._spool.rewind()
+            return True
+        if not shares:
+            return False
+        if self._plans_may_be_stale:
+            self._plans_may_be_stale = False
+            for share in shares:
+                self._planner.forget(share)
+        if shares[0].end_lsn is None:
+            await self._apply_large(shares[0])
+        else:
+            await self._apply(shares)
+        return True
+
+    @property
+    def _spool(self) -> ShareSpool:
+        assert self._lane.spool is not None, "a lane that is drained is held"
+        return self._lane.spool
+
+    async def _apply(self, shares: list[Share]) -> None:
+        """Apply finished shares, as many as the target takes; raise why it takes no more."""
+        done = 0
+        try:
+            window, error = await self._window(shares)
+            try:
+                await self._applier.begin()
+                await self._applier.write(window)
+                await self._commit(window.progress())
+                done = len(window.shares)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._applier.rollback()
+                done, error = await self._apply_in_order(window)
+            if error is not None:
+                raise error
+        except StreamerError:
+            if not self._applier.is_broken:
+                await self._applier.rollback()
+            raise
+        finally:
+            # Also when cancelled: what is not durable stays in the lane.
+            if done:
+                self._durable(shares[:done])
+            self._lane.put_back(shares[done:])
+
+    async def _window(self, shares: list[Share]) -> tuple[LaneWindow, StreamerError | None]:
+        """Plan shares up to the first that cannot be planned, if it is not the very first."""
+        window = LaneWindow(self._lane)
+        for share in shares:
+            try:
+                plans = await self._planner.plans(share)
+            except StreamerError as exc:
+                if not window.shares or exc.retry is Retry.TIMED:
+                    raise
+                return window, exc
+            window.add(share, plans)
+        return window, None
+
+    async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
+        """Commit the shares in front of the one that the target refuses; return their number and
+        why.
+        """
+        applier = self._applier
+        count, error = len(window.shares), None
+        await applier.begin()
+        while count:
+            await applier.savepoint()
+            try:
+                await applier.write_in_order(window, 0, count)
+                await applier.check_constraints()
+                break
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                error = exc
+                await applier.rollback_to_savepoint()
+                if exc.share_number is None or exc.share_number >= count:
+                    count, error = await self._find_refused(window, count)
+                    break
+                count = exc.share_number
+        if error is not None:
+            _add_context(error, window.shares[count])
+        if not count:
+            await applier.rollback()
+            return 0, error
+        await self._commit(window.progress(count))
+        return count, error
+
+    async def _find_refused(
+        self, window: LaneWindow, count: int
+    ) -> tuple[int, StreamerError | None]:
+        """Write shares one by one up to the one that the target refuses."""
+        for number in range(count):
+            await self._applier.savepoint()
+            try:
+                await self._applier.write_in_order(window, number, number + 1)
+                await self._applier.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._applier.rollback_to_savepoint()
+                return number, exc
+            await self._applier.release_savepoint()
+        return count, None
+
+    async def _apply_large(self, piece: Share) -> None:
+        """Apply a share piece by piece, in one target transaction, as it arrives."""
+        applier, spool = self._applier, self._spool
+        touched: dict[MappedRelation, Counts] = {}
+        rest: list[Share] = []
+        try:
+            await applier.begin()
+            while True:
+                await self._write_piece(piece)
+                for mapped, changes in piece.changes:
+                    touched.setdefault(mapped, Counts()).count(changes.payloads)
+                if piece.end_lsn is not None:
+                    break
+                piece, *rest = await self._next_piece()
+            await applier.check_constraints()
+            await self._commit(dict.fromkeys(touched, piece.end_lsn))
+        except OpenShareDiscarded:
+            await applier.rollback()
+            spool.rewind()
+            return
+        except BaseException as exc:
+            spool.rewind()
+            if isinstance(exc, StreamerError):
+                _add_context(exc, piece)
+                await applier.rollback()
+            raise
+        spool.release()
+        self._lane.put_back(rest)
+        self._lane.owner.lane_durable(self._lane, [piece])
+        for mapped, counts in touched.items():
+            self._metrics.count_changes(mapped, counts)
+
+    async def _write_piece(self, piece: Share) -> None:
+        applier = self._applier
+        window = LaneWindow(self._lane)
+        window.add(piece, await self._planner.plans(piece))
+        await applier.savepoint()
+        try:
+            await applier.write(window)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            await applier.rollback_to_savepoint()
+            await applier.write_in_order(window, 0, 1)
+        await applier.release_savepoint()
+
+    async def _next_piece(self) -> list[Share]:
+        while not (shares := self._spool.read(READ_BYTES)):
+            await _until_changed(self._lane, None)
+        return shares
+
+    async def _commit(self, progress: dict[MappedRelation, Lsn]) -> None:
+        """Commit, and find out whether that was done if the connection is lost meanwhile."""
+        try:
+            await self._applier.commit(progress)
+        except TargetConnectionError:
+            backoff = Backoff()
+            while True:
+                self._applier.disconnect()
+                try:
+                    await self._applier.connect()
+                    if await self._applier.settle():
+                        return
+                    break
+                except TargetConnectionError as exc:
+                    backoff.log(log, "waiting to learn the outcome of a commit", exc)
+                    await backoff.wait()
+            raise
+
+    def _durable(self, shares: list[Share]) -> None:
+        self._lane.owner.lane_durable(self._lane, shares)
+        for share in shares:
+            for mapped, changes in share.changes:
+                self._metrics.count_changes(mapped, Counts().count(changes.payloads))
+
+
+def _add_context(error: StreamerError, share: Share) -> None:
+    transaction = share.transaction
+    error.add_note(
+        f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
+    )
+
+
+async def _until_may_drain(lane: Lane) -> None:
+    while not lane.may_drain:
+        lane.changed.clear()
+        await lane.changed.wait()
+
+
+async def _until_changed(lane: Lane, seconds: float | None) -> None:
+    """Wait until something about *lane* changes, at most *seconds*."""
+    lane.changed.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await lane.changed.wait()

@@ -1,0 +1,277 @@
+"""A window of changes to net changes: what is left to do when all changes of a key are folded into
+one.
+
+Rows of different keys do not depend on each other, so within one target transaction the order
+between keys does not matter: deletes first, then updates, then inserts. Values are folded column by
+column, because an unchanged TOAST value must not overwrite one that came earlier in the window.
+Whatever cannot be folded without changing the outcome raises `NotFoldable`; the window is then
+applied in exact order, which also finds the change at fault.
+
+Pure. The loop over changes is the hot path: about two microseconds for a change of five columns.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamer.apply.plan import ApplyPlan, Identity
+from streamer.decode.pgoutput import (
+    DELETE,
+    INSERT,
+    KEY_TUPLE,
+    NEW_TUPLE,
+    OLD_TUPLE,
+    TRUNCATE,
+    UPDATE,
+)
+from streamer.decode.tuples import Row, is_partial, merge
+from streamer.errors import ProtocolError
+from streamer.route.mapping import TableType
+
+_TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
+_OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
+
+
+class NotFoldable(Exception):  # not an error: a window that wants exact order
+    """These changes must be applied in exact order."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many changes the source made, by operation."""
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+    truncate: int = 0
+
+    def count(self, payloads: Iterable[bytes]) -> "Counts":
+        """Count row messages by their first byte; return the counts themselves."""
+        for payload in payloads:
+            kind = payload[0]
+            if kind == INSERT:
+                self.insert += 1
+            elif kind == UPDATE:
+                self.update += 1
+            elif kind == DELETE:
+                self.delete += 1
+            else:
+                self.truncate += 1
+        return self
+
+
+@dataclass(slots=True)
+class Fold:
+    """Net changes of one relation. Keys are items of rows, or tuples of them.
+
+    ``moves``: rows whose key changed while they hold values that only the target has, by new key,
+    each with the key it had when the window began. That key is in ``deletes`` too.
+    """
+
+    plan: ApplyPlan
+    truncate: bool = False
+    deletes: dict[Any, None] = field(default_factory=dict)
+    updates: dict[Any, Row] = field(default_factory=dict)
+    moves: dict[Any, tuple[Any, Row]] = field(default_factory=dict)
+    inserts: dict[Any, Row] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    def add(self, payloads: Iterable[bytes]) -> None:
+        """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
+        plan = self.plan
+        if plan.identity is Identity.NONE:
+            self._add_keyless(payloads)
+            return
+        read_tuple, get_key = plan.read_tuple, plan.get_key
+        inserts, updates, moves = self.inserts, self.updates, self.moves
+        counts = self.counts
+        for payload in payloads:
+            kind = payload[0]
+            try:
+                if kind == INSERT and payload[5] == NEW_TUPLE:
+                    row, end = read_tuple(payload, _TUPLE_AT)
+                    counts.insert += 1
+                    key = get_key(row)
+                    if key in updates or key in inserts or (moves and key in moves):
+                        self._insert_over(key, row)
+                    else:
+                        inserts[key] = row
+                elif kind == UPDATE:
+                    counts.update += 1
+                    if payload[5] == NEW_TUPLE:
+                        row, end = read_tuple(payload, _TUPLE_AT)
+                        key = old_key = get_key(row)
+                    else:
+                        old, position = read_tuple(payload, _TUPLE_AT)
+                        _expect(payload[5] in _OLD_TUPLES and payload[position] == NEW_TUPLE, kind)
+                        row, end = read_tuple(payload, position + 1)
+                        old_key = get_key(old)
+                        if is_partial(row):
+                            row = _complete(plan, row, old, payload[5])
+                        key = get_key(row)
+                    if key != old_key:
+                        self._move(old_key, key, row)
+                    elif key in inserts:
+                        inserts[key] = merge(row, inserts[key]) if is_partial(row) else row
+                    elif key in updates:
+                        updates[key] = merge(row, updates[key]) if is_partial(row) else row
+                    else:
+                        self._update(key, row)
+                elif kind == DELETE and payload[5] in _OLD_TUPLES:
+                    row, end = read_tuple(payload, _TUPLE_AT)
+                    counts.delete += 1
+                    self._delete(get_key(row))
+                else:
+                    end = len(payload)
+                    self._truncate(kind)
+            except (IndexError, struct.error):
+                end = -1
+            if end != len(payload):
+                _expect(False, kind)
+
+    def _add_keyless(self, payloads: Iterable[bytes]) -> None:
+        """Keep inserts in order; no two of them are ever the same key."""
+        read_tuple, inserts = self.plan.read_tuple, self.inserts
+        for payload in payloads:
+            if payload[0] == INSERT:
+                try:
+                    row, end = read_tuple(payload, _TUPLE_AT)
+                except (IndexError, struct.error):
+                    end = -1
+                _expect(end == len(payload), INSERT)
+                self.counts.insert += 1
+                inserts[len(inserts)] = row
+            elif payload[0] == TRUNCATE:
+                self._truncate(TRUNCATE)
+            else:
+                raise NotFoldable
+
+    def _insert_over(self, key: Any, row: Row) -> None:
+        # Only an append table, where deletes are ignored, has a row of this key to write over.
+        if self.plan.type is not TableType.APPEND:
+            raise NotFoldable
+        if key in self.inserts:
+            self.inserts[key] = row
+        elif key in self.updates:
+            self.updates[key] = row
+        else:
+            raise NotFoldable
+
+    def _update(self, key: Any, row: Row) -> None:
+        if key in self.moves:
+            origin, older = self.moves.pop(key)
+            self._place(key, origin, merge(row, older) if is_partial(row) else row)
+        elif key in self.deletes:
+            raise NotFoldable
+        else:
+            self.updates[key] = row
+
+    def _delete(self, key: Any) -> None:
+        if self.plan.type is TableType.APPEND:
+            return
+        if key in self.inserts:
+            del self.inserts[key]
+        elif key in self.moves:
+            del self.moves[key]
+        elif key in self.deletes:
+            raise NotFoldable
+        else:
+            self.updates.pop(key, None)
+            self.deletes[key] = None
+
+    def _move(self, old_key: Any, key: Any, row: Row) -> None:
+        """Take a row from *old_key* to *key*, which nobody else may hold any more."""
+        origin = old_key
+        older: Row | None = None
+        if old_key in self.inserts:
+            older = self.inserts.pop(old_key)
+            origin = None
+        elif old_key in self.moves:
+            origin, older = self.moves.pop(old_key)
+        elif old_key in self.deletes:
+            raise NotFoldable
+        else:
+            older = self.updates.pop(old_key, None)
+            self.deletes[old_key] = None
+        if key in self.inserts or key in self.updates or key in self.moves:
+            raise NotFoldable
+        if self.plan.type is TableType.APPEND:
+            # The new key may still be held by a row whose delete was ignored.
+            self.deletes.setdefault(key)
+        if older is not None and is_partial(row):
+            row = merge(row, older)
+        self._place(key, origin, row)
+
+    def _place(self, key: Any, origin: Any, row: Row) -> None:
+        if is_partial(row):
+            self.moves[key] = (origin, row)
+        else:
+            self.inserts[key] = row
+
+    def _truncate(self, kind: int) -> None:
+        _expect(kind == TRUNCATE, kind)
+        self.counts.truncate += 1
+        if self.plan.type is TableType.APPEND:
+            return
+        self.truncate = True
+        for pending in (self.deletes, self.updates, self.moves, self.inserts):
+            pending.clear()
+
+    @property
+    def row_count(self) -> int:
+        return len(self.deletes) + len(self.updates) + len(self.moves) + len(self.inserts)
+
+
+def _expect(is_so: bool, kind: int) -> None:
+    if not is_so:
+        raise ProtocolError(f"malformed row message {chr(kind)!r}")
+
+
+def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
+    """Fill unchanged values of *row* from the old tuple: a whole one has all, a key tuple the key."""
+    if marker == KEY_TUPLE:
+        known: Row = list(row)
+        for column in plan.key:
+            known[column.position] = old[column.position]
+        old = known
+    return merge(row, old)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedChange:
+    """One change as the source made it. ``old`` is the old or key tuple where one was sent."""
+
+    kind: int
+    old: Row | None
+    new: Row | None
+
+
+def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[OrderedChange]:
+    """Decode changes one by one, for applying them in exact order. Raises ProtocolError."""
+    for payload in payloads:
+        kind = payload[0]
+        try:
+            change, end = _read_change(plan, payload)
+        except (IndexError, struct.error):
+            end = -1
+        _expect(end == len(payload), kind)
+        yield change
+
+
+def _read_change(plan: ApplyPlan, payload: bytes) -> tuple[OrderedChange, int]:
+    kind, marker = payload[0], payload[5]
+    if kind == TRUNCATE:
+        return OrderedChange(kind, None, None), len(payload)
+    first, end = plan.read_tuple(payload, _TUPLE_AT)
+    if kind == DELETE:
+        _expect(marker in _OLD_TUPLES, kind)
+        return OrderedChange(kind, first, None), end
+    _expect(kind in (INSERT, UPDATE), kind)
+    if marker == NEW_TUPLE:
+        return OrderedChange(kind, None, first), end
+    _expect(kind == UPDATE and marker in _OLD_TUPLES and payload[end] == NEW_TUPLE, kind)
+    new, end = plan.read_tuple(payload, end + 1)
+    if is_partial(new):
+        new = _complete(plan, new, first, marker)
+    return OrderedChange(kind, first, new), end

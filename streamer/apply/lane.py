@@ -1,0 +1,342 @@
+"""Lanes: sequences of changes that are applied in order.
+
+With ``consistency: table`` every mapped relation has a lane of its own; with ``consistency:
+transaction`` the relations of a source that are in step share one, so that a source transaction
+becomes visible as a whole. A lane is either *live*, its shares going to an apply worker's queue, or
+*held*: its shares go to a spool on disk, from where a drainer applies them on a connection of its
+own, when it may. Holding is how one relation waits (for its copy, for a lock, for an operator, for
+a target that takes a row again, for the end of a transaction too large for memory) without the
+others waiting with it.
+
+Order never depends on who applies: a drainer begins after everything handed to the worker is
+settled, and a lane goes live again only when its spool is empty.
+"""
+
+import asyncio
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.plan import ApplyPlan
+from streamer.decode.pgoutput import Relation
+from streamer.decode.transactions import Changes, Transaction
+from streamer.errors import StreamerError
+from streamer.lsn import NOTHING, Lsn
+from streamer.progress.tracker import LanePending
+from streamer.route.mapping import RelationMapping
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What applying a relation's changes needs to know of its source, besides what RELATION says."""
+
+    database: str
+    sid: str | None
+    binary: bool
+    primary_key: tuple[str, ...]
+    types: dict[str, str]
+
+
+class MappedRelation:
+    """A source relation that is mapped: its place in the bookkeeping and how far the target has it.
+
+    ``end_lsn`` is the value that the progress row has now; only whoever commits changes of this
+    relation moves it. ``plans``: how its changes are applied, by definition, newest last.
+    """
+
+    __slots__ = ("end_lsn", "mapping", "plan", "relation_id", "skip_through_lsn", "source")
+
+    def __init__(
+        self, relation_id: int, mapping: RelationMapping, end_lsn: Lsn, source: SourceFacts
+    ) -> None:
+        self.relation_id = relation_id
+        self.mapping = mapping
+        self.end_lsn = end_lsn
+        self.skip_through_lsn = end_lsn
+        """Changes of transactions that end here or before are in the target already."""
+        self.source = source
+        self.plan: ApplyPlan | None = None
+
+    def plan_for(self, relation: Relation) -> ApplyPlan | None:
+        """Return the plan for *relation* if it is the current one."""
+        plan = self.plan
+        if plan is None:
+            return None
+        if plan.relation is relation or plan.relation == relation:
+            return plan
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"MappedRelation({self.source.database!r}, {self.source.sid!r}, {self.mapping.source})"
+        )
+
+
+@dataclass(slots=True)
+class Share:
+    """What a lane gets of one source transaction; without ``end_lsn`` there is more to come."""
+
+    transaction: Transaction
+    changes: list[tuple[MappedRelation, Changes]]
+    end_lsn: Lsn | None
+    size: int
+    is_lead: bool = True
+    """Whether this is the share by which the transaction is counted."""
+
+
+class Hold(enum.Flag):
+    """Why a lane is held. The drainer works unless one of `BLOCKING` is among the reasons."""
+
+    NONE = 0
+    SYNC = enum.auto()  # its relation is being copied
+    PAUSED = enum.auto()  # an operator said so
+    ERROR = enum.auto()  # the target refuses a change: retried now and then
+    BUSY = enum.auto()  # a lock or another passing trouble at the target
+    LARGE = enum.auto()  # a transaction larger than memory
+
+
+BLOCKING = Hold.SYNC | Hold.PAUSED
+
+
+class ShareSpool(Protocol):
+    """Keeps shares on disk, in order; see `streamer.apply.spool`."""
+
+    @property
+    def is_empty(self) -> bool: ...
+    def append(self, share: Share) -> None: ...
+    def discard_open(self) -> None: ...
+    def read(self, size: int) -> list[Share]: ...
+    def rewind(self) -> None: ...
+    def release(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ShareQueue(Protocol):
+    """A worker's queue."""
+
+    def put(self, lane: "Lane", share: Share) -> None: ...
+
+
+class LaneOwner(Protocol):
+    """Who owns lanes and hears how they fare: the pipeline."""
+
+    def lane_held(self, lane: "Lane") -> None:
+        """The lane begins to be held: let a drainer see to it."""
+        ...
+
+    def lane_live(self, lane: "Lane") -> None:
+        """Nothing is held any more."""
+        ...
+
+    def lane_durable(self, lane: "Lane", shares: list[Share]) -> None:
+        """*shares*, the lane's oldest, are committed in the target."""
+        ...
+
+    async def lane_failed(self, lane: "Lane", error: StreamerError) -> None:
+        """The target refuses the lane's next change."""
+        ...
+
+    async def lane_recovered(self, lane: "Lane") -> None:
+        """The target takes changes again."""
+        ...
+
+    async def lane_drained(self, lane: "Lane") -> None:
+        """Everything that was held is durable."""
+        ...
+
+
+@dataclass(eq=False)
+class Lane:
+    """One lane. Its methods never wait: they are called between two turns of the event loop."""
+
+    name: str
+    queue: ShareQueue
+    owner: LaneOwner
+    open_spool: Callable[[], ShareSpool]
+    hold: Hold = Hold.NONE
+    error: str | None = None
+    pending: LanePending = field(default_factory=LanePending)
+    spool: ShareSpool | None = None
+    queued_count: int = 0
+    """Shares that the worker has and has not settled."""
+    returned: deque[Share] = field(default_factory=deque)
+    """Shares that the worker gave back; they come before the spool's."""
+    has_open_share: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_held(self) -> bool:
+        return self.spool is not None
+
+    @property
+    def may_drain(self) -> bool:
+        return self.is_held and self.queued_count == 0 and not self.hold & BLOCKING
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self.returned) or (self.spool is not None and not self.spool.is_empty)
+
+    def dispatch(self, share: Share) -> None:
+        """Take the next share, in commit order."""
+        if share.end_lsn is None and self.spool is None:
+            self.keep(Hold.LARGE)
+        if self.spool is None:
+            self.queued_count += 1
+            self.queue.put(self, share)
+            return
+        self.spool.append(share)
+        self.has_open_share = share.end_lsn is None
+        self.changed.set()
+
+    def keep(self, reason: Hold, error: str | None = None) -> None:
+        """Hold this lane from now on, for *reason*."""
+        self.hold |= reason
+        if error is not None:
+            self.error = error
+        if self.spool is None:
+            self.spool = self.open_spool()
+            self.owner.lane_held(self)
+        self.changed.set()
+
+    def release(self, reason: Hold) -> None:
+        """*reason* no longer stands; the drainer goes on unless others do."""
+        self.hold &= ~reason
+        if reason & Hold.ERROR:
+            self.error = None
+        self.changed.set()
+
+    def applied(self, shares: list[Share]) -> None:
+        """The worker has committed *shares*."""
+        self.owner.lane_durable(self, shares)
+        self._settle(len(shares))
+
+    def give_back(self, shares: list[Share]) -> None:
+        """The worker cannot apply *shares*, nor any of this lane that it got later."""
+        self.keep(Hold.BUSY)
+        # What was being committed comes back after what was only queued: order by commit.
+        together = [*self.returned, *shares]
+        self.returned = deque(sorted(together, key=lambda share: share.end_lsn or NOTHING))
+        self._settle(len(shares))
+
+    def _settle(self, count: int) -> None:
+        self.queued_count -= count
+        if self.queued_count == 0:
+            self.changed.set()
+
+    def take(self, size: int) -> list[Share]:
+        """Take the next held shares, about *size* bytes, or a piece of one that is larger.
+
+        Finished shares are this lane's no more: whoever takes them applies them or puts them back.
+        Raises OpenShareDiscarded.
+        """
+        if self.returned:
+            shares = []
+            while self.returned and (not shares or size > 0):
+                share = self.returned.popleft()
+                size -= share.size
+                shares.append(share)
+            return shares
+        if self.spool is None:
+            return []
+        shares = self.spool.read(size)
+        if shares and shares[-1].end_lsn is not None:
+            self.spool.release()
+        return shares
+
+    def put_back(self, shares: list[Share]) -> None:
+        """Return finished shares that were taken."""
+        self.returned.extendleft(reversed(shares))
+
+    def discard_open(self) -> None:
+        """The connection was lost inside a transaction; what came of it will come again."""
+        if self.has_open_share:
+            assert self.spool is not None
+            self.spool.discard_open()
+            self.has_open_share = False
+            self.changed.set()
+
+    def go_live(self) -> bool:
+        """Return to the worker's queue, if nothing is left to drain; tell whether that is so."""
+        if self.hold & BLOCKING or self.has_backlog or self.has_open_share:
+            return False
+        if self.spool is not None:
+            self.spool.close()
+            self.spool = None
+        self.hold = Hold.NONE
+        self.error = None
+        self.owner.lane_live(self)
+        return True
+
+    def close(self) -> None:
+        """Forget everything; the stream will be read again from the acknowledged position."""
+        if self.spool is not None:
+            self.spool.close()
+            self.spool = None
+        self.returned.clear()
+
+
+@dataclass(slots=True)
+class RelationWindow:
+    """Changes of one relation in a window, folded as far as they can be."""
+
+    mapped: MappedRelation
+    folds: list[Fold] = field(default_factory=list)
+    is_foldable: bool = True
+
+    def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
+        if plan.must_order:
+            self.is_foldable = False
+        if not self.is_foldable:
+            return
+        if not self.folds or self.folds[-1].plan is not plan:
+            self.folds.append(Fold(plan))
+        try:
+            self.folds[-1].add(payloads)
+        except NotFoldable:
+            self.is_foldable = False
+            self.folds.clear()
+
+
+@dataclass(slots=True)
+class LaneWindow:
+    """Shares of one lane that are to be committed in one target transaction."""
+
+    lane: Lane
+    shares: list[Share] = field(default_factory=list)
+    plans: list[list[ApplyPlan]] = field(default_factory=list)
+    """For each share, a plan for each of its changes."""
+    relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
+    change_count: int = 0
+    size: int = 0
+
+    def add(self, share: Share, plans: list[ApplyPlan]) -> None:
+        """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError."""
+        self.shares.append(share)
+        self.plans.append(plans)
+        self.size += share.size
+        for (mapped, changes), plan in zip(share.changes, plans, strict=True):
+            if share.transaction.final_lsn < mapped.skip_through_lsn:
+                continue  # a copy that was made since has them
+            window = self.relations.get(mapped)
+            if window is None:
+                window = self.relations[mapped] = RelationWindow(mapped)
+            window.add(plan, changes.payloads)
+            self.change_count += len(changes.payloads)
+
+    def planned(self, start: int, stop: int) -> Iterator[tuple[Share, list[ApplyPlan]]]:
+        """Yield the shares from number *start* to before *stop*, with their plans."""
+        return itertools.islice(zip(self.shares, self.plans, strict=True), start, stop)
+
+    def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
+        """Return how far each relation gets when the first *share_count* shares are committed."""
+        reached: dict[MappedRelation, Lsn] = {}
+        for share in self.shares[:share_count]:
+            if share.end_lsn is not None:
+                for mapped, _ in share.changes:
+                    if share.transaction.final_lsn >= mapped.skip_through_lsn:
+                        reached[mapped] = share.end_lsn
+        return reached

@@ -1,0 +1,276 @@
+"""How the changes of one relation become changes of its target: decided once per definition of
+either.
+
+A plan combines what RELATION said about the source, what the mapping wants and what the target's
+catalogs show. It is immutable; a new RELATION message or a change of the target makes a new one.
+Pure.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, Final
+
+from streamer.apply.catalog import TargetColumn, TargetRelation
+from streamer.decode.pgoutput import Relation
+from streamer.decode.tuples import Row, Value, read_binary_tuple, read_text_tuple
+from streamer.errors import TargetSchemaError
+from streamer.route.mapping import RelationMapping, TableType
+from streamer.sql import quote_identifier, quote_qualified
+
+SID: Final = "sid"
+HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
+
+
+class Identity(enum.Enum):
+    """How a row to change is found."""
+
+    KEY = "key"  # by columns whose values no two rows share
+    ROW = "row"  # by all columns (REPLICA IDENTITY FULL without a key)
+    NONE = "none"  # it is not: only inserts can arrive
+
+
+@dataclass(frozen=True, slots=True)
+class PlanColumn:
+    """A column that is written: where its value is in the source's row, and where it goes."""
+
+    position: int
+    target: TargetColumn
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+
+@dataclass(frozen=True)
+class ApplyPlan:
+    """See the module. ``key`` lists the columns of `columns` that find a row; for Identity.ROW all."""
+
+    relation: Relation
+    mapping: RelationMapping
+    target: TargetRelation
+    sid: str | None
+    columns: tuple[PlanColumn, ...]
+    key: tuple[PlanColumn, ...]
+    identity: Identity
+    binary: bool = False
+    number: int = field(default=0, compare=False)
+
+    @property
+    def type(self) -> TableType:
+        return self.mapping.type
+
+    @property
+    def table(self) -> str:
+        """The target's name, quoted."""
+        return quote_qualified(self.target.name.namespace, self.target.name.name)
+
+    @cached_property
+    def must_order(self) -> bool:
+        """Whether changes must be made one by one, as the source made them."""
+        return (
+            self.type is TableType.HISTORY
+            or self.identity is Identity.ROW
+            or self.target.has_row_triggers
+        )
+
+    @cached_property
+    def key_is_indexed(self) -> bool:
+        """Whether an index of the target finds a row by key."""
+        names = {column.name for column in self.key} | ({SID} if self.sid is not None else set())
+        return bool(self.key) and self.target.is_unique(frozenset(names))
+
+    @property
+    def truncates_by_delete(self) -> bool:
+        """Whether TRUNCATE must become DELETE: others' rows are there, or foreign keys point here."""
+        return self.sid is not None or self.target.is_referenced
+
+    @property
+    def read_tuple(self) -> Callable[[bytes, int], tuple[Row, int]]:
+        return read_binary_tuple if self.binary else read_text_tuple
+
+    @cached_property
+    def get_key(self) -> Callable[[Row], Any]:
+        """Take the key out of a source row: a value, or a tuple of values."""
+        return itemgetter(*(column.position for column in self.key))
+
+    @cached_property
+    def pick(self) -> Callable[[Row], Any] | None:
+        """Take the written columns out of a source row; None when that is all of them, in order."""
+        positions = [column.position for column in self.columns]
+        if positions == list(range(len(self.relation.columns))):
+            return None
+        if len(positions) == 1:
+            (position,) = positions
+            return lambda row: (row[position],)
+        return itemgetter(*positions) if positions else lambda row: ()
+
+    def key_values(self, row: Row) -> list[Value]:
+        """Take the key out of a source row, always as a list."""
+        return [row[column.position] for column in self.key]
+
+
+def make_plan(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation | None,
+    *,
+    sid: str | None,
+    primary_key: tuple[str, ...] = (),
+    type_names: dict[str, str] | None = None,
+    binary: bool = False,
+    number: int = 0,
+) -> ApplyPlan:
+    """Decide how changes of *relation* are applied.
+
+    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *type_names*: the
+    source's types by column, to name in an ALTER TABLE. Raises TargetSchemaError with what to run
+    at the target.
+    """
+    if target is None:
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" does not exist',
+            hint="create it, or set target.create_tables: true",
+        )
+    columns, missing = _match_columns(relation, mapping, target)
+    quoted = quote_qualified(target.name.namespace, target.name.name)
+    if missing:
+        types = type_names or {}
+        additions = ", ".join(
+            f"add column {quote_identifier(name)} {types.get(source, '<its type>')}"
+            for source, name in missing
+        )
+        listed = ", ".join(f'"{name}"' for _, name in missing)
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" has no column {listed}',
+            hint=f"run there: alter table {quoted} {additions}; or exclude the column in the mapping",
+        )
+    has_sid = target.has_sid and all(column.name != SID for column in columns)
+    if has_sid and sid is None:
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" has a column "sid" but this source has no sid',
+            hint="give its url a sid",
+        )
+    if target.has_sid and not has_sid and sid is not None:
+        raise TargetSchemaError(
+            f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
+            hint="give the column another name with `columns`, or exclude it",
+        )
+    if mapping.type is TableType.HISTORY:
+        _check_history_columns(mapping, target)
+    _check_unfilled_columns(mapping, target, columns, has_sid)
+    identity, key = _identify(relation, mapping, target, columns, primary_key)
+    if identity is not Identity.NONE:
+        _check_identity_columns(target, columns, key)
+    return ApplyPlan(
+        relation=relation,
+        mapping=mapping,
+        target=target,
+        sid=sid if has_sid else None,
+        columns=columns,
+        key=key,
+        identity=identity,
+        binary=binary,
+        number=number,
+    )
+
+
+def _match_columns(
+    relation: Relation, mapping: RelationMapping, target: TargetRelation
+) -> tuple[tuple[PlanColumn, ...], list[tuple[str, str]]]:
+    """Pair the source's columns with the target's; also return those the target lacks."""
+    columns: list[PlanColumn] = []
+    missing: list[tuple[str, str]] = []
+    for position, column in enumerate(relation.columns):
+        name = mapping.target_column(column.name)
+        if name is None:
+            continue
+        there = target.columns.get(name)
+        if there is None:
+            if not mapping.is_optional(column.name):
+                missing.append((column.name, name))
+        elif not there.generated:  # what the target computes, it computes
+            columns.append(PlanColumn(position, there))
+    return tuple(columns), missing
+
+
+def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
+    absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
+    if absent:
+        types = {"kvsz_deleted": "boolean not null default false"}
+        additions = ", ".join(
+            f"add column {n} {types.get(n, 'timestamptz not null')}" for n in absent
+        )
+        raise TargetSchemaError(
+            f'history table "{mapping.target}" has no column "{absent[0]}"',
+            hint=f"run there: alter table {quote_qualified(target.name.namespace, target.name.name)} "
+            f"{additions}",
+        )
+
+
+def _check_identity_columns(
+    target: TargetRelation, columns: tuple[PlanColumn, ...], key: tuple[PlanColumn, ...]
+) -> None:
+    for column in columns:
+        if column.target.identity_always and column not in key:
+            table = quote_qualified(target.name.namespace, target.name.name)
+            raise TargetSchemaError(
+                f'column "{column.name}" of target table "{target.name}" is GENERATED ALWAYS AS IDENTITY, '
+                "so the source's updates of it cannot be written",
+                hint=f"run there: alter table {table} alter column {quote_identifier(column.name)} "
+                "set generated by default",
+            )
+
+
+def _check_unfilled_columns(
+    mapping: RelationMapping,
+    target: TargetRelation,
+    columns: tuple[PlanColumn, ...],
+    has_sid: bool,
+) -> None:
+    filled = {column.name for column in columns} | ({SID} if has_sid else set())
+    if mapping.type is TableType.HISTORY:
+        filled |= set(HISTORY_COLUMNS)
+    for column in target.columns.values():
+        fills_itself = column.has_default or column.generated
+        if column.not_null and column.name not in filled and not fills_itself:
+            raise TargetSchemaError(
+                f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, has no default '
+                f"and no column of the source to fill it",
+                hint="give it a default, drop NOT NULL, or map a column to it",
+            )
+
+
+def _identify(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    columns: tuple[PlanColumn, ...],
+    primary_key: tuple[str, ...],
+) -> tuple[Identity, tuple[PlanColumn, ...]]:
+    by_position = {column.position: column for column in columns}
+    if relation.replica_identity in "di":
+        wanted = [i for i, column in enumerate(relation.columns) if column.is_key]
+        absent = [relation.columns[i].name for i in wanted if i not in by_position]
+        if absent:
+            raise TargetSchemaError(
+                f'key column "{absent[0]}" of source table "{mapping.source}" is not written to the target',
+                hint="do not exclude it, and let the target have it",
+            )
+        key = tuple(by_position[i] for i in wanted)
+        return (Identity.KEY, key) if key else (Identity.NONE, ())
+    if relation.replica_identity == "n":
+        return Identity.NONE, ()
+    # FULL sends whole old rows. Columns that the target keeps unique find them faster. A history
+    # table holds a key many times over, so there the source's own key has to be trusted.
+    by_name = {column.name: column for column in columns}
+    candidates = target.unique_keys
+    if mapping.type is TableType.HISTORY:
+        candidates = (tuple(mapping.target_column(name) or "" for name in primary_key),)
+    for names in candidates:
+        key_names = [name for name in names if name != SID or SID in by_name]
+        if key_names and all(n in by_name and by_name[n].target.not_null for n in key_names):
+            return Identity.KEY, tuple(by_name[name] for name in key_names)
+    return Identity.ROW, columns

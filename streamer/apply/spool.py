@@ -1,0 +1,381 @@
+"""Changes on disk, in order: what a held lane has, and streamed transactions that have not
+committed.
+
+Nothing here is durable, and nothing needs to be: what is spooled counts as in flight, so after a
+crash the source sends it again. Files live in a directory of the process's own, which is removed at
+its end, or by the next process when it died.
+
+A lane's spool is a row of segment files. It is read from one position while it is written at the
+other; segments that were read and released are deleted.
+"""
+
+import fcntl
+import os
+import shutil
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from streamer.apply.lane import MappedRelation, Share
+from streamer.decode.pgoutput import Relation
+from streamer.decode.transactions import Changes, Transaction
+from streamer.errors import SpoolError
+from streamer.lsn import Lsn
+
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+_BUFFER_BYTES: Final = 64 * 1024
+
+_TRANSACTION: Final = 1
+_RELATION: Final = 2
+_PAYLOAD: Final = 3
+_END: Final = 4
+
+_header = struct.Struct(">BI")
+_length = struct.Struct(">I")
+_transaction_fields = struct.Struct(">IQq?")
+_relation_fields = struct.Struct(">I")
+_end_fields = struct.Struct(">Q")
+
+
+class OpenShareDiscarded(Exception):  # news, not an error
+    """The unfinished share that was being read has been taken away; begin it again."""
+
+
+class SpoolDirectory:
+    """The directory that one process keeps its spools in."""
+
+    def __init__(self, parent: Path) -> None:
+        try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_stale(parent)
+            self.path = Path(tempfile.mkdtemp(prefix="streamer-", dir=parent))
+            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise SpoolError(
+                f"cannot use {parent} for held changes: {exc.strerror}",
+                hint="set spool.directory to a writable directory with room",
+            ) from exc
+        self._count = 0
+
+    def new_file(self) -> Path:
+        self._count += 1
+        return self.path / f"{self._count:08d}.spool"
+
+    def close(self) -> None:
+        """Remove the directory with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_stale(parent: Path) -> None:
+    for directory in parent.glob("streamer-*"):
+        try:
+            lock = os.open(directory / "lock", os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its process lives
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+class _Segment:
+    """A file that is appended to, with a buffer, and read from anywhere."""
+
+    __slots__ = ("_buffer", "_buffered", "_descriptor", "_path", "size")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self.size = 0
+        """Bytes in the file and in the buffer."""
+
+    def append(self, data: bytes) -> None:
+        self._buffer.append(data)
+        self._buffered += len(data)
+        self.size += len(data)
+        if self._buffered >= _BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        view = memoryview(b"".join(self._buffer))
+        position = self.size - self._buffered
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, position)
+                position += written
+                view = view[written:]
+        except OSError as exc:
+            raise SpoolError(
+                f"cannot write held changes to {self._path.parent}: {exc.strerror}",
+                hint="make room there, or set spool.directory to a larger disk",
+            ) from exc
+        self._buffer.clear()
+        self._buffered = 0
+
+    def truncate(self, size: int) -> None:
+        self._flush()
+        self.size = size
+
+    def read(self, offset: int, header: struct.Struct) -> bytes:
+        """Return some bytes from *offset* on, at least one whole record; none at the end."""
+        if self._buffered:
+            self._flush()
+        data = os.pread(self._descriptor, min(_READ_BYTES, self.size - offset), offset)
+        if len(data) >= header.size:
+            needed = header.size + header.unpack_from(data)[-1]
+            if needed > len(data):
+                data = os.pread(self._descriptor, needed, offset)
+        return data
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        self._path.unlink(missing_ok=True)
+
+
+class LaneSpool:
+    """The shares of one held lane."""
+
+    def __init__(self, directory: SpoolDirectory) -> None:
+        self._directory = directory
+        self._segments: deque[_Segment] = deque()
+        self._relations: list[tuple[MappedRelation, Relation]] = []
+        self._relation_numbers: dict[tuple[int, int], int] = {}
+        self._write_is_open = False
+        self._open_at: tuple[int, int] = (0, 0)  # where the unfinished share begins
+        self._first_segment = 0  # number of the first segment that still exists
+        self._released: tuple[int, int] = (0, 0)
+        self._cursor: tuple[int, int] = (0, 0)
+        self._boundary: tuple[int, int] = (0, 0)  # behind the last finished share that was read
+        self._reader = _ShareReader(self._relations)
+        self._discarded = False
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def append(self, share: Share) -> None:
+        """Write a share, or the next piece of the unfinished one. Raises SpoolError."""
+        records: list[bytes] = []
+        add = records.append
+        if not self._write_is_open:
+            self._open_at = self._end()
+            transaction = share.transaction
+            fields = _transaction_fields.pack(
+                transaction.xid, transaction.final_lsn, transaction.commit_time, share.is_lead
+            )
+            add(_header.pack(_TRANSACTION, len(fields)) + fields)
+        pack = _header.pack
+        for mapped, changes in share.changes:
+            number = self._relation_number(mapped, changes.relation)
+            add(pack(_RELATION, _relation_fields.size) + _relation_fields.pack(number))
+            for payload in changes.payloads:
+                add(pack(_PAYLOAD, len(payload)))
+                add(payload)
+        self._write_is_open = share.end_lsn is None
+        if share.end_lsn is not None:
+            add(pack(_END, _end_fields.size) + _end_fields.pack(share.end_lsn))
+        self._last_segment().append(b"".join(records))
+
+    def _relation_number(self, mapped: MappedRelation, relation: Relation) -> int:
+        key = (id(mapped), id(relation))
+        number = self._relation_numbers.get(key)
+        if number is None:
+            number = self._relation_numbers[key] = len(self._relations)
+            self._relations.append((mapped, relation))  # keeps both alive, so the ids stay theirs
+        return number
+
+    def _last_segment(self) -> _Segment:
+        if not self._segments or self._segments[-1].size >= SEGMENT_BYTES:
+            self._segments.append(_Segment(self._directory.new_file()))
+        return self._segments[-1]
+
+    def _end(self) -> tuple[int, int]:
+        if not self._segments:
+            return (self._first_segment, 0)
+        return (self._first_segment + len(self._segments) - 1, self._segments[-1].size)
+
+    def discard_open(self) -> None:
+        """Take the unfinished share away; a reader that is inside it learns at its next read."""
+        if not self._write_is_open:
+            return
+        self._write_is_open = False
+        self._discarded = self._cursor > self._open_at
+        number, offset = self._open_at
+        while self._segments and self._first_segment + len(self._segments) - 1 > number:
+            self._segments.pop().close()
+        if self._segments:
+            self._segments[-1].truncate(offset)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was written has been released."""
+        return self._released >= self._end()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk that are not released."""
+        number, offset = self._released
+        read = offset if number == self._first_segment else 0
+        return sum(segment.size for segment in self._segments) - read
+
+    def read(self, size: int) -> list[Share]:
+        """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
+
+        Empty when there is nothing to read now. Raises OpenShareDiscarded.
+        """
+        if self._discarded:
+            raise OpenShareDiscarded
+        shares: list[Share] = []
+        taken = 0
+        while taken < size:
+            data = self._read_bytes()
+            if not data:
+                break
+            used, boundary = self._reader.feed(data, shares)
+            if used == 0:
+                raise SpoolError("held changes are damaged")
+            number, offset = self._cursor
+            self._cursor = (number, offset + used)
+            if boundary is not None:
+                self._boundary = (number, offset + boundary)
+            taken += used
+        if not shares and (piece := self._reader.take_piece()) is not None:
+            shares.append(piece)
+        return shares
+
+    def _read_bytes(self) -> bytes:
+        while True:
+            number, offset = self._cursor
+            index = number - self._first_segment
+            if index >= len(self._segments):
+                return b""
+            segment = self._segments[index]
+            if offset < segment.size:
+                return segment.read(offset, _header)
+            if index + 1 >= len(self._segments):
+                return b""
+            self._cursor = (number + 1, 0)
+
+    def rewind(self) -> None:
+        """Read again from the first share that is not released."""
+        self._cursor = self._boundary = self._released
+        self._reader = _ShareReader(self._relations)
+        self._discarded = False
+
+    def release(self) -> None:
+        """The finished shares that were read are not wanted again."""
+        self._released = self._boundary
+        while len(self._segments) > 1 and self._first_segment < self._released[0]:
+            self._segments.popleft().close()
+            self._first_segment += 1
+
+    def close(self) -> None:
+        """Delete the files."""
+        while self._segments:
+            self._segments.popleft().close()
+
+
+class _ShareReader:
+    """Turns records back into shares. Pure."""
+
+    __slots__ = ("_changes", "_is_lead", "_payloads", "_relations", "_size", "_transaction")
+
+    def __init__(self, relations: list[tuple[MappedRelation, Relation]]) -> None:
+        self._relations = relations
+        self._transaction: Transaction | None = None
+        self._is_lead = True
+        self._start_piece()
+
+    def _start_piece(self) -> None:
+        self._changes: list[tuple[MappedRelation, Changes]] = []
+        self._payloads: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes, shares: list[Share]) -> tuple[int, int | None]:
+        """Read whole records from *data*, adding finished shares.
+
+        Returns how many bytes that took, and where the last finished share ended.
+        """
+        position, end = 0, len(data)
+        boundary = None
+        unpack = _header.unpack_from
+        while position + _header.size <= end:
+            kind, length = unpack(data, position)
+            begin = position + _header.size
+            if begin + length > end:
+                break
+            position = begin + length
+            if kind == _PAYLOAD:
+                self._payloads.append(data[begin:position])
+                self._size += length
+            elif kind == _RELATION:
+                mapped, relation = self._relations[_relation_fields.unpack_from(data, begin)[0]]
+                self._payloads = []
+                self._changes.append((mapped, Changes(relation, self._payloads)))
+            elif kind == _TRANSACTION:
+                xid, final_lsn, commit_time, lead = _transaction_fields.unpack_from(data, begin)
+                self._transaction = Transaction(xid, Lsn(final_lsn), commit_time)
+                self._is_lead = lead
+            else:
+                shares.append(self._take_share(Lsn(_end_fields.unpack_from(data, begin)[0])))
+                self._transaction = None
+                boundary = position
+        return position, boundary
+
+    def _take_share(self, end_lsn: Lsn | None) -> Share:
+        assert self._transaction is not None
+        share = Share(self._transaction, self._changes, end_lsn, self._size, self._is_lead)
+        self._start_piece()
+        return share
+
+    def take_piece(self) -> Share | None:
+        """Return what has been read of a share whose end has not been, if that is anything."""
+        if self._transaction is None or self._size == 0:
+            return None
+        mapped, changes = self._changes[-1]
+        piece = self._take_share(None)
+        # What follows belongs to the same relation until the spool says otherwise.
+        self._changes.append((mapped, Changes(changes.relation, self._payloads)))
+        return piece
+
+
+class StreamedSpool:
+    """The messages of one streamed transaction."""
+
+    def __init__(self, directory: SpoolDirectory) -> None:
+        self._segment = _Segment(directory.new_file())
+
+    def append(self, payload: bytes) -> None:
+        self._segment.append(_length.pack(len(payload)) + payload)
+
+    def replay(self) -> Iterator[bytes]:
+        """Yield the messages in the order they came."""
+        position = 0
+        while position < self._segment.size:
+            data = self._segment.read(position, _length)
+            offset = 0
+            while offset + _length.size <= len(data):
+                begin = offset + _length.size
+                end = begin + _length.unpack_from(data, offset)[0]
+                if end > len(data):
+                    break
+                yield data[begin:end]
+                offset = end
+            if offset == 0:
+                raise SpoolError("a spooled transaction is damaged")
+            position += offset
+
+    def close(self) -> None:
+        self._segment.close()

@@ -1,0 +1,394 @@
+"""SQL text for applying changes: staging, set statements, and a block that applies changes in exact
+order.
+
+Staged rows live in a temporary table per plan. Its columns: ``seq`` (order), ``op`` (below),
+``mask`` (one character per column, ``u`` where the value is unchanged and unknown), ``at`` (commit
+time, for history), ``o_<n>`` (the old values that find the row: key columns, or all) and ``c_<n>``
+(the new values), where n counts the plan's columns. Names come from the catalogs and are always
+quoted. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from streamer.apply.plan import SID, ApplyPlan, Identity, PlanColumn
+from streamer.route.mapping import TableType
+from streamer.sql import quote_identifier, quote_literal
+
+OP_DELETE: Final = 1
+OP_UPDATE: Final = 2
+OP_INSERT: Final = 3
+OP_TRUNCATE: Final = 4
+OP_FIRST_UPDATED: Final = 10
+OP_FIRST_MOVED: Final = 10_000
+"""In sets, an ``op`` from one of these on stands for rows with the same columns unchanged."""
+
+HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
+HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The statements for one plan."""
+
+    plan: ApplyPlan
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        return {column.position: n for n, column in enumerate(self.plan.columns)}
+
+    def new(self, column: PlanColumn) -> str:
+        """Name the staging column with the new value of *column*."""
+        return f"c_{self._index[column.position]}"
+
+    def old(self, column: PlanColumn) -> str:
+        """Name the staging column with the old value of a key *column*."""
+        return f"o_{self._index[column.position]}"
+
+    @property
+    def stage(self) -> str:
+        return f"streamer_stage_{self.plan.number}"
+
+    @cached_property
+    def create_stage(self) -> str:
+        columns = ["seq integer", "op smallint", "mask text", "at timestamptz"]
+        columns += [f"{self.old(c)} {c.target.base_type}" for c in self.plan.key]
+        columns += [f"{self.new(c)} {c.target.base_type}" for c in self.plan.columns]
+        return (
+            f"create temporary table if not exists {self.stage} ({', '.join(columns)}) "
+            "on commit delete rows"
+        )
+
+    @property
+    def truncate_stage(self) -> str:
+        return f"truncate pg_temp.{self.stage}"
+
+    @property
+    def drop_stage(self) -> str:
+        return f"drop table if exists pg_temp.{self.stage}"
+
+    @cached_property
+    def insert_columns(self) -> list[str]:
+        """Columns that an insert names, the sid first."""
+        sid = [SID] if self.plan.sid is not None else []
+        return sid + [column.name for column in self.plan.columns]
+
+    def _sid_matches(self, table: str) -> str:
+        if self.plan.sid is None:
+            return ""
+        return f" and {table}.{quote_identifier(SID)} = {quote_literal(self.plan.sid)}"
+
+    def _matches(self, staged: Iterable[tuple[PlanColumn, str]]) -> str:
+        comparisons = [
+            f"t.{quote_identifier(column.name)} {column.target.equality} {value}"
+            for column, value in staged
+        ]
+        return " and ".join(comparisons) + self._sid_matches("t")
+
+    @cached_property
+    def _matches_new_key(self) -> str:
+        return self._matches((column, f"s.{self.new(column)}") for column in self.plan.key)
+
+    @cached_property
+    def _matches_old_key(self) -> str:
+        return self._matches((column, f"s.{self.old(column)}") for column in self.plan.key)
+
+    @cached_property
+    def delete(self) -> str:
+        return (
+            f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
+            f"where s.op = {OP_DELETE} and {self._matches_new_key}"
+        )
+
+    def update(self, op: int, unchanged: frozenset[int] = frozenset()) -> str | None:
+        """Update from rows staged as *op*, leaving the positions *unchanged*; None if nothing is
+        left.
+        """
+        assignments = [
+            f"{quote_identifier(column.name)} = s.{self.new(column)}"
+            for column in self.plan.columns
+            if column not in self.plan.key and column.position not in unchanged
+        ]
+        if not assignments:
+            return None
+        return (
+            f"update {self.plan.table} t set {', '.join(assignments)} "
+            f"from pg_temp.{self.stage} s where s.op = {op} and {self._matches_new_key}"
+        )
+
+    def insert_missing(self, op: int) -> str:
+        """Insert rows staged as *op* that the target does not have."""
+        return (
+            f"{self._insert_staged(op)} and not exists "
+            f"(select from {self.plan.table} t where {self._matches_new_key})"
+        )
+
+    def missing_key(self, op: int) -> str:
+        """Find a row staged as *op* that the target does not have; returns its key as text."""
+        return (
+            f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s where s.op = {op} "
+            f"and not exists (select from {self.plan.table} t where {self._matches_new_key}) limit 1"
+        )
+
+    def fill_moved(self, op: int, unchanged: frozenset[int]) -> str:
+        """Complete rows staged as *op* from where they are before their key changes."""
+        assignments = [
+            f"{self.new(column)} = t.{quote_identifier(column.name)}"
+            for column in self.plan.columns
+            if column.position in unchanged
+        ]
+        return (
+            f"update pg_temp.{self.stage} s set {', '.join(assignments)} "
+            f"from {self.plan.table} t where s.op = {op} and {self._matches_old_key}"
+        )
+
+    def insert_moved(self, op: int) -> str:
+        return self._insert_staged(op)
+
+    def _insert_staged(self, op: int) -> str:
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        values = ", ".join(sid + [f"s.{self.new(column)}" for column in self.plan.columns])
+        names = ", ".join(map(quote_identifier, self.insert_columns))
+        return (
+            f"insert into {self.plan.table} ({names}) overriding system value "
+            f"select {values} from pg_temp.{self.stage} s where s.op = {op}"
+        )
+
+    def _key_text(self, row: str, name: object) -> str:
+        names = ", ".join(quote_identifier(column.name) for column in self.plan.key)
+        pieces = " || ', ' || ".join(
+            f"coalesce({row}.{name(column)}::text, 'null')"  # type: ignore[operator]
+            for column in self.plan.key
+        )
+        return f"{quote_literal(f'({names})=(')} || {pieces} || ')'"
+
+    @cached_property
+    def truncate(self) -> str:
+        """Empty the target of this source's rows; for history, close the open versions."""
+        if self.plan.truncates_by_delete:
+            return f"delete from {self.plan.table} t where true{self._sid_matches('t')}"
+        return f"truncate {self.plan.table}"
+
+    # ---- exact order ---------------------------------------------------------------------------
+
+    def ordered(self, *, partial: bool) -> str:
+        """Return a block that applies the staged changes one by one, in order of ``seq``.
+
+        With *partial*, some rows have unchanged values. An error names the ``seq`` at fault in its
+        data type field, the one field of an error that no constraint of a table uses.
+        """
+        body = f"""
+#variable_conflict use_column
+declare
+    s record;
+    streamer_relid oid;
+    streamer_ctid tid;
+    streamer_since timestamptz;
+    streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
+begin
+    for s in select * from pg_temp.{self.stage} order by seq loop
+        if s.op = {OP_INSERT} then
+            {self._ordered_insert()}
+        elsif s.op = {OP_UPDATE} then
+            {self._ordered_update(partial)}
+        elsif s.op = {OP_DELETE} then
+            {self._ordered_delete()}
+        else
+            {self._ordered_truncate()}
+        end if;
+    end loop;
+exception when others then
+    get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
+        streamer_detail = pg_exception_detail, streamer_constraint = constraint_name;
+    raise exception using errcode = streamer_state, message = streamer_message, detail = streamer_detail,
+        constraint = streamer_constraint, datatype = s.seq::text;
+end"""
+        tag = "$streamer$"
+        while tag in body:
+            tag = tag[:-1] + "_$"
+        return f"do {tag}{body} {tag}"
+
+    def _values(self, partial: bool, previous: str) -> list[str]:
+        if not partial:
+            return [f"s.{self.new(column)}" for column in self.plan.columns]
+        return [
+            f"case when substr(s.mask, {n + 1}, 1) = 'u' then {previous}.{quote_identifier(column.name)} "
+            f"else s.{self.new(column)} end"
+            for n, column in enumerate(self.plan.columns)
+        ]
+
+    def _insert_row(self, values: Sequence[str], extra: dict[str, str] | None = None) -> str:
+        extra = extra or {}
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        names = [*self.insert_columns, *extra]
+        listed = ", ".join(map(quote_identifier, names))
+        written = ", ".join([*sid, *values, *extra.values()])
+        if not names:
+            return f"insert into {self.plan.table} default values"
+        return (
+            f"insert into {self.plan.table} ({listed}) overriding system value values ({written})"
+        )
+
+    def _find(self, missing: str) -> str:
+        """Find the row to change into streamer_relid and streamer_ctid, or do *missing*."""
+        is_history = self.plan.type is TableType.HISTORY
+        still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else ""
+        select = "select t.tableoid, t.ctid into streamer_relid, streamer_ctid"
+        if self.plan.identity is Identity.KEY:
+            search = (
+                f"{select} from {self.plan.table} t where {self._matches_old_key}{still_open} "
+                "limit 1 for update;"
+            )
+        else:
+            search = self._find_by_row(select, still_open)
+        return f"{search}\nif streamer_ctid is null then {missing} end if;"
+
+    def _find_by_row(self, select: str, condition: str) -> str:
+        # The text of a value tells apart what its type's = does not (1.0 and 1.00, circles of equal
+        # area).
+        same = " and ".join(
+            f"t.{quote_identifier(c.name)}::text is not distinct from s.{self.old(c)}::text"
+            for c in self.plan.key
+        )
+        where = f"{same or 'true'}{self._sid_matches('t')}{condition}"
+        query = f"{select} from {self.plan.table} t where {where}"
+        for column in self.plan.key:
+            if column.name in self.plan.target.leading_index_columns:
+                name = quote_identifier(column.name)
+                old = f"s.{self.old(column)}"
+                return (
+                    f"if {old} is null then {query} and t.{name} is null limit 1 for update; "
+                    f"else {query} and t.{name} {column.target.equality} {old} limit 1 for update; end if;"
+                )
+        return f"{query} limit 1 for update;"
+
+    _AT_FOUND: Final = "t.tableoid = streamer_relid and t.ctid = streamer_ctid"
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"raise exception using errcode = 'no_data_found', message = {quote_literal(what)}, "
+            f"detail = 'Key ' || {self._key_text('s', self.old)};"
+        )
+
+    def _ordered_insert(self) -> str:
+        match self.plan.type:
+            case TableType.CLONE:
+                return self._insert_row(self._values(False, "")) + ";"
+            case TableType.APPEND:
+                if self.plan.identity is not Identity.KEY:
+                    return self._insert_row(self._values(False, "")) + ";"
+                # A row whose delete was ignored may still hold the key.
+                return (
+                    f"delete from {self.plan.table} t where {self._matches_new_key};\n"
+                    + self._insert_row(self._values(False, ""))
+                    + ";"
+                )
+            case TableType.HISTORY:
+                return self._open_version("s.at", first=True, values=self._values(False, ""))
+
+    def _open_version(self, since: str, *, first: bool, values: list[str]) -> str:
+        begin = since
+        prelude = ""
+        if first and self.plan.identity is Identity.KEY:
+            prelude = (
+                f"select case when exists (select from {self.plan.table} t "
+                f"where {self._matches_new_key}) then {since} else {HISTORY_BEGIN} end into streamer_since;\n"
+                f"if exists (select from {self.plan.table} t where {self._matches_new_key} "
+                f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
+                f"errcode = 'unique_violation', message = 'an open version of this key is already there', "
+                f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
+            )
+            begin = "streamer_since"
+        elif first:
+            begin = HISTORY_BEGIN
+        extra = {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        return prelude + self._insert_row(values, extra) + ";"
+
+    def _ordered_update(self, partial: bool) -> str:
+        if self.plan.identity is Identity.NONE:
+            return self._missing_identity()
+        if self.plan.type is TableType.HISTORY:
+            return self._history_update(partial)
+        assignments = ", ".join(
+            f"{quote_identifier(column.name)} = {value}"
+            for column, value in zip(self.plan.columns, self._values(partial, "t"), strict=True)
+            if not column.target.identity_always
+        )
+        insert = self._insert_row(self._values(False, "")) + ";"
+        if partial:
+            complain = self._missing(
+                "the row to update is missing, and its unchanged values with it"
+            )
+            insert = f"if s.mask is not null then {complain} end if;\n{insert}"
+        update = f"update {self.plan.table} t set {assignments} where {self._AT_FOUND};"
+        if not assignments:
+            update = "null;"
+        clear = ""
+        if self.plan.type is TableType.APPEND and self.plan.identity is Identity.KEY:
+            clear = f"if not ({self._same_key()}) then delete from {self.plan.table} t where "
+            clear += f"{self._matches_new_key}; end if;\n"
+        return clear + self._find(insert) + f"\nif streamer_ctid is not null then {update} end if;"
+
+    def _same_key(self) -> str:
+        return " and ".join(
+            f"s.{self.old(column)} {column.target.equality} s.{self.new(column)}"
+            for column in self.plan.key
+        )
+
+    def _missing_identity(self) -> str:
+        return (
+            "raise exception using errcode = 'no_data_found', "
+            "message = 'an update or delete came for a table without replica identity';"
+        )
+
+    def _history_update(self, partial: bool) -> str:
+        table = self.plan.table
+        insert = self._open_version("s.at", first=True, values=self._values(False, ""))
+        if partial:
+            complain = self._missing(
+                "the row to update is missing, and its unchanged values with it"
+            )
+            insert = f"if s.mask is not null then {complain} end if;\n{insert}"
+        deleted = "false"
+        if self.plan.identity is Identity.KEY:
+            deleted = f"not ({self._same_key()})"
+        close = (
+            f"update {table} t set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
+            f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
+            "into streamer_since, streamer_relid, streamer_ctid;"
+        )
+        extra = {"kvsz_start": "streamer_since", "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        names = ", ".join(map(quote_identifier, [*self.insert_columns, *extra]))
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        written = ", ".join([*sid, *self._values(partial, "t"), *extra.values()])
+        reopen = (
+            f"insert into {table} ({names}) overriding system value "
+            f"select {written} from {table} t where {self._AT_FOUND};"
+        )
+        found = f"if streamer_ctid is not null then\n{close}\n{reopen}\nend if;"
+        return f"{self._find(insert)}\n{found}"
+
+    def _ordered_delete(self) -> str:
+        if self.plan.identity is Identity.NONE:
+            return self._missing_identity()
+        if self.plan.type is TableType.APPEND:
+            return "null;"
+        act = f"delete from {self.plan.table} t where {self._AT_FOUND};"
+        if self.plan.type is TableType.HISTORY:
+            act = (
+                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"kvsz_deleted = true where {self._AT_FOUND};"
+            )
+        return f"{self._find('null;')}\nif streamer_ctid is not null then {act} end if;"
+
+    def _ordered_truncate(self) -> str:
+        if self.plan.type is TableType.APPEND:
+            return "null;"
+        if self.plan.type is TableType.HISTORY:
+            return (
+                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
+            )
+        return self.truncate + ";"

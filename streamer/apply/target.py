@@ -1,0 +1,375 @@
+"""Connections to the target: the typed face of asyncpg, and what a driver error there means.
+
+Only here is asyncpg imported. A target's url may be anything libpq takes; the few of its parameters
+that asyncpg has no way to honour are refused by name, never ignored.
+"""
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import asyncpg
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+from streamer import session
+from streamer.errors import (
+    ConflictError,
+    SettingsError,
+    StreamerError,
+    TargetConnectionError,
+    TargetContentionError,
+    TargetError,
+    TargetRejectedError,
+    TargetSchemaError,
+    ValueConversionError,
+)
+from streamer.route.mapping import Secret
+
+CONNECT_SECONDS: Final = 10.0
+
+# Parameters that asyncpg reads from a connection URI as libpq does.
+_PASSED: Final = frozenset(
+    [
+        "host",
+        "port",
+        "user",
+        "password",
+        "dbname",
+        "passfile",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslrootcert",
+        "sslcrl",
+        "sslpassword",
+        "sslnegotiation",
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "target_session_attrs",
+        "krbsrvname",
+        "gsslib",
+        "service",
+        "servicefile",
+        "application_name",
+        "options",
+    ]
+)
+# Parameters whose listed values ask for nothing that asyncpg does not do anyway.
+_HARMLESS: Final[dict[str, frozenset[str]]] = {
+    "channel_binding": frozenset({"disable", "prefer"}),
+    "gssencmode": frozenset({"disable", "prefer"}),
+    "sslsni": frozenset({"1"}),
+    "sslcompression": frozenset({"0", "1"}),
+    "load_balance_hosts": frozenset({"disable"}),
+    "sslcertmode": frozenset({"allow"}),
+}
+_SOCKET: Final = ("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count")
+_OTHERS: Final = frozenset(
+    {
+        *_SOCKET,
+        "tcp_user_timeout",
+        "connect_timeout",
+        "fallback_application_name",
+        "client_encoding",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAddress:
+    """Where and how to connect: a libpq connection string translated for asyncpg."""
+
+    dsn: Secret
+    connect_seconds: float
+    socket_options: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, url: Secret) -> "TargetAddress":
+        """Translate *url*; raises SettingsError for what cannot be translated."""
+        try:
+            given = {k: str(v) for k, v in conninfo_to_dict(url.reveal()).items() if v is not None}
+        except ProgrammingError as exc:
+            raise SettingsError(f"target.url: {str(exc).strip()}") from None
+        for name, value in given.items():
+            if name not in _PASSED and name not in _OTHERS and value not in _HARMLESS.get(name, ()):
+                raise SettingsError(
+                    f'target.url: parameter "{name}" is not supported for the target',
+                    hint="leave it out; sources take every libpq parameter",
+                )
+        parameters = {k: v for k, v in given.items() if k in _PASSED}
+        if "fallback_application_name" in given:
+            parameters.setdefault("application_name", given["fallback_application_name"])
+        timeout = float(given.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
+        sockets = {k: int(v) for k, v in given.items() if k in _SOCKET or k == "tcp_user_timeout"}
+        return cls(Secret(f"postgresql://?{urlencode(parameters)}"), timeout, sockets)
+
+
+_CONTENTION: Final = frozenset(
+    {
+        "40001",  # serialization_failure
+        "40P01",  # deadlock_detected
+        "55P03",  # lock_not_available
+        "55006",  # object_in_use
+        "57014",  # query_canceled
+        "25006",  # read_only_sql_transaction: a failover or a full disk, for a while
+        "58030",  # io_error
+    }
+)
+
+
+def translate(error: BaseException) -> StreamerError:
+    """Say in our words what a driver error of the target means."""
+    translated = _translate(error)
+    translated.change_number = _change_number(error)
+    return translated
+
+
+_COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+, line (\d+)", re.MULTILINE)
+
+
+def _change_number(error: BaseException) -> int | None:
+    """Which staged row an error is about: our ordered block and COPY itself both tell."""
+    sequence = getattr(error, "data_type_name", None)
+    if sequence and sequence.isdigit():
+        return int(sequence)
+    line = _COPY_LINE.search(getattr(error, "context", None) or "")
+    return int(line[1]) - 1 if line else None
+
+
+def _translate(error: BaseException) -> StreamerError:
+    state = getattr(error, "sqlstate", None)
+    if not isinstance(error, asyncpg.PostgresError) or state is None:
+        if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError):
+            return TargetConnectionError(f"target: {first_line(error)}")
+        return TargetError(f"target: {first_line(error)}")
+    message = f"target: {first_line(error)}"
+    if state in _CONTENTION or state.startswith("53"):
+        return TargetContentionError(message)
+    match state[:2]:
+        case "08" | "57":
+            return TargetConnectionError(message)
+        case "28" | "3D":
+            return TargetRejectedError(
+                message, hint="check role, password, pg_hba.conf and database"
+            )
+        case "23":
+            return _conflict(error, state, message)
+        case "22":
+            return ValueConversionError(message)
+        case "P0":  # raised by the block that applies changes in order
+            return _conflict(error, state, message)
+    if state == "42501":
+        return TargetRejectedError(
+            message, hint="grant the role what it lacks, or make it the owner"
+        )
+    if state[:2] in ("42", "3F"):
+        return TargetSchemaError(message)
+    return TargetError(message)
+
+
+_CONFLICT_KINDS: Final = {
+    "23502": "not_null",
+    "23503": "foreign_key",
+    "23505": "insert_exists",
+    "23514": "check",
+    "23P01": "exclusion",
+    "P0002": "update_missing",
+}
+
+
+def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:
+    detail = getattr(error, "detail", None)
+    # "Key (id)=(5) already exists." names the row to look at; other details show whole rows.
+    if detail and detail.startswith("Key ("):
+        message = f"{message}: {detail.rstrip('.')}"
+    return ConflictError(message, kind=_CONFLICT_KINDS.get(state, "constraint"))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a driver's message: the rest is context that may show values."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "timed out"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+_DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """Translate every driver error raised inside."""
+    try:
+        yield
+    except _DRIVER_ERRORS as exc:
+        raise translate(exc) from exc
+
+
+Record = asyncpg.Record
+
+
+class TargetConnection:
+    """One connection to the target, with settings pinned. One task at a time may use it."""
+
+    def __init__(self, connection: "asyncpg.Connection") -> None:
+        self._connection = connection
+
+    @classmethod
+    async def connect(
+        cls, address: TargetAddress, application_name: str, *, applies: bool = False
+    ) -> "TargetConnection":
+        """Connect and pin settings; with *applies*, also those that applying changes needs.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        with translating():
+            raw = await asyncpg.connect(
+                address.dsn.reveal(),
+                timeout=address.connect_seconds,
+                server_settings={"application_name": application_name[:63]},
+            )
+            connection = cls(raw)
+            try:
+                connection._set_socket_options(address.socket_options)
+                await connection._pin(applies)
+            except BaseException:
+                raw.terminate()
+                raise
+        return connection
+
+    def _set_socket_options(self, given: dict[str, int]) -> None:
+        endpoint = self._connection._transport.get_extra_info("socket")
+        if endpoint is None or endpoint.family == socket.AF_UNIX or given.get("keepalives") == 0:
+            return
+        endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, name, default in (
+            ("TCP_KEEPIDLE", "keepalives_idle", 20),
+            ("TCP_KEEPINTVL", "keepalives_interval", 10),
+            ("TCP_KEEPCNT", "keepalives_count", 3),
+            ("TCP_USER_TIMEOUT", "tcp_user_timeout", 60_000),
+        ):
+            if hasattr(socket, option):
+                level = getattr(socket, option)
+                endpoint.setsockopt(socket.IPPROTO_TCP, level, given.get(name, default))
+
+    async def _pin(self, applies: bool) -> None:
+        settings = dict(session.PINNED)
+        if applies:
+            settings |= session.APPLY
+        sql = session.PIN_SQL.format(names="$1::text[]", values="$2::text[]")
+        await self._connection.fetch(sql, list(settings), list(settings.values()))
+        # Stronger than "on" is kept; anything weaker could lose what we acknowledge.
+        await self._connection.execute(
+            "select set_config('synchronous_commit', 'on', false)"
+            " where current_setting('synchronous_commit') <> 'remote_apply'"
+        )
+        if applies:
+            with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
+                await self._connection.execute("set session_replication_role = replica")
+
+    @property
+    def server_version(self) -> int:
+        version = self._connection.get_server_version()
+        return int(version.major) * 10000 + int(version.minor)
+
+    @property
+    def backend_pid(self) -> int:
+        return int(self._connection.get_server_pid())
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._connection.is_closed())
+
+    async def execute(self, sql: str, *parameters: Any) -> int:
+        """Run a statement; return how many rows it touched. Without parameters it may be several."""
+        with translating():
+            status: str = await self._connection.execute(sql, *parameters)
+        count = status.rpartition(" ")[2]
+        return int(count) if count.isdigit() else 0
+
+    async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
+        """Run a query and return its rows."""
+        with translating():
+            rows: list[Record] = await self._connection.fetch(sql, *parameters)
+        return rows
+
+    async def fetch_value(self, sql: str, *parameters: Any) -> Any:
+        """Run a query and return the first column of its first row, or None."""
+        with translating():
+            return await self._connection.fetchval(sql, *parameters)
+
+    async def copy_in(
+        self,
+        table: str,
+        columns: list[str],
+        chunks: AsyncIterator[bytes],
+        *,
+        namespace: str | None = None,
+        binary: bool = False,
+    ) -> int:
+        """COPY *chunks* into the named columns of a table; return how many rows that were."""
+        with translating():
+            status: str = await self._connection.copy_to_table(
+                table,
+                source=chunks,
+                columns=columns,
+                schema_name=namespace,
+                format="binary" if binary else "text",
+            )
+        return int(status.rpartition(" ")[2])
+
+    async def listen(self, channel: str, callback: Any) -> None:
+        """Call *callback* without arguments at every notification on *channel*."""
+        with translating():
+            await self._connection.add_listener(channel, lambda *_: callback())
+
+    def terminate(self) -> None:
+        """Close at once, without a word to the server."""
+        self._connection.terminate()
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Close in order; at once if that takes longer than *seconds* or the connection is broken."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connection.close()
+        except (*_DRIVER_ERRORS, StreamerError):
+            self._connection.terminate()
+
+
+@asynccontextmanager
+async def target_connection(
+    address: TargetAddress, application_name: str = "streamer"
+) -> AsyncIterator[TargetConnection]:
+    """Connect for the length of a block."""
+    connection = await TargetConnection.connect(address, application_name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
+    """Run a block in one transaction: committed at its end, rolled back if it raises."""
+    await connection.execute("begin")
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed:
+            with contextlib.suppress(StreamerError):
+                await connection.execute("rollback")
+        raise
+    await connection.execute("commit")

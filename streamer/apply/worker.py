@@ -1,0 +1,324 @@
+"""An apply worker: a queue, a window that fills, and a window that is being committed.
+
+While one window is written to the target, the next is decoded and folded, so Python and the server
+work at the same time. A window closes when ``commit_interval`` has passed since its first change,
+when it is large, or when the worker has run dry. It always ends at source commits.
+
+The worker knows one way to apply a window. A lane whose changes the target does not take that way,
+for whatever reason, is given back: it is then held, and a drainer (`streamer.apply.drainer`) finds
+out what is wrong without making the other lanes wait. A lost connection is retried here, with the
+same window.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from streamer.apply.commit import Applier
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation, Share
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.planner import Planner, known_plans
+from streamer.backoff import Backoff
+from streamer.errors import (
+    ProtocolError,
+    StreamerError,
+    TargetConnectionError,
+    TargetFencedError,
+    TargetRejectedError,
+)
+from streamer.lsn import Lsn
+from streamer.observability.metrics import Metrics
+
+log = structlog.get_logger()
+
+WINDOW_CHANGES_MAX: Final = 50_000
+WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+LOCK_SECONDS: Final = 3.0
+"""How long a worker waits for a lock before it gives the lane to a drainer."""
+
+_TURN_SECONDS: Final = 0.005
+_LINGER_SECONDS_MIN: Final = 0.002
+
+
+@dataclass(slots=True)
+class Window:
+    """What goes into one target transaction."""
+
+    lanes: dict[Lane, LaneWindow] = field(default_factory=dict)
+    opened_at: float = 0.0
+    share_count: int = 0
+    change_count: int = 0
+    size: int = 0
+
+    def add(self, lane: Lane, share: Share, plans: list[ApplyPlan]) -> None:
+        if not self.share_count:
+            self.opened_at = time.monotonic()
+        window = self.lanes.get(lane)
+        if window is None:
+            window = self.lanes[lane] = LaneWindow(lane)
+        self.share_count += 1
+        self.size += share.size
+        before = window.change_count
+        try:
+            window.add(share, plans)
+        finally:
+            self.change_count += window.change_count - before
+
+    @property
+    def is_full(self) -> bool:
+        return self.change_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
+
+
+class Budget:
+    """Bytes that all queues may hold together, and each of them alone."""
+
+    def __init__(self, bytes_max: int, per_worker_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._per_worker_max = per_worker_max
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._workers: list[Worker] = []
+
+    def register(self, worker: "Worker") -> None:
+        self._workers.append(worker)
+
+    def take(self, worker: "Worker", size: int) -> None:
+        self._bytes += size
+        if self._bytes >= self._bytes_max or worker.queued_bytes >= self._per_worker_max:
+            self._room.clear()
+
+    def give(self, size: int) -> None:
+        self._bytes -= size
+        if self._bytes < self._bytes_max and all(
+            worker.queued_bytes < self._per_worker_max for worker in self._workers
+        ):
+            self._room.set()
+
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until readers may dispatch more."""
+        await self._room.wait()
+
+
+class Worker:
+    """One apply worker. `put` is called by readers, `run` by its owner."""
+
+    def __init__(
+        self,
+        number: int,
+        applier: Applier,
+        planner: Planner,
+        budget: Budget,
+        metrics: Metrics,
+        *,
+        commit_interval: float,
+    ) -> None:
+        self.number = number
+        self.queued_bytes = 0
+        self._applier = applier
+        self._planner = planner
+        self._budget = budget
+        self._metrics = metrics
+        self._commit_interval = commit_interval
+        self._queue: deque[tuple[Lane, Share]] = deque()
+        self._arrived = asyncio.Event()
+        self._filling = Window()
+        self._filled = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._committing: Window | None = None
+        self._last_commit_seconds = 0.0
+        budget.register(self)
+
+    # ---- the queue -----------------------------------------------------------------------------
+
+    def put(self, lane: Lane, share: Share) -> None:
+        """Queue a share; readers see to it that there is room."""
+        self._queue.append((lane, share))
+        self.queued_bytes += share.size
+        self._budget.take(self, share.size)
+        self._arrived.set()
+
+    def _give_bytes(self, size: int) -> None:
+        self.queued_bytes -= size
+        self._budget.give(size)
+
+    async def drop(self, lanes: set[Lane]) -> None:
+        """The pipeline of *lanes* ends. Returns when nothing of them is being applied any more."""
+        for lane in lanes:
+            self._take_back(lane)
+        while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
+            await asyncio.sleep(0.02)
+
+    def _take_back(self, lane: Lane) -> list[Share]:
+        """Remove everything of *lane* that is not being committed, oldest first."""
+        window = self._filling.lanes.pop(lane, None)
+        shares = window.shares if window else []
+        self._filling.share_count -= len(shares)
+        if window:
+            self._filling.change_count -= window.change_count
+            self._filling.size -= window.size
+            self._taken.set()
+        shares = [*shares, *(share for owner, share in self._queue if owner is lane)]
+        kept = [item for item in self._queue if item[0] is not lane]
+        self._queue.clear()
+        self._queue.extend(kept)
+        self._give_bytes(sum(share.size for share in shares))
+        return shares
+
+    # ---- filling -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Apply what is queued until cancelled. Raises TargetFencedError."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._fill(), name=f"apply-{self.number}-fill")
+                tasks.create_task(self._commit_windows(), name=f"apply-{self.number}-commit")
+        finally:
+            await self._applier.close()
+
+    async def _fill(self) -> None:
+        turn_began = time.monotonic()
+        while True:
+            if not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+                turn_began = time.monotonic()
+            if self._filling.is_full:
+                self._taken.clear()
+                await self._taken.wait()
+                continue
+            lane, share = self._queue[0]
+            plans = known_plans(share)
+            if plans is None:
+                plans = await self._make_plans(lane, share)
+                if plans is None or not self._queue or self._queue[0][1] is not share:
+                    continue
+            self._queue.popleft()
+            try:
+                self._filling.add(lane, share, plans)
+            except ProtocolError:
+                self._give_back(lane)
+                continue
+            self._filled.set()
+            if time.monotonic() - turn_began > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn_began = time.monotonic()
+
+    async def _make_plans(self, lane: Lane, share: Share) -> list[ApplyPlan] | None:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._planner.plans(share)
+            except TargetConnectionError as exc:
+                self._metrics.count_error(exc)
+                await backoff.wait()
+            except StreamerError:
+                # A drainer will meet the same and report it. What is being committed now comes
+                # first.
+                self._give_back(lane)
+                return None
+
+    def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
+        shares = committing.shares if committing else []
+        lane.give_back([*shares, *self._take_back(lane)])
+
+    # ---- committing ----------------------------------------------------------------------------
+
+    async def _commit_windows(self) -> None:
+        while True:
+            window = await self._next_window()
+            self._committing = window
+            began = time.monotonic()
+            try:
+                await self._commit(window)
+            finally:
+                self._committing = None
+            self._last_commit_seconds = time.monotonic() - began
+
+    async def _next_window(self) -> Window:
+        while not self._filling.share_count:
+            self._filled.clear()
+            await self._filled.wait()
+        # Waiting about as long as a commit takes costs little latency and halves the work under
+        # load.
+        linger = max(_LINGER_SECONDS_MIN, min(self._last_commit_seconds, self._commit_interval))
+        window = self._filling
+        while not window.is_full:
+            remaining = window.opened_at + self._commit_interval - time.monotonic()
+            if remaining <= 0:
+                break
+            count = window.share_count
+            await asyncio.sleep(min(linger, remaining))
+            if window.share_count == count and not self._queue:
+                break  # run dry
+        self._filling = Window()
+        self._taken.set()
+        return window
+
+    async def _commit(self, window: Window) -> None:
+        """Commit *window*; lanes that cannot be committed this way are given back."""
+        backoff = Backoff()
+        while window.lanes:
+            try:
+                await self._applier.connect()
+                if await self._applier.settle():
+                    break
+                if await self._write(window):
+                    await self._applier.commit(_progress(window))
+                    break
+            except TargetFencedError:
+                raise
+            except (TargetConnectionError, TargetRejectedError) as exc:
+                self._applier.disconnect()
+                self._metrics.count_error(exc)
+                backoff.log(log, f"worker {self.number} waits for the target", exc)
+                await backoff.wait()
+            except StreamerError as exc:
+                # The commit itself failed (a deferred constraint, say): any lane may be at fault.
+                self._metrics.count_error(exc)
+                await self._applier.rollback()
+                for lane in list(window.lanes):
+                    self._fail(window, lane)
+        self._finish(window)
+
+    async def _write(self, window: Window) -> bool:
+        """Begin, and write all lanes; if one fails, give it back, roll back and return False."""
+        await self._applier.begin()
+        for lane, lane_window in window.lanes.items():
+            try:
+                await self._applier.write(lane_window)
+            except (TargetConnectionError, TargetFencedError):
+                raise
+            except StreamerError:
+                await self._applier.rollback()
+                self._fail(window, lane)
+                return False
+        return True
+
+    def _fail(self, window: Window, lane: Lane) -> None:
+        lane_window = window.lanes.pop(lane)
+        self._give_bytes(lane_window.size)
+        self._give_back(lane, lane_window)
+
+    def _finish(self, window: Window) -> None:
+        for lane, lane_window in window.lanes.items():
+            self._give_bytes(lane_window.size)
+            lane.applied(lane_window.shares)
+            self._metrics.count_window(lane_window)
+        if window.lanes:
+            self._metrics.commits.labels(str(self.number)).inc()
+
+
+def _progress(window: Window) -> dict[MappedRelation, Lsn]:
+    reached: dict[MappedRelation, Lsn] = {}
+    for lane_window in window.lanes.values():
+        reached |= lane_window.progress()
+    return reached

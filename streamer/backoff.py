@@ -1,0 +1,33 @@
+"""Waiting between attempts: longer each time, never in step with others."""
+
+import asyncio
+import random
+from typing import Any, Final
+
+FIRST_SECONDS: Final = 0.1
+SECONDS_MAX: Final = 5.0
+
+
+class Backoff:
+    """Capped exponential back-off with jitter; says once what it waits for."""
+
+    def __init__(self, *, first: float = FIRST_SECONDS, most: float = SECONDS_MAX) -> None:
+        self._next = first
+        self._most = most
+        self._logged: str | None = None
+
+    def log(self, logger: Any, what: str, error: BaseException) -> None:
+        """Log a failure unless it is the one that was logged last."""
+        text = str(error)
+        if text != self._logged:
+            self._logged = text
+            logger.warning(what, error=text)
+
+    def next_seconds(self) -> float:
+        """Return how long to wait this time: a random half to the whole of the current delay."""
+        seconds = self._next * random.uniform(0.5, 1.0)
+        self._next = min(self._next * 2, self._most)
+        return seconds
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.next_seconds())

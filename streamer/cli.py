@@ -1,0 +1,201 @@
+"""The command line: arguments in, exit code out.
+
+Every command ends with 0 (done), 1 (what was asked about is not so), 2 (wrong usage or
+configuration), 3 (a server cannot be reached or refuses) or 4 (an error that needs a person), and
+says in one line on stderr what is wrong and what to do.
+"""
+
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from streamer import __version__
+from streamer.apply.target import TargetAddress
+from streamer.commands import run as run_command
+from streamer.commands import status as status_command
+from streamer.config import static
+from streamer.errors import StreamerError
+from streamer.lsn import Lsn
+from streamer.observability import logs
+from streamer.runtime.engine import StopCondition
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="streamer",
+    help="Stream many PostgreSQL databases into one.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+@dataclass(slots=True)
+class Globals:
+    """The options that stand before a command."""
+
+    config: Path = Path("config.yaml")
+    log_level: str = "info"
+    log_format: logs.LogFormat = "text"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_debugging(self) -> bool:
+        return self.log_level == "debug"
+
+
+_globals = Globals()
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"streamer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")] = Path(
+        "config.yaml"
+    ),
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")
+    ] = "info",
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines for people or for machines.")
+    ] = "text",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Stream many PostgreSQL databases into one."""
+    del version
+    _globals.config = config
+    _globals.log_level = log_level
+    _globals.log_format = log_format
+    logs.configure(log_level, log_format)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"streamer: {logs.redact(message)}", err=True)
+    raise typer.Exit(code)
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command to its end; an error of ours becomes one line and an exit code."""
+    try:
+        return asyncio.run(coroutine)
+    except StreamerError as exc:
+        if _globals.is_debugging:
+            traceback.print_exc()
+        notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", []))
+        _fail(f"{exc}{notes}", exc.exit_code)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as exc:  # noqa: BLE001  # the last net: one line for people, the rest for debugging
+        if _globals.is_debugging:
+            traceback.print_exc()
+        text = str(exc) or type(exc).__name__
+        _fail(f"internal error: {type(exc).__name__}: {text}; --log-level debug shows where", 4)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    stop_at_lsn: Annotated[
+        str | None, typer.Option(help="Apply everything up to this LSN, then exit.", metavar="LSN")
+    ] = None,
+    stop_when_caught_up: Annotated[
+        bool, typer.Option(help="Apply everything committed until now, then exit.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run these sources only.", metavar="DATABASE[:SID]"),
+    ] = None,
+) -> None:
+    """Copy and stream, until told to stop."""
+    lsn = None
+    if stop_at_lsn is not None:
+        try:
+            lsn = Lsn.parse(stop_at_lsn)
+        except ValueError:
+            _fail(
+                f"--stop-at-lsn {stop_at_lsn}: not an LSN; write it as PostgreSQL does: 0/16B3748",
+                2,
+            )
+    condition = StopCondition(lsn, stop_when_caught_up)
+    _run(run_command.run(_globals.config, _globals.overrides, only or [], condition))
+
+
+@app.command()
+def status(as_json: JsonOption = False) -> None:
+    """Show what is where, from the databases alone."""
+    settings, mapping = _load()
+    address = TargetAddress.parse(settings.target.url)
+    statuses = _run(status_command.read_status(address, mapping))
+    if as_json:
+        _print_json({"sources": [status.to_json() for status in statuses]})
+    else:
+        status_command.render_status(statuses, Console())
+
+
+@app.command()
+def wait(
+    timeout: Annotated[float, typer.Option(help="Give up after so many seconds.", min=0)] = 60,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until everything committed until now is visible and every table is ready."""
+    settings, mapping = _load()
+    address = TargetAddress.parse(settings.target.url)
+    missing = _run(status_command.wait(address, mapping, timeout))
+    if as_json:
+        _print_json({"caught_up": missing is None, "missing": missing})
+    if missing is not None:
+        _fail(missing, 1)
+
+
+def _load() -> Any:
+    try:
+        return static.load(_globals.config, _globals.overrides)
+    except StreamerError as exc:
+        _fail(str(exc), exc.exit_code)
+
+
+_GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
+
+
+def _globals_first(arguments: list[str]) -> list[str]:
+    """Move options that stand before a command to there, wherever they were written."""
+    first: list[str] = []
+    rest: list[str] = []
+    items = iter(arguments)
+    for item in items:
+        name, equals, _ = item.partition("=")
+        if item == "--":
+            rest += [item, *items]
+        elif name in _GLOBAL_OPTIONS:
+            first.append(item)
+            if not equals and (value := next(items, None)) is not None:
+                first.append(value)
+        else:
+            rest.append(item)
+    return first + rest
+
+
+def main() -> None:
+    """Run the command line."""
+    app(args=_globals_first(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What the commands do, apart from reading their arguments."""

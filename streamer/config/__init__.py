@@ -1,0 +1,1 @@
+"""Configuration: process settings, and the mapping of static mode."""

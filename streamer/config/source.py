@@ -1,0 +1,119 @@
+"""The YAML file: read with the line of every key, environment variables replaced.
+
+pydantic says which key is wrong; people need to know on which line. So the file is composed to
+nodes first, which know their lines, and then built into values. Duplicate keys, which YAML forbids
+and PyYAML lets pass, are refused here.
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from streamer.errors import SettingsError
+
+# ``$${`` stands for a literal ``${``.
+_VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+Location = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The values of a file, and the line each of them is on."""
+
+    path: Path
+    values: dict[str, Any]
+    lines: dict[Location, int] = field(default_factory=dict)
+
+    def where(self, location: Location) -> str:
+        """Say where the value at *location* is: file, and the line of it or of what it belongs to."""
+        for length in range(len(location), -1, -1):
+            if (line := self.lines.get(location[:length])) is not None:
+                return f"{self.path}, line {line}"
+        return str(self.path)
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file. Raises SettingsError with file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise SettingsError(
+            f"cannot read {path}: {exc.strerror}",
+            hint="name the configuration with --config; config.example.yaml shows what goes in it",
+        ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+        raise SettingsError(f"{path}{line}: not valid YAML: {problem}") from None
+    document = Document(path, {})
+    if node is None:
+        return document
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsError(f"{path}, line 1: expected keys and values")
+    document.values.update(_Builder(document).mapping(node, ()))
+    return document
+
+
+class _Builder:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._constructor = yaml.SafeLoader("")
+
+    def mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is None:
+                raise self._error(key_node, location, "a key must be a word")
+            if key in values:
+                raise self._error(key_node, (*location, key), "given twice")
+            self._document.lines[*location, key] = key_node.start_mark.line + 1
+            values[key] = self.value(value_node, (*location, key))
+        return values
+
+    def value(self, node: yaml.Node, location: Location) -> Any:
+        self._document.lines.setdefault(location, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, location)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*location, n)) for n, item in enumerate(node.value)]
+        value = self._constructor.construct_object(node)
+        return self._replace(value, node, location) if isinstance(value, str) else value
+
+    def _replace(self, text: str, node: yaml.Node, location: Location) -> str:
+        def lookup(match: re.Match[str]) -> str:
+            if match[0] == "$${":
+                return "${"
+            value = os.environ.get(match[1])
+            if value is None:
+                raise self._error(node, location, f"environment variable {match[1]} is not set")
+            return value
+
+        return _VARIABLE.sub(lookup, text)
+
+    def _error(self, node: yaml.Node, location: Location, problem: str) -> SettingsError:
+        name = format_location(location)
+        line = node.start_mark.line + 1
+        prefix = f"{name}: " if name else ""
+        return SettingsError(f"{self._document.path}, line {line}: {prefix}{problem}")
+
+
+def format_location(location: Location) -> str:
+    """Write the place of a value as people do: ``sources[0].urls[1].sid``."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text

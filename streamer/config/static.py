@@ -1,0 +1,159 @@
+"""Static mode: the ``sources`` of the configuration as a `Mapping`."""
+
+from pathlib import Path
+from typing import Any
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
+from streamer.config.source import Document, Location, format_location, read_document
+from streamer.errors import MappingError, SettingsError
+from streamer.route.mapping import (
+    Mapping,
+    RelationPattern,
+    SourceMapping,
+    TableRule,
+    parse_relation,
+)
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:
+    """Read a configuration file. Raises ConfigurationError that names file, line and key."""
+    document = read_document(path)
+    settings = load_settings(document, overrides)
+    return settings, _MappingBuilder(settings, document).build()
+
+
+class _MappingBuilder:
+    def __init__(self, settings: Settings, document: Document) -> None:
+        self._settings = settings
+        self._document = document
+
+    def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
+        where = self._document.where(location)
+        return MappingError(f"{where}: {format_location(location)}: {problem}", hint=hint)
+
+    def build(self) -> Mapping:
+        sources: list[SourceMapping] = []
+        names: dict[str, str] = {}
+        for number, group in enumerate(self._settings.sources):
+            location: Location = ("sources", number)
+            rules = self._rules(group, location)
+            for source in self._urls(group, rules, location):
+                other = names.setdefault(source.slot, source.label)
+                if other != source.label:
+                    raise self._error(
+                        location,
+                        f'"{other}" and "{source.label}" would share the slot name {source.slot}',
+                        hint="give one of them another database name or sid",
+                    )
+                if any(source.label == known.label for known in sources):
+                    raise self._error(
+                        location,
+                        f'"{source.label}" is there twice, and both would write the same rows',
+                        hint="give each url of a database a sid of its own",
+                    )
+                sources.append(source)
+        mapping = Mapping(tuple(sources), self._settings.target.schema_)
+        self._check_shared_targets(mapping)
+        return mapping
+
+    def _urls(
+        self, group: SourceSettings, rules: tuple[TableRule, ...], location: Location
+    ) -> list[SourceMapping]:
+        sources = []
+        for number, url in enumerate(group.urls):
+            place = (*location, "urls", number)
+            if url.sid is None and len(group.urls) > 1:
+                raise self._error(
+                    place,
+                    f'the urls of database "{group.database}" would write the same rows',
+                    hint="give each of them a sid of its own",
+                )
+            try:
+                conninfo_to_dict(url.url.reveal())
+            except ProgrammingError as exc:
+                problem = str(exc).strip()
+                raise SettingsError(
+                    f"{self._document.where((*place, 'url'))}: {format_location((*place, 'url'))}: {problem}"
+                ) from None
+            sources.append(
+                SourceMapping(
+                    database=group.database,
+                    sid=url.sid,
+                    url=url.url,
+                    rules=rules,
+                    transport=group.transport,
+                    streaming=group.streaming,
+                    forward_origins=group.forward_origins,
+                )
+            )
+        return sources
+
+    def _rules(self, group: SourceSettings, location: Location) -> tuple[TableRule, ...]:
+        rules: list[TableRule] = []
+        for name, table in group.tables.items():
+            place = (*location, "tables", name)
+            rule = self._rule(name, table, place)
+            for other in rules:
+                if other.pattern == rule.pattern:
+                    raise self._error(place, f'table "{rule.pattern}" has two rules')
+            rules.append(rule)
+        return tuple(rules)
+
+    def _rule(self, name: str, table: TableSettings, place: Location) -> TableRule:
+        try:
+            pattern = parse_relation(name, "public")
+            target = self._target(pattern, table.target)
+        except MappingError as exc:
+            raise self._error(place, exc.message, exc.hint) from None
+        if table.filter is not None or table.set:
+            raise self._error(place, "`filter` and `set` are not supported yet", "leave them out")
+        columns = None if table.columns is None else tuple(table.columns.items())
+        if columns is not None and len({name for _, name in columns}) < len(columns):
+            raise self._error((*place, "columns"), "two columns would be written to one")
+        return TableRule(
+            pattern=pattern,
+            target=target,
+            type=table.type,
+            columns=columns,
+            exclude=frozenset(table.exclude),
+            filter=table.filter,
+            set=tuple(table.set.items()),
+            on_error=table.on_error or self._settings.on_error,
+            initial=table.initial,
+            truncate_target=table.truncate_target,
+            on_column_added=table.on_column_added,
+        )
+
+    def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
+        if target is None:
+            return None
+        parsed = parse_relation(target, self._settings.target.schema_)
+        if pattern.is_pattern and not parsed.name_is_pattern:
+            raise MappingError(
+                f"pattern {pattern} would write several tables into {target}",
+                hint='write a * where the table\'s own name goes, as in target: "archive.*"',
+            )
+        if parsed.is_pattern and not pattern.is_pattern:
+            raise MappingError(
+                f"target {target} has a * but the rule names one table", hint="write the name out"
+            )
+        return parsed
+
+    def _check_shared_targets(self, mapping: Mapping) -> None:
+        """Refuse what can be seen to write the same rows without asking a server."""
+        writers: dict[tuple[str, str | None], str] = {}
+        for source in mapping.sources:
+            for rule in source.rules:
+                if rule.pattern.is_pattern:
+                    continue
+                target = rule.target or RelationPattern(mapping.target_namespace, rule.pattern.name)
+                other = writers.setdefault((str(target), source.sid), source.label)
+                if other != source.label:
+                    raise self._error(
+                        ("sources",),
+                        f'"{other}" and "{source.label}" would write the same rows of "{target}"',
+                        hint="give their urls different sids, or one of the tables another target",
+                    )

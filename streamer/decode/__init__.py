@@ -1,0 +1,1 @@
+"""Bytes of pgoutput to changes, grouped by transaction. Pure."""

@@ -1,0 +1,324 @@
+"""The messages of PostgreSQL's logical replication protocol, as the output plugin pgoutput sends
+them.
+
+PostgreSQL documentation, chapter "Logical Replication Message Formats"; pgoutput.c and proto.c
+write them. Integers are big endian, strings end with NUL, times count microseconds from 2000-01-01
+UTC.
+
+Row messages (insert, update, delete) are told apart by their first byte and kept as bytes until
+they are applied (`streamer.decode.tuples`); `parse` is for all the others. Anything unexpected is a
+ProtocolError with its offset: a guess here would write wrong data.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from streamer.errors import ProtocolError
+from streamer.lsn import Lsn
+
+BEGIN: Final = ord("B")
+COMMIT: Final = ord("C")
+ORIGIN: Final = ord("O")
+RELATION: Final = ord("R")
+TYPE: Final = ord("Y")
+INSERT: Final = ord("I")
+UPDATE: Final = ord("U")
+DELETE: Final = ord("D")
+TRUNCATE: Final = ord("T")
+MESSAGE: Final = ord("M")
+STREAM_START: Final = ord("S")
+STREAM_STOP: Final = ord("E")
+STREAM_COMMIT: Final = ord("c")
+STREAM_ABORT: Final = ord("A")
+
+KEY_TUPLE: Final = ord("K")
+OLD_TUPLE: Final = ord("O")
+NEW_TUPLE: Final = ord("N")
+
+EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def to_datetime(microseconds: int) -> datetime:
+    """Turn a protocol time into a datetime in UTC."""
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+def from_datetime(moment: datetime) -> int:
+    """Turn a datetime into a protocol time."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    final_lsn: Lsn
+    commit_time: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    origin_lsn: Lsn
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A published column: its name, type and whether the replica identity uses it."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What a relation looked like when the changes that follow were made.
+
+    ``replica_identity`` is pg_class.relreplident: ``d`` default, ``n`` nothing, ``f`` full, ``i``
+    index.
+    """
+
+    relid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    type_oid: int
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    relids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    transactional: bool
+    message_lsn: Lsn
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    xid: int
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    xid: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """``subxid`` equals ``xid`` when the whole transaction was rolled back."""
+
+    xid: int
+    subxid: int
+
+
+Message = (
+    Begin
+    | Commit
+    | Origin
+    | Relation
+    | Type
+    | Truncate
+    | LogicalMessage
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+)
+
+
+class _Cursor:
+    """Reads the fields of one message in order."""
+
+    __slots__ = ("_data", "_position", "_start")
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data = data
+        self._start = start
+        self._position = start + 1
+
+    def _take(self, size: int) -> bytes:
+        end = self._position + size
+        if end > len(self._data):
+            raise self.error("truncated")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
+
+    def error(self, problem: str) -> ProtocolError:
+        kind = chr(self._data[self._start])
+        offset = self._position - self._start
+        return ProtocolError(f"{problem} pgoutput message {kind!r} at offset {offset}")
+
+    def int8(self) -> int:
+        return self._take(1)[0]
+
+    def int16(self) -> int:
+        return int.from_bytes(self._take(2), "big")
+
+    def int32(self) -> int:
+        return int.from_bytes(self._take(4), "big")
+
+    def signed32(self) -> int:
+        return int.from_bytes(self._take(4), "big", signed=True)
+
+    def time(self) -> int:
+        return int.from_bytes(self._take(8), "big", signed=True)
+
+    def lsn(self) -> Lsn:
+        return Lsn(int.from_bytes(self._take(8), "big"))
+
+    def string(self) -> str:
+        end = self._data.find(b"\0", self._position)
+        if end < 0:
+            raise self.error("truncated")
+        try:
+            text = self._data[self._position : end].decode()
+        except UnicodeDecodeError:
+            raise self.error("undecodable text in") from None
+        self._position = end + 1
+        return text
+
+    def content(self) -> bytes:
+        return self._take(self.int32())
+
+    def finish(self) -> None:
+        if self._position != len(self._data):
+            raise self.error("trailing bytes after")
+
+
+def parse(data: bytes, start: int = 0, *, in_stream: bool = False) -> Message:
+    """Parse the message that begins at *start* and fills the rest of *data*.
+
+    *in_stream*: it came between STREAM START and STREAM STOP, where messages carry the xid of their
+    (sub)transaction behind the kind byte. Raises ProtocolError for row messages too.
+    """
+    kind = data[start] if start < len(data) else 0
+    parser = _PARSERS.get(kind)
+    if parser is None:
+        raise ProtocolError(f"unknown pgoutput message {chr(kind)!r} at offset 0")
+    cursor = _Cursor(data, start)
+    if in_stream and kind in _CARRY_XID:
+        cursor.int32()
+    message = parser(cursor)
+    cursor.finish()
+    return message
+
+
+def _begin(cursor: _Cursor) -> Begin:
+    return Begin(cursor.lsn(), cursor.time(), cursor.int32())
+
+
+def _commit(cursor: _Cursor) -> Commit:
+    if cursor.int8() != 0:
+        raise cursor.error("unknown flags in")
+    return Commit(cursor.lsn(), cursor.lsn(), cursor.time())
+
+
+def _origin(cursor: _Cursor) -> Origin:
+    return Origin(cursor.lsn(), cursor.string())
+
+
+def _relation(cursor: _Cursor) -> Relation:
+    relid = cursor.int32()
+    namespace = cursor.string() or "pg_catalog"
+    name = cursor.string()
+    replica_identity = chr(cursor.int8())
+    if replica_identity not in "dnfi":
+        raise cursor.error("unknown replica identity in")
+    columns = []
+    for _ in range(cursor.int16()):
+        flags = cursor.int8()
+        if flags > 1:
+            raise cursor.error("unknown column flags in")
+        column, oid, modifier = cursor.string(), cursor.int32(), cursor.signed32()
+        columns.append(Column(column, oid, modifier, flags == 1))
+    return Relation(relid, namespace, name, replica_identity, tuple(columns))
+
+
+def _type(cursor: _Cursor) -> Type:
+    return Type(cursor.int32(), cursor.string() or "pg_catalog", cursor.string())
+
+
+def _truncate(cursor: _Cursor) -> Truncate:
+    count = cursor.int32()
+    options = cursor.int8()
+    if options > 3:
+        raise cursor.error("unknown options in")
+    relids = tuple(cursor.int32() for _ in range(count))
+    return Truncate(relids, cascade=bool(options & 1), restart_identity=bool(options & 2))
+
+
+def _message(cursor: _Cursor) -> LogicalMessage:
+    flags = cursor.int8()
+    if flags > 1:
+        raise cursor.error("unknown flags in")
+    return LogicalMessage(flags == 1, cursor.lsn(), cursor.string(), cursor.content())
+
+
+def _stream_start(cursor: _Cursor) -> StreamStart:
+    return StreamStart(cursor.int32(), cursor.int8() == 1)
+
+
+def _stream_stop(cursor: _Cursor) -> StreamStop:
+    return StreamStop()
+
+
+def _stream_commit(cursor: _Cursor) -> StreamCommit:
+    xid = cursor.int32()
+    if cursor.int8() != 0:
+        raise cursor.error("unknown flags in")
+    return StreamCommit(xid, cursor.lsn(), cursor.lsn(), cursor.time())
+
+
+def _stream_abort(cursor: _Cursor) -> StreamAbort:
+    return StreamAbort(cursor.int32(), cursor.int32())
+
+
+_PARSERS: Final = {
+    BEGIN: _begin,
+    COMMIT: _commit,
+    ORIGIN: _origin,
+    RELATION: _relation,
+    TYPE: _type,
+    TRUNCATE: _truncate,
+    MESSAGE: _message,
+    STREAM_START: _stream_start,
+    STREAM_STOP: _stream_stop,
+    STREAM_COMMIT: _stream_commit,
+    STREAM_ABORT: _stream_abort,
+}
+_CARRY_XID: Final = frozenset({RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE})
+
+ROW_KINDS: Final = frozenset({INSERT, UPDATE, DELETE})

@@ -1,0 +1,319 @@
+"""Messages to transactions: which changes were committed together, and in which order.
+
+Fed with the payloads of replication frames, the assembler answers with *pieces*. Almost every
+transaction is one piece, finished when its COMMIT arrives. A transaction larger than
+``piece_bytes_max`` comes in several, so that memory stays bounded whatever its size; only the last
+has an ``end_lsn``, and until then the transaction may still vanish with the connection (`reset`).
+
+Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) are not known to commit
+while they arrive. They are kept in a `StreamSpool`, one per top-level transaction, and become
+pieces at STREAM COMMIT; STREAM ABORT of a subtransaction takes out exactly the changes that carry
+its xid. RELATION messages are kept even then: the source counts them as sent for the whole
+top-level transaction (`maybe_send_schema` in pgoutput.c).
+
+Pure, apart from what the given spool does.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamer.decode import pgoutput
+from streamer.decode.pgoutput import Relation
+from streamer.errors import ProtocolError
+from streamer.lsn import Lsn
+
+_ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
+
+
+@dataclass(slots=True)
+class Changes:
+    """Consecutive changes of one relation, all made with the same definition of it."""
+
+    relation: Relation
+    payloads: list[bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all payloads."""
+        return sum(map(len, self.payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A source transaction that is known to have committed. ``commit_time`` is a protocol time."""
+
+    xid: int
+    final_lsn: Lsn
+    commit_time: int
+
+
+@dataclass(slots=True)
+class TransactionPiece:
+    """Some changes of a transaction; ``end_lsn`` is there in the last piece only."""
+
+    transaction: Transaction
+    changes: list[Changes]
+    end_lsn: Lsn | None
+
+
+class StreamSpool(Protocol):
+    """Keeps the messages of one streamed transaction, in order."""
+
+    def append(self, payload: bytes) -> None: ...
+    def replay(self) -> Iterator[bytes]: ...
+    def close(self) -> None: ...
+
+
+class _Streamed:
+    """A streamed transaction that has neither committed nor rolled back yet."""
+
+    __slots__ = ("aborted", "has_origin", "spool")
+
+    def __init__(self, spool: StreamSpool) -> None:
+        self.spool = spool
+        self.aborted: set[bytes] = set()
+        self.has_origin = False
+
+
+class TransactionAssembler:
+    """Groups the messages of one replication stream into transactions.
+
+    *wanted* tells, once per RELATION message, whether changes of that relation are mapped; changes
+    of all others are dropped here. *forward_origins*: keep transactions that were themselves
+    replicated.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[Relation], bool],
+        open_spool: Callable[[int], StreamSpool],
+        *,
+        piece_bytes_max: int,
+        forward_origins: bool = False,
+    ) -> None:
+        self._wanted = wanted
+        self._open_spool = open_spool
+        self._piece_bytes_max = piece_bytes_max
+        self._forward_origins = forward_origins
+        self._relations: dict[bytes, Relation | None] = {}
+        self._transaction: Transaction | None = None
+        self._is_foreign = False
+        self._changes: list[Changes] = []
+        # Where the payloads of a relation go now; a discarding deque for relations that are not
+        # mapped.
+        self._sinks: dict[bytes, list[bytes] | deque[bytes]] = {}
+        self._size = 0
+        self._streamed: dict[int, _Streamed] = {}
+        self._in_stream: _Streamed | None = None
+
+    @property
+    def is_between_transactions(self) -> bool:
+        """Whether no transaction that is known to commit has been received in part.
+
+        Streamed transactions do not count: they are sent again from their start, wherever the slot
+        was confirmed meanwhile, because they commit behind it.
+        """
+        return self._transaction is None and self._in_stream is None
+
+    def reset(self) -> None:
+        """Forget what is unfinished: the connection is gone, all of it will be sent again."""
+        self._transaction = self._in_stream = None
+        self._relations.clear()
+        self._start_piece()
+        for streamed in self._streamed.values():
+            streamed.spool.close()
+        self._streamed.clear()
+
+    def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece]:
+        """Take a burst of messages in the order they came; yield the pieces they complete.
+
+        A burst bounds how far a piece may exceed ``piece_bytes_max``. Raises ProtocolError for
+        anything unknown, truncated or out of order.
+        """
+        find_sink = self._sinks.get
+        row_kinds = _ROW_KINDS
+        for payload in payloads:
+            # The hot path: a row message of an ordinary transaction.
+            if payload[0] in row_kinds and self._in_stream is None:
+                relid = payload[1:5]
+                sink = find_sink(relid)
+                if sink is None:
+                    sink = self._open_sink(relid)
+                sink.append(payload)
+            else:
+                yield from self._handle(payload)
+        if self._transaction is not None:
+            self._size += sum(map(len, payloads))
+            if self._size > self._piece_bytes_max:
+                yield self._finish_piece(None)
+
+    def _handle(self, payload: bytes) -> Iterator[TransactionPiece]:
+        kind = payload[0] if payload else 0
+        streamed = self._in_stream
+        if streamed is not None and kind != pgoutput.STREAM_STOP:
+            self._spool(streamed, kind, payload)
+            return
+        if kind in _ROW_KINDS:
+            raise ProtocolError("row message outside a transaction")
+        message = pgoutput.parse(payload)
+        match message:
+            case pgoutput.Begin():
+                self._expect_no_transaction(kind)
+                self._transaction = Transaction(message.xid, message.final_lsn, message.commit_time)
+                self._is_foreign = False
+            case pgoutput.Commit():
+                transaction = self._expect_transaction(kind)
+                if message.commit_lsn != transaction.final_lsn:
+                    raise ProtocolError(
+                        f"COMMIT at {message.commit_lsn} does not belong to the transaction "
+                        f"that was to commit at {transaction.final_lsn}"
+                    )
+                yield self._finish_piece(message.end_lsn)
+                self._transaction = None
+            case pgoutput.Origin():
+                self._expect_transaction(kind)
+                self._is_foreign = not self._forward_origins
+                self._sinks.clear()
+            case pgoutput.Relation():
+                self._handle_relation(message)
+            case pgoutput.Truncate():
+                self._expect_transaction(kind)
+                self._handle_truncate(message, payload)
+            case pgoutput.Type() | pgoutput.LogicalMessage():
+                pass  # Types are matched by name in the catalogs; messages are for others.
+            case pgoutput.StreamStart():
+                self._expect_no_transaction(kind)
+                self._handle_stream_start(message)
+            case pgoutput.StreamStop():
+                if streamed is None:
+                    raise ProtocolError("STREAM STOP without STREAM START")
+                self._in_stream = None
+            case pgoutput.StreamAbort():
+                self._expect_no_transaction(kind)
+                self._handle_stream_abort(message)
+            case pgoutput.StreamCommit():
+                self._expect_no_transaction(kind)
+                yield from self._handle_stream_commit(message)
+
+    def _expect_transaction(self, kind: int) -> Transaction:
+        if self._transaction is None:
+            raise ProtocolError(f"pgoutput message {chr(kind)!r} outside a transaction")
+        return self._transaction
+
+    def _expect_no_transaction(self, kind: int) -> None:
+        if self._transaction is not None:
+            raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a transaction")
+
+    def _start_piece(self) -> None:
+        self._changes = []
+        self._sinks.clear()
+        self._size = 0
+
+    def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
+        assert self._transaction is not None
+        piece = TransactionPiece(self._transaction, self._changes, end_lsn)
+        self._start_piece()
+        return piece
+
+    def _open_sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
+        if self._transaction is None:
+            raise ProtocolError("row message outside a transaction")
+        if relid not in self._relations:
+            raise ProtocolError(
+                f"change of relation {int.from_bytes(relid, 'big')} before RELATION"
+            )
+        relation = self._relations[relid]
+        sink: list[bytes] | deque[bytes]
+        if relation is None or self._is_foreign:
+            sink = deque(maxlen=0)
+        else:
+            sink = []
+            self._changes.append(Changes(relation, sink))
+        self._sinks[relid] = sink
+        return sink
+
+    def _handle_relation(self, relation: Relation) -> None:
+        relid = relation.relid.to_bytes(4, "big")
+        self._relations[relid] = relation if self._wanted(relation) else None
+        # Changes that follow were made with the new definition and are kept apart.
+        self._sinks.pop(relid, None)
+
+    def _handle_truncate(self, message: pgoutput.Truncate, payload: bytes) -> None:
+        for number in message.relids:
+            relid = number.to_bytes(4, "big")
+            sink = self._sinks.get(relid)
+            if sink is None:
+                sink = self._open_sink(relid)
+            sink.append(payload)
+
+    def _handle_stream_start(self, message: pgoutput.StreamStart) -> None:
+        streamed = self._streamed.get(message.xid)
+        if streamed is None:
+            if not message.is_first:
+                raise ProtocolError(f"STREAM START continues unknown transaction {message.xid}")
+            streamed = self._streamed[message.xid] = _Streamed(self._open_spool(message.xid))
+        elif message.is_first:
+            raise ProtocolError(f"STREAM START begins transaction {message.xid} a second time")
+        self._in_stream = streamed
+
+    def _spool(self, streamed: _Streamed, kind: int, payload: bytes) -> None:
+        if kind in _ROW_KINDS or kind in (pgoutput.RELATION, pgoutput.TRUNCATE):
+            streamed.spool.append(payload)
+            return
+        match pgoutput.parse(payload, in_stream=True):
+            case pgoutput.Origin():
+                streamed.has_origin = True
+            case pgoutput.Type() | pgoutput.LogicalMessage():
+                pass
+            case _:
+                raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a stream")
+
+    def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
+        streamed = self._streamed.get(message.xid)
+        if streamed is None:
+            raise ProtocolError(f"STREAM ABORT of unknown transaction {message.xid}")
+        if message.subxid == message.xid:
+            streamed.spool.close()
+            del self._streamed[message.xid]
+        else:
+            streamed.aborted.add(message.subxid.to_bytes(4, "big"))
+
+    def _handle_stream_commit(self, message: pgoutput.StreamCommit) -> Iterator[TransactionPiece]:
+        streamed = self._streamed.pop(message.xid, None)
+        if streamed is None:
+            raise ProtocolError(f"STREAM COMMIT of unknown transaction {message.xid}")
+        self._transaction = Transaction(message.xid, message.commit_lsn, message.commit_time)
+        self._is_foreign = streamed.has_origin and not self._forward_origins
+        try:
+            for payload in streamed.spool.replay():
+                yield from self._replay(payload, streamed)
+        finally:
+            streamed.spool.close()
+        yield self._finish_piece(message.end_lsn)
+        self._transaction = None
+
+    def _replay(self, payload: bytes, streamed: _Streamed) -> Iterator[TransactionPiece]:
+        kind = payload[0]
+        if kind == pgoutput.RELATION:
+            relation = pgoutput.parse(payload, in_stream=True)
+            assert isinstance(relation, Relation)
+            self._handle_relation(relation)
+            return
+        if payload[1:5] in streamed.aborted:
+            return
+        plain = payload[:1] + payload[5:]
+        if kind == pgoutput.TRUNCATE:
+            truncate = pgoutput.parse(plain)
+            assert isinstance(truncate, pgoutput.Truncate)
+            self._handle_truncate(truncate, plain)
+            return
+        relid = plain[1:5]
+        sink = self._sinks.get(relid)
+        if sink is None:
+            sink = self._open_sink(relid)
+        sink.append(plain)
+        self._size += len(plain)
+        if self._size > self._piece_bytes_max:
+            yield self._finish_piece(None)

@@ -1,0 +1,214 @@
+"""What can go wrong, and what each failure asks of whoever runs the failing part.
+
+An error class says what happened; its ``code`` is its name in status, metrics and the API; its
+``retry`` says whether trying again can help; its ``hint`` says what to do. Where it happened is
+added on the way up with ``add_note``. Messages never hold connection strings or passwords.
+"""
+
+import enum
+from typing import ClassVar
+
+
+class Retry(enum.Enum):
+    """What to do with the part that failed this way."""
+
+    TIMED = "timed"  # transient: again after a back-off
+    MANUAL = "manual"  # somebody must change something first
+    NEVER = "never"  # a defect or something unsupported: trying again cannot help
+
+
+class StreamerError(Exception):
+    """The streamer failed in a way it has no better name for."""
+
+    code: ClassVar[str] = "internal"
+    retry: ClassVar[Retry] = Retry.NEVER
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.change_number: int | None = None
+        """Which of the changes that were written together is at fault, where that is known."""
+        self.share_number: int | None = None
+        """The same, in source transactions."""
+        self.subject: object = None
+        """The relation it is about, where that is known."""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class ConfigurationError(StreamerError):
+    """What the configuration asks for cannot be done."""
+
+    code = "configuration"
+    exit_code = 2
+
+
+class SettingsError(ConfigurationError):
+    """A setting is missing, unknown or of a wrong type."""
+
+    code = "settings"
+
+
+class MappingError(ConfigurationError):
+    """A rule names no relation, or two rules claim one."""
+
+    code = "mapping"
+    retry = Retry.MANUAL
+
+
+class SourceError(StreamerError):
+    """The publishing side failed."""
+
+    code = "source"
+
+
+class SourceConnectionError(SourceError):
+    """The source cannot be reached, or the connection to it was lost."""
+
+    code = "source_down"
+    retry = Retry.TIMED
+    exit_code = 3
+
+
+class SourceRejectedError(SourceError):
+    """The source refuses us: authentication, pg_hba.conf, or a missing privilege."""
+
+    code = "source_auth"
+    retry = Retry.MANUAL
+    exit_code = 3
+
+
+class SourceUnreadyError(SourceError):
+    """The source is not set up for logical replication."""
+
+    code = "source_settings"
+    retry = Retry.MANUAL
+
+
+class SlotInUseError(SourceError):
+    """Another process streams from our slot."""
+
+    code = "slot_in_use"
+    retry = Retry.TIMED
+
+
+class SlotMissingError(SourceError):
+    """The replication slot is gone, so changes may have been missed."""
+
+    code = "slot_missing"
+    retry = Retry.MANUAL
+
+
+class SlotInvalidatedError(SourceError):
+    """The replication slot was invalidated: WAL that we still need is gone."""
+
+    code = "slot_invalidated"
+    retry = Retry.MANUAL
+
+
+class SourceDivergedError(SourceError):
+    """Source, slot and target do not belong to the same history; going on would leave a hole."""
+
+    code = "diverged"
+    retry = Retry.MANUAL
+
+
+class ProtocolError(StreamerError):
+    """A replication message is truncated, unknown or out of order."""
+
+    code = "protocol"
+
+
+class TargetError(StreamerError):
+    """The target failed."""
+
+    code = "target"
+
+
+class TargetConnectionError(TargetError):
+    """The target cannot be reached, or the connection was lost."""
+
+    code = "target_down"
+    retry = Retry.TIMED
+    exit_code = 3
+
+
+class TargetRejectedError(TargetError):
+    """The target refuses us: authentication, pg_hba.conf, or a missing privilege."""
+
+    code = "target_auth"
+    retry = Retry.MANUAL
+    exit_code = 3
+
+
+class TargetContentionError(TargetError):
+    """The target is busy, locked or short of resources for now: SQLSTATE 40001, 40P01, 55P03, 53…"""
+
+    code = "target_busy"
+    retry = Retry.TIMED
+
+
+class TargetFencedError(TargetError):
+    """Another process has moved a table's progress; this one must not write it any more."""
+
+    code = "fenced"
+    retry = Retry.TIMED
+
+
+class TargetSchemaError(TargetError):
+    """A target relation or column is missing, or its type differs."""
+
+    code = "target_schema"
+    retry = Retry.MANUAL
+
+
+class ValueConversionError(TargetError):
+    """A value that the target's type cannot hold."""
+
+    code = "value"
+    retry = Retry.MANUAL
+
+
+class ConflictError(TargetError):
+    """The target refuses a row: a constraint is violated, or the row to change is not there.
+
+    ``kind`` is PostgreSQL's word where it has one (conflict.c): insert_exists, update_missing, ….
+    """
+
+    code = "conflict"
+    retry = Retry.MANUAL
+
+    def __init__(self, message: str, *, kind: str = "constraint", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class SyncError(StreamerError):
+    """Copying a table failed."""
+
+    code = "sync"
+    retry = Retry.MANUAL
+
+
+class SnapshotExpiredError(SyncError):
+    """The exported snapshot is gone; the copy must begin again with a new one."""
+
+    code = "snapshot"
+    retry = Retry.TIMED
+
+
+class SparkJobError(SyncError):
+    """The Spark job ended without finishing its work."""
+
+    code = "spark"
+    retry = Retry.TIMED
+
+
+class SpoolError(StreamerError):
+    """Held changes cannot be kept on disk."""
+
+    code = "spool"
+    retry = Retry.TIMED

@@ -1,0 +1,76 @@
+"""Named places where tests make the program fail; free when none is armed.
+
+``STREAMER_FAILPOINTS=apply.before_commit=kill@3,sync.copied=error`` arms two: the first kills the
+process with SIGKILL when it is reached the third time, the second raises there each time. Actions:
+``kill``, ``error``, ``sleep`` (forever, blocking). Only tests set this variable.
+"""
+
+import os
+import signal
+import threading
+from typing import Final
+
+from streamer.errors import StreamerError
+
+VARIABLE: Final = "STREAMER_FAILPOINTS"
+
+NAMES: Final = frozenset(
+    {
+        "apply.write",
+        "apply.before_progress",
+        "apply.before_commit",
+        "apply.after_commit",
+        "acknowledge.before_store",
+        "acknowledge.after_store",
+        "acknowledge.after_send",
+        "reader.dispatched",
+        "sync.slot_created",
+        "sync.prepared",
+        "sync.indexes_dropped",
+        "sync.job_started",
+        "sync.part_copied",
+        "sync.copied",
+        "sync.index_restored",
+        "sync.catching_up",
+        "sync.drained",
+    }
+)
+
+
+class _Armed:
+    def __init__(self, action: str, after: int) -> None:
+        self.action = action
+        self.remaining = after
+
+
+def _parse(text: str) -> dict[str, _Armed]:
+    armed = {}
+    for item in filter(None, text.split(",")):
+        name, _, action = item.partition("=")
+        action, _, after = action.partition("@")
+        if name not in NAMES or action not in ("kill", "error", "sleep"):
+            raise ValueError(f"{VARIABLE}: {item!r} is not a failpoint")
+        armed[name] = _Armed(action, int(after or 1))
+    return armed
+
+
+_armed = _parse(os.environ.get(VARIABLE, ""))
+
+
+def failpoint(name: str) -> None:
+    """Fail here if a test armed *name*."""
+    if _armed and (armed := _armed.get(name)) is not None:
+        _fail(name, armed)
+
+
+def _fail(name: str, armed: _Armed) -> None:
+    armed.remaining -= 1
+    if armed.remaining > 0:
+        return
+    match armed.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep":
+            threading.Event().wait()
+        case _:
+            raise StreamerError(f"failpoint {name}")

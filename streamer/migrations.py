@@ -1,0 +1,32 @@
+"""Where the SQL files of `migrations/` are, in a checkout and in a wheel, and what they are called."""
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file of SQL, applied in one transaction together with the record that it was."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def read_migrations(kind: str) -> list[Migration]:
+    """Return the migrations of *kind*, ``target`` or ``admin``, in order."""
+    migrations = []
+    for path in sorted(_directory(kind).iterdir()):
+        if match := _NAME.fullmatch(path.name):
+            migrations.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
+    return migrations
+
+
+def _directory(kind: str) -> Path:
+    package = Path(str(files("streamer")))
+    shipped = package / "migrations"
+    return (shipped if shipped.is_dir() else package.parent / "migrations") / kind

@@ -1,0 +1,83 @@
+"""The HTTP side: metrics, health, readiness."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from streamer.errors import SettingsError
+
+Readiness = Callable[[], list[dict[str, str]]]
+
+
+def make_app(registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
+    """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
+    app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        # Answering is the proof: the event loop turns, and a failed task would have ended the
+        # process.
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        reasons = readiness()
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    @app.exception_handler(404)
+    async def not_found(request: Request, exc: Exception) -> Response:
+        error = {"code": "not_found", "message": f"nothing at {request.url.path}", "hint": None}
+        return JSONResponse({"error": error}, 404)
+
+    return app
+
+
+class _Server(uvicorn.Server):
+    """A server whose process handles signals itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(listen: str, app: FastAPI) -> AsyncIterator[None]:
+    """Serve *app* on ``host:port`` for the length of a block; nothing at all if *listen* is empty.
+
+    Raises SettingsError when the address cannot be used.
+    """
+    if not listen:
+        yield
+        return
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        raise SettingsError(
+            f"http.listen: {listen} would serve the network without a password",
+            hint="listen on 127.0.0.1",
+        )
+    config = uvicorn.Config(app, host=host, port=int(port), log_config=None, access_log=False)
+    server = _Server(config)
+    try:
+        sockets = [config.bind_socket()]
+    except (OSError, SystemExit) as exc:
+        raise SettingsError(
+            f"http.listen: cannot listen on {listen}: {exc}",
+            hint="stop what uses that port, or choose another; an empty string switches HTTP off",
+        ) from None
+    task = asyncio.create_task(server.serve(sockets=sockets), name="http")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task

@@ -1,0 +1,64 @@
+"""Logs: one line per event, as text for people or JSON for machines.
+
+Field names: ``source`` (database or database:sid), ``table``, ``lsn``, ``worker``, ``error``,
+``code``. Messages are lower case without a full stop. Connection strings are kept out of messages
+where errors are translated; `redact` is the net below that, for whatever a library may print.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, Literal
+
+import structlog
+
+LogFormat = Literal["text", "json"]
+
+_URL_PASSWORD: Final = re.compile(r"(postgres(?:ql)?://[^\s:/@]*):[^\s@]*@")
+_WORD_PASSWORD: Final = re.compile(r"(password\s*=\s*)('[^']*'|\S+)", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """Blank the passwords of connection strings in *text*."""
+    return _WORD_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def _redact_event(
+    logger: Any, name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redact(value)
+    return event
+
+
+def configure(level: str, log_format: LogFormat) -> None:
+    """Send every log line, ours and libraries', to stderr in one form."""
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact_event,
+    ]
+    renderer: Any = structlog.processors.JSONRenderer(sort_keys=False)
+    if log_format == "text":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("asyncio", "psycopg", "uvicorn.access", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

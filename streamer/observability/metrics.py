@@ -1,0 +1,139 @@
+"""Every metric: name, labels and help text."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from streamer.apply.fold import Counts
+from streamer.apply.lane import LaneWindow, MappedRelation, Share
+from streamer.decode.pgoutput import from_datetime
+from streamer.errors import StreamerError
+
+SOURCE: Final = ("database", "sid")
+_LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+class Metrics:
+    """The metrics of one process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        add = self.registry
+        self.changes_applied = Counter(
+            "streamer_changes_applied",
+            "Source changes that are durable in the target",
+            (*SOURCE, "table", "operation"),
+            registry=add,
+        )
+        self.transactions_applied = Counter(
+            "streamer_transactions_applied",
+            "Source transactions that are durable in the target",
+            SOURCE,
+            registry=add,
+        )
+        self.commit_to_visible = Histogram(
+            "streamer_commit_to_visible_seconds",
+            "Time from a commit at the source to its commit at the target",
+            SOURCE,
+            buckets=_LATENCY_SECONDS,
+            registry=add,
+        )
+        self.sync_rows = Counter(
+            "streamer_sync_rows", "Rows copied", (*SOURCE, "table"), registry=add
+        )
+        self.sync_bytes = Counter(
+            "streamer_sync_bytes", "Bytes copied", (*SOURCE, "table"), registry=add
+        )
+        self.commits = Counter(
+            "streamer_commits", "Transactions committed at the target", ("worker",), registry=add
+        )
+        self.errors = Counter("streamer_errors", "Errors, by code", (*SOURCE, "code"), registry=add)
+        self.conflicts = Counter(
+            "streamer_conflicts",
+            "Changes whose row was not as expected at the target and that were applied all the same",
+            (*SOURCE, "table", "kind"),
+            registry=add,
+        )
+        self.queue_bytes = Gauge(
+            "streamer_queue_bytes",
+            "Bytes of changes queued for a worker",
+            ("worker",),
+            registry=add,
+        )
+        self._counters: dict[MappedRelation, dict[str, Counter]] = {}
+
+    def count_window(self, window: LaneWindow) -> None:
+        """Count the changes of a window that a worker has committed."""
+        for mapped, relation in window.relations.items():
+            if relation.is_foldable:
+                for fold in relation.folds:
+                    self.count_changes(mapped, fold.counts)
+            else:
+                counts = Counts()
+                for share in window.shares:
+                    for owner, changes in share.changes:
+                        if owner is mapped:
+                            counts.count(changes.payloads)
+                self.count_changes(mapped, counts)
+
+    def count_changes(self, mapped: MappedRelation, counts: Counts) -> None:
+        """Count changes of one relation that are durable now."""
+        counters = self._counters.get(mapped)
+        if counters is None:
+            labels = (*source_labels(mapped), str(mapped.mapping.source))
+            counters = self._counters[mapped] = {
+                operation: self.changes_applied.labels(*labels, operation)
+                for operation in ("insert", "update", "delete", "truncate")
+            }
+        for operation, counter in counters.items():
+            if number := getattr(counts, operation):
+                counter.inc(number)
+
+    def count_transactions(self, database: str, sid: str | None, shares: Sequence[Share]) -> None:
+        """Count transactions whose changes are durable now, and how long that took."""
+        now = from_datetime(datetime.now(UTC))
+        times = [share.transaction.commit_time for share in shares if share.is_lead]
+        self.transactions_applied.labels(database, sid or "").inc(len(times))
+        observe = self.commit_to_visible.labels(database, sid or "").observe
+        for commit_time in times:
+            observe(max(0, now - commit_time) / 1_000_000)
+
+    def count_copied(self, mapped: MappedRelation, rows: int, size: int) -> None:
+        """Count what a copy has brought."""
+        labels = (*source_labels(mapped), str(mapped.mapping.source))
+        self.sync_rows.labels(*labels).inc(rows)
+        self.sync_bytes.labels(*labels).inc(size)
+
+    def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
+        labels = (*source_labels(mapped), str(mapped.mapping.source), kind)
+        self.conflicts.labels(*labels).inc(number)
+
+    def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
+        self.errors.labels(database, sid or "", error.code).inc()
+
+    def collect_with(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Ask *collect* for further metrics at every scrape."""
+        self.registry.register(_Collector(collect))
+
+
+class _Collector:
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # names are known only when there are sources
+
+
+def source_labels(mapped: MappedRelation) -> tuple[str, str]:
+    return (mapped.source.database, mapped.source.sid or "")
+
+
+def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    """Make a gauge for a scrape."""
+    return GaugeMetricFamily(name, help_text, labels=labels)

@@ -1,0 +1,389 @@
+"""The bookkeeping tables in the target: what survives this process.
+
+Progress rows themselves are moved by `streamer.apply.commit`, in the transactions whose progress
+they are.
+"""
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.apply.target import TargetAddress, TargetConnection, transaction
+from streamer.errors import StreamerError, TargetConnectionError, TargetError
+from streamer.lsn import Lsn
+from streamer.migrations import read_migrations
+from streamer.route.mapping import RelationMapping, SourceMapping
+
+CHANNEL: Final = "streamer"
+"""Notified when a request is made."""
+
+_MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
+
+
+async def migrate(connection: TargetConnection) -> None:
+    """Bring the bookkeeping schema up to date. Raises TargetError for one that is newer than we
+    are.
+    """
+    migrations = read_migrations("target")
+    async with transaction(connection):
+        await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+        await connection.execute(
+            "create schema if not exists streamer;"
+            " create table if not exists streamer.migration (number integer primary key,"
+            " name text not null, applied_at timestamptz not null default now())"
+        )
+        applied = await connection.fetch_value(
+            "select coalesce(max(number), 0) from streamer.migration"
+        )
+    if applied > migrations[-1].number:
+        raise TargetError(
+            f"the bookkeeping in the target was made by a newer streamer (migration {applied})",
+            hint="run that version or a later one",
+        )
+    for migration in migrations:
+        async with transaction(connection):
+            await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+            is_applied = await connection.fetch_value(
+                "select exists (select from streamer.migration where number = $1)", migration.number
+            )
+            if not is_applied:
+                await connection.execute(migration.sql)
+                await connection.execute(
+                    "insert into streamer.migration (number, name) values ($1, $2)",
+                    migration.number,
+                    migration.name,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A row of streamer.source."""
+
+    source_id: int
+    database: str
+    sid: str | None
+    system_identifier: str | None
+    slot: str
+    publication: str
+    state: str
+    error: str | None
+    acknowledged_lsn: Lsn
+    visible_time: datetime | None
+
+    @property
+    def label(self) -> str:
+        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+
+
+@dataclass(frozen=True, slots=True)
+class RelationRecord:
+    """A row of streamer.relation. ``source`` and ``target`` are written as `RelationName` prints."""
+
+    relation_id: int
+    source_id: int
+    source: str
+    target: str
+    type: str
+    state: str
+    snapshot_lsn: Lsn | None
+    end_lsn: Lsn
+    attempt: int
+    rows_copied: int
+    bytes_copied: int
+    rows_total: int | None
+    error: str | None
+    target_created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A row of streamer.request: what an operator asks for."""
+
+    request_id: int
+    relation_id: int
+    action: str
+    options: dict[str, Any]
+
+
+_SOURCES_SQL: Final = """
+select id as source_id, database, sid, system_identifier, slot, publication, state, error,
+       acknowledged_lsn::text as acknowledged_lsn, visible_time
+from streamer.source order by database, sid
+"""
+_RELATIONS_SQL: Final = """
+select id as relation_id, source_id, source, target, type, state, snapshot_lsn::text as snapshot_lsn,
+       end_lsn::text as end_lsn, attempt, rows_copied, bytes_copied, rows_total, error, target_created
+from streamer.relation
+"""
+
+
+def _source_record(row: Any) -> SourceRecord:
+    fields = dict(row)
+    fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
+    return SourceRecord(**fields)
+
+
+def _relation_record(row: Any) -> RelationRecord:
+    fields = dict(row)
+    fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
+    if fields["snapshot_lsn"] is not None:
+        fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
+    return RelationRecord(**fields)
+
+
+class Store:
+    """The bookkeeping tables, over one connection that many tasks share, one at a time."""
+
+    def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
+        self._address = address
+        self._name = name
+        self._connection: TargetConnection | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block, made anew if it was lost.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await TargetConnection.connect(self._address, self._name)
+            try:
+                yield self._connection
+            except (TargetConnectionError, asyncio.CancelledError):
+                self._connection.terminate()
+                raise
+
+    async def close(self) -> None:
+        async with self._lock:
+            if self._connection is not None:
+                await self._connection.close()
+                self._connection = None
+
+    async def migrate(self) -> None:
+        async with self.connection() as connection:
+            await migrate(connection)
+
+    async def exists(self) -> bool:
+        """Whether the bookkeeping tables are there."""
+        async with self.connection() as connection:
+            found = await connection.fetch_value(
+                "select to_regclass('streamer.relation') is not null"
+            )
+            return bool(found)
+
+    # ---- sources -------------------------------------------------------------------------------
+
+    async def sources(self) -> list[SourceRecord]:
+        async with self.connection() as connection:
+            return [_source_record(row) for row in await connection.fetch(_SOURCES_SQL)]
+
+    async def register_source(self, source: SourceMapping) -> SourceRecord:
+        """Return the record of *source*, made if this is the first time."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "insert into streamer.source (database, sid, slot, publication)"
+                " values ($1, $2, $3, $4) on conflict do nothing",
+                source.database,
+                source.sid,
+                source.slot,
+                source.publication,
+            )
+            rows = await connection.fetch(
+                f"select * from ({_SOURCES_SQL}) s where database = $1 and sid is not distinct from $2",
+                source.database,
+                source.sid,
+            )
+        return _source_record(rows[0])
+
+    async def set_identity(self, source_id: int, system_identifier: str, timeline: int) -> None:
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source set system_identifier = $2, timeline = $3 where id = $1",
+                source_id,
+                system_identifier,
+                timeline,
+            )
+
+    async def set_source_state(
+        self, source_id: int, state: str, error: str | None = None, holder: str | None = None
+    ) -> None:
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source set state = $2, error = $3, holder = coalesce($4, holder)"
+                " where id = $1",
+                source_id,
+                state,
+                error,
+                holder,
+            )
+
+    async def acknowledge(
+        self, source_id: int, acknowledged_lsn: Lsn, visible_time: datetime | None
+    ) -> None:
+        """Store what is about to be acknowledged; it must be durable here before the source hears
+        of it.
+        """
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source set acknowledged_lsn = $2::text::pg_lsn,"
+                " visible_time = greatest(visible_time, $3) where id = $1",
+                source_id,
+                str(acknowledged_lsn),
+                visible_time,
+            )
+
+    async def reset_acknowledged(self, source_id: int, lsn: Lsn) -> None:
+        """A new slot begins at *lsn*."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source set acknowledged_lsn = $2::text::pg_lsn where id = $1",
+                source_id,
+                str(lsn),
+            )
+
+    async def forget_source(self, source_id: int) -> None:
+        async with self.connection() as connection:
+            await connection.execute("delete from streamer.source where id = $1", source_id)
+
+    # ---- relations -----------------------------------------------------------------------------
+
+    async def relations(self, source_id: int | None = None) -> list[RelationRecord]:
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                f"{_RELATIONS_SQL} where $1::int8 is null or source_id = $1 order by source_id, source",
+                source_id,
+            )
+            return [_relation_record(row) for row in rows]
+
+    async def register_relation(self, source_id: int, mapping: RelationMapping) -> RelationRecord:
+        """Return the record of a mapped relation, made if it is new; target and type are brought up
+        to date.
+        """
+        async with self.connection() as connection:
+            await connection.execute(
+                "insert into streamer.relation (source_id, source, target, type) values ($1, $2, $3, $4)"
+                " on conflict (source_id, source) do update set target = $3, type = $4"
+                " where (relation.target, relation.type) is distinct from ($3, $4)",
+                source_id,
+                str(mapping.source),
+                str(mapping.target),
+                mapping.type.value,
+            )
+            rows = await connection.fetch(
+                f"{_RELATIONS_SQL} where source_id = $1 and source = $2",
+                source_id,
+                str(mapping.source),
+            )
+        return _relation_record(rows[0])
+
+    async def forget_relation(self, relation_id: int) -> None:
+        async with self.connection() as connection:
+            await connection.execute("delete from streamer.relation where id = $1", relation_id)
+
+    async def set_state(self, relation_id: int, state: str, error: str | None = None) -> None:
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set state = $2, error = $3, changed_at = now() where id = $1",
+                relation_id,
+                state,
+                error,
+            )
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    async def make_request(
+        self, relation_id: int, action: str, options: dict[str, Any] | None = None
+    ) -> None:
+        async with self.connection() as connection, transaction(connection):
+            await connection.execute(
+                "insert into streamer.request (relation_id, action, options) values ($1, $2, $3)",
+                relation_id,
+                action,
+                json.dumps(options or {}),
+            )
+            await connection.execute(f"notify {CHANNEL}")
+
+    async def take_requests(self, source_id: int) -> list[Request]:
+        """Take the requests for a source's relations, in order, storing the states they ask for."""
+        async with self.connection() as connection, transaction(connection):
+            rows = await connection.fetch(
+                "delete from streamer.request q using streamer.relation r"
+                " where r.id = q.relation_id and r.source_id = $1"
+                " returning q.id as request_id, q.relation_id, q.action, q.options",
+                source_id,
+            )
+            requests = [
+                Request(
+                    row["request_id"], row["relation_id"], row["action"], json.loads(row["options"])
+                )
+                for row in rows
+            ]
+            requests.sort(key=lambda request: request.request_id)
+            for request in requests:
+                await connection.execute(_REQUESTED_STATE_SQL[request.action], request.relation_id)
+        return requests
+
+
+# A table whose copy never finished has no snapshot_lsn: resumed, it is copied.
+_REQUESTED_STATE_SQL: Final = {
+    "resync": "update streamer.relation set state = 'init', snapshot_lsn = null, error = null,"
+    " changed_at = now() where id = $1",
+    "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
+    "resume": "update streamer.relation set"
+    " state = case when snapshot_lsn is null then 'init' else 'ready' end, error = null,"
+    " changed_at = now() where id = $1 and state in ('paused', 'error')",
+}
+
+
+class SourceLock:
+    """The right to run a source: an advisory lock in the target, held by a connection of its own.
+
+    It ends with the connection, and so with the process. Progress rows are compared before they are
+    moved, so even a process that lost the lock without noticing cannot write twice.
+    """
+
+    def __init__(self, address: TargetAddress, source_id: int, holder: str) -> None:
+        self._address = address
+        self._source_id = source_id
+        self._holder = holder
+        self._connection: TargetConnection | None = None
+
+    async def try_acquire(self) -> str | None:
+        """Take the lock; return None, or who holds it."""
+        connection = await TargetConnection.connect(
+            self._address, f"streamer lock {self._source_id} {self._holder}"
+        )
+        key = zlib.crc32(b"streamer.source")
+        signed = key - (1 << 32) if key >= 1 << 31 else key
+        try:
+            if await connection.fetch_value(
+                "select pg_try_advisory_lock($1::int4, $2::int4)", signed, self._source_id
+            ):
+                self._connection = connection
+                return None
+            holder = await connection.fetch_value(
+                "select holder from streamer.source where id = $1", self._source_id
+            )
+        except StreamerError:
+            connection.terminate()
+            raise
+        await connection.close()
+        return str(holder or "another process")
+
+    async def check(self) -> None:
+        """Raises TargetConnectionError when the lock is lost."""
+        if self._connection is None:
+            raise TargetConnectionError("target: the lock on this source is not held")
+        await self._connection.fetch_value("select 1")
+
+    async def release(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None

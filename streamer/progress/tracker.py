@@ -1,0 +1,115 @@
+"""Which source commits are durable in the target: the only source of acknowledgements.
+
+Transactions are dispatched in commit order to lanes (a lane is a sequence of changes that is
+applied in order), and lanes make them durable at their own pace. The slot may be confirmed up to
+the last commit *before the first gap*: the source discards everything behind a confirmed position
+and can never send it again. PostgreSQL's apply worker keeps the same list (``lsn_mapping`` in
+worker.c), for one lane.
+
+Memory is bounded however long a lane is held up: past `RUNS_MAX` entries a lane's pending
+transactions are merged into runs. A run that is durable in part is then acknowledged up to that
+part, which is never too far.
+
+Pure: no I/O, no clock, no asyncio. Everything it promises is stated by the property test.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.lsn import Lsn
+
+RUNS_MAX: Final = 4096
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pending transactions of one lane, from ``first_lsn`` to ``last_lsn`` (their end LSNs)."""
+
+    before_lsn: Lsn  # the commit, of any lane, in front of the first
+    first_lsn: Lsn
+    last_lsn: Lsn
+
+
+class LanePending:
+    """The transactions of one lane that were dispatched and are not durable yet."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: deque[_Run] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def flush_lsn_max(self) -> Lsn | None:
+        """How far the source may be acknowledged as far as this lane goes; None if it does not
+        mind.
+        """
+        return self._runs[0].before_lsn if self._runs else None
+
+    def _add(self, before_lsn: Lsn, end_lsn: Lsn) -> None:
+        if len(self._runs) < RUNS_MAX:
+            self._runs.append(_Run(before_lsn, end_lsn, end_lsn))
+        else:
+            self._runs[-1].last_lsn = end_lsn
+
+    def _remove_through(self, end_lsn: Lsn) -> None:
+        runs = self._runs
+        while runs and runs[0].last_lsn <= end_lsn:
+            runs.popleft()
+        if runs and runs[0].first_lsn <= end_lsn:
+            runs[0].before_lsn = end_lsn
+            runs[0].first_lsn = Lsn(end_lsn + 1)
+
+
+class ProgressTracker:
+    """Knows what may be acknowledged to one source."""
+
+    def __init__(self, start_lsn: Lsn) -> None:
+        self.newest_lsn = start_lsn
+        """End of the newest transaction that was dispatched, or of idle WAL that was passed."""
+        self._lanes: set[LanePending] = set()
+
+    def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending]) -> None:
+        """Record a transaction whose changes were handed to *lanes*; none of them if it had no
+        change.
+
+        Raises ValueError unless *end_lsn* is behind all that were dispatched before.
+        """
+        if end_lsn <= self.newest_lsn:
+            raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")
+        for lane in lanes:
+            lane._add(self.newest_lsn, end_lsn)
+            self._lanes.add(lane)
+        self.newest_lsn = end_lsn
+
+    def durable(self, lane: LanePending, end_lsn: Lsn) -> None:
+        """Everything handed to *lane* up to *end_lsn* is committed in the target, flushed there."""
+        lane._remove_through(end_lsn)
+        if not lane:
+            self._lanes.discard(lane)
+
+    def keepalive(self, wal_end_lsn: Lsn) -> None:
+        """The source is at *wal_end_lsn* and had nothing for us.
+
+        Only an idle tracker may follow: otherwise a quiet table would let us confirm past changes
+        that are still in flight. Call it between transactions only.
+        """
+        if not self._lanes:
+            self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was dispatched is durable."""
+        return not self._lanes
+
+    @property
+    def flush_lsn(self) -> Lsn:
+        """The position to acknowledge: never decreases, and nothing behind it is missing."""
+        return min(
+            (lane.flush_lsn_max for lane in self._lanes if lane.flush_lsn_max is not None),
+            default=self.newest_lsn,
+        )

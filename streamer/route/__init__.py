@@ -1,0 +1,1 @@
+"""Where a change goes: source relation to target relation, and to which worker. Pure."""

@@ -1,0 +1,326 @@
+"""The mapping: which relations of which sources go to which relations of the target, and how.
+
+Immutable and pure. Static configuration and the admin store both produce a `Mapping`; nothing
+behind it knows which of the two it was. Rules name relations or patterns; `resolve` applies them to
+the relations that a source really has.
+"""
+
+import enum
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamer.errors import MappingError
+
+NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
+
+
+class TableType(enum.StrEnum):
+    """What becomes of changes at the target."""
+
+    CLONE = "clone"
+    APPEND = "append"
+    HISTORY = "history"
+
+
+class OnError(enum.StrEnum):
+    """What happens to a table when the target refuses a row."""
+
+    STOP = "stop"
+    QUARANTINE = "quarantine"
+
+
+class Initial(enum.StrEnum):
+    """How a table begins."""
+
+    COPY = "copy"
+    NONE = "none"
+
+
+class OnColumnAdded(enum.StrEnum):
+    """What happens when a source table gets a column that the target lacks."""
+
+    STOP = "stop"
+    ADD = "add"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RelationName:
+    """A schema-qualified relation name, as PostgreSQL stores it."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_written(self.namespace)}.{_written(self.name)}"
+
+
+def _written(part: str) -> str:
+    """Write one part of a name so that `parse_relation` reads it back."""
+    if part and "." not in part and not part.startswith('"') and "*" not in part:
+        return part
+    return '"' + part.replace('"', '""') + '"'
+
+
+_QUOTED_PART = re.compile(r'"((?:[^"]|"")+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class RelationPattern:
+    """A relation name of a rule: each part exact, or with ``*`` standing for any characters."""
+
+    namespace: str
+    name: str
+    namespace_is_pattern: bool = False
+    name_is_pattern: bool = False
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.namespace_is_pattern or self.name_is_pattern
+
+    def matches(self, relation: RelationName) -> bool:
+        return _part_matches(
+            self.namespace, relation.namespace, self.namespace_is_pattern
+        ) and _part_matches(self.name, relation.name, self.name_is_pattern)
+
+    def __str__(self) -> str:
+        namespace = self.namespace if self.namespace_is_pattern else _written(self.namespace)
+        name = self.name if self.name_is_pattern else _written(self.name)
+        return f"{namespace}.{name}"
+
+
+def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
+    if not is_pattern:
+        return wanted == name
+    return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), name, re.DOTALL) is not None
+
+
+def parse_relation(text: str, default_namespace: str) -> RelationPattern:
+    """Read ``table``, ``schema.table`` or either with ``*`` in it.
+
+    A part that contains a dot (or a literal ``*``, or begins with a double quote) is written in
+    double quotes, with double quotes inside it doubled. Raises MappingError for anything else.
+    """
+    parts: list[tuple[str, bool]] = []
+    position = 0
+    while True:
+        quoted = _QUOTED_PART.match(text, position)
+        if quoted and (quoted.end() == len(text) or text[quoted.end()] == "."):
+            parts.append((quoted[1].replace('""', '"'), False))
+            position = quoted.end()
+        else:
+            end = text.find(".", position)
+            end = len(text) if end < 0 else end
+            part = text[position:end]
+            parts.append((part, "*" in part))
+            position = end
+        if position >= len(text):
+            break
+        position += 1
+    if len(parts) > 2 or not all(part for part, _ in parts):
+        raise MappingError(
+            f"{text!r} is not a table name",
+            hint='write table or schema.table; a part that contains a dot goes in double quotes: "a.b"',
+        )
+    for part, _ in parts:
+        if len(part.encode()) > NAME_BYTES_MAX or "\0" in part:
+            raise MappingError(f"{text!r} is not a table name", hint="a name has at most 63 bytes")
+    if len(parts) == 1:
+        parts.insert(0, (default_namespace, False))
+    (namespace, namespace_is_pattern), (name, name_is_pattern) = parts
+    return RelationPattern(namespace, name, namespace_is_pattern, name_is_pattern)
+
+
+def parse_name(text: str) -> RelationName:
+    """Read a name as `RelationName` prints it."""
+    pattern = parse_relation(text, "public")
+    return RelationName(pattern.namespace, pattern.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRule:
+    """What the mapping says about one relation, or about all that match a pattern."""
+
+    pattern: RelationPattern
+    target: RelationPattern | None = None
+    type: TableType = TableType.CLONE
+    columns: tuple[tuple[str, str], ...] | None = None
+    exclude: frozenset[str] = frozenset()
+    filter: str | None = None
+    set: tuple[tuple[str, str], ...] = ()
+    on_error: OnError = OnError.STOP
+    initial: Initial = Initial.COPY
+    truncate_target: bool = False
+    on_column_added: OnColumnAdded = OnColumnAdded.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMapping:
+    """A source relation, where it goes and how: a rule applied to a relation that exists."""
+
+    source: RelationName
+    target: RelationName
+    rule: TableRule
+
+    @property
+    def type(self) -> TableType:
+        return self.rule.type
+
+    def target_column(self, column: str) -> str | None:
+        """Return the target's name for a source *column*; None if it is excluded."""
+        rule = self.rule
+        if column in rule.exclude:
+            return None
+        if rule.columns is not None:
+            for source_column, target_column in rule.columns:
+                if source_column == column:
+                    return target_column
+        return column
+
+    def is_optional(self, column: str) -> bool:
+        """Whether *column* may be missing at the target: it is not among those `columns` lists."""
+        columns = self.rule.columns
+        return columns is not None and all(listed != column for listed, _ in columns)
+
+
+class Secret:
+    """A string that cannot be printed by accident: connection strings, passwords."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the secret itself; for handing to a driver, nothing else."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('**********')"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMapping:
+    """One url: a source database and the rules for its relations."""
+
+    database: str
+    sid: str | None
+    url: Secret
+    rules: tuple[TableRule, ...]
+    transport: str = "text"
+    streaming: bool = True
+    forward_origins: bool = False
+    max_retained_wal_bytes: int | None = None
+    on_max_retained_wal: str = "warn"
+
+    @property
+    def label(self) -> str:
+        """The name people give it: ``database`` or ``database:sid``."""
+        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+
+    @property
+    def slot(self) -> str:
+        return source_object_name(self.database, self.sid)
+
+    @property
+    def publication(self) -> str:
+        return source_object_name(self.database, self.sid)
+
+    @property
+    def publication_inserts(self) -> str:
+        """Name of the publication for relations without a usable replica identity."""
+        return source_object_name(self.database, self.sid, "_ins")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """All sources, and where their tables go unless a rule says otherwise."""
+
+    sources: tuple[SourceMapping, ...]
+    target_namespace: str = "public"
+
+
+def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
+    """Return the name of our slot and publication on a source.
+
+    ``streamer_<database>_<sid>``: lower case, every other character than letters, digits and ``_``
+    replaced by ``_`` (a slot's name allows no more: ReplicationSlotValidateName in slot.c), cut to
+    63 bytes with a hash of the whole when it is longer.
+    """
+    full = f"streamer_{database}" if sid is None else f"streamer_{database}_{sid}"
+    name = re.sub(r"[^a-z0-9_]", "_", full.lower())
+    if len(name) + len(suffix) > NAME_BYTES_MAX:
+        digest = hashlib.sha256(full.encode()).hexdigest()[:8]
+        name = f"{name[: NAME_BYTES_MAX - len(suffix) - 9]}_{digest}"
+    return name + suffix
+
+
+def resolve(
+    source: SourceMapping, relations: Iterable[RelationName], target_namespace: str
+) -> list[RelationMapping]:
+    """Apply *source*'s rules to the *relations* it has; in order of name.
+
+    Raises MappingError when two patterns claim one relation, when an exact rule names a relation
+    that is not there, or when two relations would land in one target relation.
+    """
+    present = sorted(set(relations))
+    exact = {
+        RelationName(rule.pattern.namespace, rule.pattern.name): rule
+        for rule in source.rules
+        if not rule.pattern.is_pattern
+    }
+    for name in exact:
+        if name not in present:
+            raise MappingError(
+                f'table "{name}" is not in source "{source.label}"',
+                hint="create it there, correct its name, or take it out of `tables`",
+            )
+    mapped: list[RelationMapping] = []
+    for relation in present:
+        rule = exact.get(relation)
+        if rule is None:
+            rule = _matching_pattern(source, relation)
+        if rule is not None:
+            mapped.append(
+                RelationMapping(relation, _target(rule, relation, target_namespace), rule)
+            )
+    by_target: dict[RelationName, RelationName] = {}
+    for mapping in mapped:
+        other = by_target.setdefault(mapping.target, mapping.source)
+        if other != mapping.source:
+            raise MappingError(
+                f'tables "{other}" and "{mapping.source}" of source "{source.label}" would both be '
+                f'written to target table "{mapping.target}"',
+                hint="give one of them another `target`",
+            )
+    return mapped
+
+
+def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRule | None:
+    matching = [r for r in source.rules if r.pattern.is_pattern and r.pattern.matches(relation)]
+    if len(matching) > 1:
+        raise MappingError(
+            f'rules "{matching[0].pattern}" and "{matching[1].pattern}" of source "{source.label}" '
+            f'both claim table "{relation}"',
+            hint="narrow one pattern, or name the table in a rule of its own",
+        )
+    return matching[0] if matching else None
+
+
+def _target(rule: TableRule, relation: RelationName, default_namespace: str) -> RelationName:
+    target = rule.target
+    if target is None:
+        return RelationName(default_namespace, relation.name)
+    namespace = relation.namespace if target.namespace_is_pattern else target.namespace
+    name = target.name.replace("*", relation.name) if target.name_is_pattern else target.name
+    return RelationName(namespace, name)

@@ -1,0 +1,1 @@
+"""Who runs: pipelines of sources, the shared parts, and their supervision."""

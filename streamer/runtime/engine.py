@@ -1,0 +1,263 @@
+"""The long-running process: what all sources share, and a supervisor for each source.
+
+Stopping has two phases. First intake ends and what was dispatched becomes durable; then the source
+hears of it, so a restart does not bring it again. What takes longer is given up: nothing is lost,
+because what is not durable was never acknowledged.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+from prometheus_client.core import Metric
+
+from streamer.apply.commit import Applier
+from streamer.apply.drainer import Drainer
+from streamer.apply.planner import Planner
+from streamer.apply.spool import SpoolDirectory
+from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.apply.worker import LOCK_SECONDS, Budget, Worker
+from streamer.backoff import Backoff
+from streamer.config.settings import Settings
+from streamer.errors import Retry, StreamerError
+from streamer.lsn import EVERYTHING, Lsn
+from streamer.observability.metrics import Metrics, gauge
+from streamer.progress.store import CHANNEL, Store
+from streamer.route.mapping import Mapping
+from streamer.runtime.pipeline import Shared
+from streamer.runtime.supervisor import Supervisor
+from streamer.sync.coordinator import SyncSettings
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.states import State
+
+log = structlog.get_logger()
+
+QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
+QUEUE_BYTES_PER_WORKER_MAX: Final = 16 * 1024 * 1024
+REQUEST_POLL_SECONDS: Final = 5.0
+STOP_SECONDS: Final = 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopCondition:
+    """When to stop without being asked to."""
+
+    at_lsn: Lsn | None = None
+    when_caught_up: bool = False
+
+    @property
+    def lsn(self) -> Lsn | None:
+        return EVERYTHING if self.when_caught_up else self.at_lsn
+
+
+class Engine:
+    """Runs a mapping until `stop` is called, or its stop condition is met."""
+
+    def __init__(self, settings: Settings, mapping: Mapping, condition: StopCondition) -> None:
+        self.metrics = Metrics()
+        self.supervisors: list[Supervisor] = []
+        self._settings = settings
+        self._mapping = mapping
+        self._condition = condition
+        self._address = TargetAddress.parse(settings.target.url)
+        self._holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._stopping = asyncio.Event()
+        self.metrics.collect_with(self._collect)
+
+    def stop(self) -> None:
+        """Ask to stop in order."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run to the end. Raises StreamerError for what ends the process, ExceptionGroup for
+        defects.
+        """
+        _raise_file_limit()
+        store = Store(self._address)
+        spools = SpoolDirectory(self._settings.spool.directory or _default_spool_directory())
+        planner = Planner(self._address)
+        try:
+            await self._migrate(store)
+            shared = self._share(store, spools, planner)
+            self.supervisors = [
+                Supervisor(source, shared, self._holder) for source in self._mapping.sources
+            ]
+            for supervisor in self.supervisors:
+                supervisor.stop_lsn = self._condition.lsn
+            if not self._stopping.is_set():
+                await self._run_tasks(shared)
+        finally:
+            await planner.close()
+            await store.close()
+            spools.close()
+
+    async def _migrate(self, store: Store) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                await store.migrate()
+                return
+            except StreamerError as exc:
+                if exc.retry is not Retry.TIMED:
+                    raise
+                self.metrics.count_error(exc)
+                backoff.log(log, "waiting for the target", exc)
+                await backoff.wait()
+
+    def _share(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Shared:
+        settings, metrics = self._settings, self.metrics
+        budget = Budget(QUEUE_BYTES_MAX, QUEUE_BYTES_PER_WORKER_MAX)
+        workers = [
+            Worker(
+                number,
+                Applier(
+                    self._address, f"streamer worker {number}", metrics, lock_seconds=LOCK_SECONDS
+                ),
+                planner,
+                budget,
+                metrics,
+                commit_interval=settings.commit_interval,
+            )
+            for number in range(settings.workers)
+        ]
+        for worker in workers:
+            label = metrics.queue_bytes.labels(str(worker.number))
+            label.set_function(lambda worker=worker: worker.queued_bytes)
+        return Shared(
+            address=self._address,
+            store=store,
+            workers=workers,
+            drainer=Drainer(self._address, planner, metrics),
+            launcher=SparkLauncher(settings.sync.spark_master, settings.sync.jobs, spools.path),
+            spools=spools,
+            budget=budget,
+            metrics=metrics,
+            sync=SyncSettings(
+                target_url=settings.target.url.reveal(),
+                create_tables=settings.target.create_tables,
+                defer_indexes=settings.sync.defer_indexes,
+                jobs=settings.sync.jobs,
+                rows_per_second=settings.sync.rows_per_second,
+            ),
+            target_namespace=settings.target.schema_,
+            by_transaction=settings.consistency == "transaction",
+        )
+
+    async def _run_tasks(self, shared: Shared) -> None:
+        async with asyncio.TaskGroup() as group:
+            services = [
+                group.create_task(worker.run(), name=f"worker {worker.number}")
+                for worker in shared.workers
+            ]
+            services.append(group.create_task(shared.drainer.run(), name="drainer"))
+            services.append(group.create_task(shared.launcher.run(), name="launcher"))
+            services.append(group.create_task(self._listen(), name="listen"))
+            sources = [
+                group.create_task(supervisor.run(), name=f"source {supervisor.source.label}")
+                for supervisor in self.supervisors
+            ]
+            await self._wait_for_end(sources)
+            for supervisor in self.supervisors:
+                supervisor.ask_to_stop()
+            _, late = await asyncio.wait(sources, timeout=STOP_SECONDS)
+            for task in late:
+                log.warning(
+                    "not all changes became durable in time; they will come again",
+                    task=task.get_name(),
+                )
+            for task in (*late, *services):
+                task.cancel()
+
+    async def _wait_for_end(self, sources: list["asyncio.Task[None]"]) -> None:
+        stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
+        try:
+            pending: set[asyncio.Task[None]] = set(sources)
+            while pending and not stopping.done():
+                done, _ = await asyncio.wait(
+                    [*pending, stopping], return_when=asyncio.FIRST_COMPLETED
+                )
+                pending -= done  # type: ignore[arg-type]
+        finally:
+            stopping.cancel()
+
+    async def _listen(self) -> None:
+        """Wake the pipelines when an operator asks for something; look now and then in any case."""
+        connection: TargetConnection | None = None
+        asked = asyncio.Event()
+        while True:
+            try:
+                if connection is None or connection.is_closed:
+                    connection = await TargetConnection.connect(self._address, "streamer listener")
+                    await connection.listen(CHANNEL, asked.set)
+            except StreamerError as exc:
+                self.metrics.count_error(exc)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REQUEST_POLL_SECONDS):
+                    await asked.wait()
+            for supervisor in self.supervisors:
+                supervisor.look_for_requests(was_asked=asked.is_set())
+            asked.clear()
+
+    # ---- what operators see --------------------------------------------------------------------
+
+    def readiness(self) -> list[dict[str, str]]:
+        """Return why not everything is in step; empty when it is."""
+        reasons = []
+        for supervisor in self.supervisors:
+            health, label = supervisor.health, supervisor.source.label
+            if health.state != "streaming":
+                reasons.append(
+                    {"source": label, "state": health.state, "error": health.error or ""}
+                )
+            reasons += [
+                {"source": label, "table": table, "state": state}
+                for table, state in health.table_states.items()
+                if state != State.READY
+            ]
+        if not self.supervisors:
+            reasons.append({"state": "starting"})
+        return reasons
+
+    def _collect(self) -> Iterable[Metric]:
+        labels = ("database", "sid")
+        lag = gauge("streamer_lag_bytes", "WAL of the source that is not yet durable here", labels)
+        seconds = gauge(
+            "streamer_lag_seconds", "Age of the oldest change that is not visible", labels
+        )
+        retained = gauge("streamer_retained_wal_bytes", "WAL the source keeps for our slot", labels)
+        states = gauge(
+            "streamer_table_state", "1 for the state a table is in", (*labels, "table", "state")
+        )
+        for supervisor in self.supervisors:
+            names = (supervisor.source.database, supervisor.source.sid or "")
+            health, pipeline = supervisor.health, supervisor.pipeline
+            if pipeline is not None:
+                lag.add_metric(names, pipeline.lag_bytes)
+                seconds.add_metric(names, pipeline.lag_seconds(datetime.now(UTC)))
+                if health.restart_lsn is not None:
+                    retained.add_metric(names, max(0, health.wal_end_lsn - health.restart_lsn))
+            for table, state in health.table_states.items():
+                for each in State:
+                    states.add_metric((*names, table, each), float(each == state))
+        return (lag, seconds, retained, states)
+
+
+def _default_spool_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
+
+
+def _raise_file_limit() -> None:
+    """Held lanes have a file each: use as many as we may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

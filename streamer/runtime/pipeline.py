@@ -1,0 +1,744 @@
+"""One source's way to the target: start reading here.
+
+    reader        source/stream.py        frames in, in bursts
+      → assembler decode/transactions.py  transactions, or pieces of large ones
+      → dispatch  here                    each lane gets its share, in commit order
+      → worker    apply/worker.py         shares to windows, windows to target transactions
+        or drainer apply/drainer.py       the same for lanes that are held
+      → tracker   progress/tracker.py     what is durable before the first gap
+      → feedback  here                    stored in the target, then acknowledged to the source
+
+A pipeline begins by making sure that source, slot and target belong together, and runs until its
+source is lost, an error needs a person, or it is asked to stop.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from streamer.apply.drainer import Drainer
+from streamer.apply.lane import Hold, Lane, MappedRelation, Share, SourceFacts
+from streamer.apply.spool import LaneSpool, SpoolDirectory, StreamedSpool
+from streamer.apply.target import TargetAddress
+from streamer.apply.worker import Budget, Worker
+from streamer.decode.pgoutput import Relation, to_datetime
+from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
+from streamer.errors import (
+    MappingError,
+    SlotInvalidatedError,
+    SlotMissingError,
+    SourceConnectionError,
+    SourceDivergedError,
+    SourceRejectedError,
+    SourceUnreadyError,
+    StreamerError,
+    TargetConnectionError,
+)
+from streamer.failpoints import failpoint
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.observability.metrics import Metrics
+from streamer.progress.store import RelationRecord, SourceLock, SourceRecord, Store
+from streamer.progress.tracker import ProgressTracker
+from streamer.route.mapping import (
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    resolve,
+)
+from streamer.route.partition import worker_number
+from streamer.source.catalog import (
+    SourceRelation,
+    SourceServer,
+    check_same_history,
+    flush_wal,
+    read_flush_lsn,
+    read_relation_names,
+    read_relations,
+    read_server,
+)
+from streamer.source.connection import Connection, connection, translating
+from streamer.source.publication import ensure_publications
+from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
+from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.sync.coordinator import SyncCoordinator, SyncSettings
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.states import State, needs_copy
+
+log = structlog.get_logger()
+
+PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A transaction larger than this goes through its lanes' spools."""
+STATUS_SECONDS_MAX: Final = 10.0
+GATHER_SECONDS: Final = 0.001
+"""Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
+SILENCE_SECONDS_MIN: Final = 30.0
+MONITOR_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all pipelines of a process share."""
+
+    address: TargetAddress
+    store: Store
+    workers: list[Worker]
+    drainer: Drainer
+    launcher: SparkLauncher
+    spools: SpoolDirectory
+    budget: Budget
+    metrics: Metrics
+    sync: SyncSettings
+    target_namespace: str
+    by_transaction: bool
+
+
+@dataclass(slots=True)
+class Health:
+    """What a running pipeline knows of itself; read by metrics and readiness."""
+
+    state: str = "starting"
+    error: str | None = None
+    wal_end_lsn: Lsn = NOTHING
+    restart_lsn: Lsn | None = None
+    visible_time: datetime | None = None
+    table_states: dict[str, str] = field(default_factory=dict)
+
+
+class Pipeline:
+    """Streams one source. Made anew for every attempt; `run` returns when asked to stop."""
+
+    def __init__(self, source: SourceMapping, shared: Shared, holder: str) -> None:
+        self.source = source
+        self.health = Health()
+        self.stop = asyncio.Event()
+        self.requested = asyncio.Event()
+        self.stop_lsn: Lsn | None = None
+        """Stop by oneself once everything up to here is durable and every table is ready."""
+        self._shared = shared
+        self._holder = holder
+        self._record: SourceRecord
+        self._server: SourceServer
+        self._tracker = ProgressTracker(NOTHING)
+        self._relations: dict[int, MappedRelation] = {}
+        self._by_name: dict[RelationName, MappedRelation] = {}
+        self._by_relid: dict[int, MappedRelation] = {}
+        self._lanes: dict[MappedRelation, Lane] = {}
+        self._common_lane: Lane | None = None
+        self._open_lanes: dict[Lane, None] = {}
+        self._states: dict[MappedRelation, State] = {}
+        self._assembler = TransactionAssembler(
+            self._is_wanted,
+            lambda xid: StreamedSpool(shared.spools),
+            piece_bytes_max=PIECE_BYTES_MAX,
+            forward_origins=source.forward_origins,
+        )
+        self._coordinator: SyncCoordinator
+        self._stream: ReplicationStream
+        self._stored_lsn = NOTHING
+        self._visible_time: datetime | None = None
+        self._durable_time = 0
+        self._advanced = asyncio.Event()
+        self._has_passed_stop = False
+
+    # ---- starting ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Stream until `stop` is set. Raises StreamerError for what ends this attempt."""
+        lock = SourceLock(self._shared.address, self._record_id(), self._holder)
+        try:
+            await self._wait_for_lock(lock)
+            if self.stop.is_set():
+                return
+            snapshot = await self._start()
+            try:
+                await self._run_tasks(lock, snapshot)
+            finally:
+                await self._close()
+        finally:
+            await lock.release()
+
+    def register(self, record: SourceRecord) -> None:
+        """Take the source's record; called once, before `run`."""
+        self._record = record
+
+    def _record_id(self) -> int:
+        return self._record.source_id
+
+    async def _wait_for_lock(self, lock: SourceLock) -> None:
+        was_told = False
+        while not self.stop.is_set():
+            holder = await lock.try_acquire()
+            if holder is None:
+                return
+            self.health.state, self.health.error = "waiting", f"held by {holder}"
+            if not was_told:
+                was_told = True
+                log.warning(
+                    "another process runs this source", source=self.source.label, holder=holder
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.stop.wait()
+
+    async def _start(self) -> ExportedSnapshot | None:
+        """Make sure that source, slot and target belong together; start the stream.
+
+        Returns the snapshot of a slot that was made just now.
+        """
+        store, source = self._shared.store, self.source
+        await store.set_source_state(self._record.source_id, "starting", None, self._holder)
+        await store.take_requests(self._record.source_id)
+        async with connection(source, replication=True) as replication:
+            self._server = server = await read_server(replication)
+        check_ready(server, source)
+        async with connection(source) as plain:
+            mappings, relations = await self._resolve(plain)
+            await self._register(mappings, relations)
+            await ensure_publications(plain, source, relations.values(), server.version)
+            start_lsn, snapshot = await self._open_slot(plain)
+        try:
+            self._record = await store.register_source(source)
+            self._tracker = ProgressTracker(start_lsn)
+            self._stored_lsn = start_lsn
+            publications = (source.publication, source.publication_inserts)
+            self._stream = await ReplicationStream.start(
+                source,
+                source.slot,
+                start_lsn,
+                StreamOptions.for_version(server.version, source, publications),
+            )
+        except BaseException:
+            if snapshot is not None:
+                await snapshot.close()
+            raise
+        return snapshot
+
+    async def _resolve(
+        self, plain: Connection
+    ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
+        names = await read_relation_names(plain)
+        mappings = resolve(self.source, names, self._shared.target_namespace)
+        if not mappings:
+            raise MappingError(
+                f'no table of source "{self.source.label}" matches its rules',
+                hint="correct `tables` in the configuration",
+            )
+        return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
+
+    async def _register(
+        self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
+    ) -> None:
+        """Make the records, lanes and states of all mapped relations; forget those no longer
+        mapped.
+        """
+        store, source = self._shared.store, self.source
+        wanted = {str(mapping.source) for mapping in mappings}
+        for record in await store.relations(self._record.source_id):
+            if record.source not in wanted:
+                await store.forget_relation(record.relation_id)
+        for mapping in mappings:
+            relation = relations[mapping.source]
+            record = await store.register_relation(self._record.source_id, mapping)
+            facts = SourceFacts(
+                database=source.database,
+                sid=source.sid,
+                binary=False,
+                primary_key=relation.primary_key,
+                types={column.name: column.type for column in relation.columns},
+            )
+            self._add(MappedRelation(record.relation_id, mapping, record.end_lsn, facts), record)
+
+    def _add(self, mapped: MappedRelation, record: RelationRecord) -> None:
+        self._relations[mapped.relation_id] = mapped
+        self._by_name[mapped.mapping.source] = mapped
+        self._set_state(mapped, State(record.state))
+        has_snapshot = record.snapshot_lsn is not None
+        if needs_copy(State(record.state), has_snapshot=has_snapshot):
+            self._hold_for_copy(mapped)
+            return
+        lane = self._home_lane(mapped)
+        self._lanes[mapped] = lane
+        match State(record.state):
+            case State.PAUSED:
+                lane.keep(Hold.PAUSED)
+            case State.ERROR:
+                lane.keep(Hold.ERROR, record.error)
+            case State.CATCHING_UP:
+                lane.keep(Hold.BUSY)  # drained at once, and ready
+
+    def _home_lane(self, mapped: MappedRelation) -> Lane:
+        """Return the lane where *mapped* belongs when it is in step."""
+        if not self._shared.by_transaction:
+            lane = self._lanes.get(mapped)
+            return lane or self._new_lane(str(mapped.mapping.source))
+        if self._common_lane is None:
+            self._common_lane = self._new_lane(self.source.label)
+        return self._common_lane
+
+    def _new_lane(self, name: str) -> Lane:
+        workers = self._shared.workers
+        number = worker_number(self.source.label, name, len(workers))
+        return Lane(
+            f"{self.source.label} {name}",
+            workers[number],
+            self,
+            lambda: LaneSpool(self._shared.spools),
+        )
+
+    def _hold_for_copy(self, mapped: MappedRelation) -> None:
+        """Hold the changes of *mapped* from now on; those that were dispatched before are
+        superseded.
+        """
+        lane = self._lanes.get(mapped)
+        if lane is None or lane is self._common_lane:
+            lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
+        mapped.skip_through_lsn = EVERYTHING
+        lane.keep(Hold.SYNC)
+
+    async def _open_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot | None]:
+        """Return where to start, having checked or made the slot. Raises what names the tables to
+        resync.
+        """
+        source, record = self.source, self._record
+        synced = [m for m in self._relations.values() if m.skip_through_lsn != EVERYTHING]
+        slot = await read_slot(plain, source.slot)
+        try:
+            if slot is None and not synced:
+                return await self._make_slot(record)
+            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
+            start_lsn = check_slot(slot, source.slot, self._server.database)
+            self._check_position(start_lsn, record)
+        except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
+            if not synced:
+                # Everything is to be copied again anyway: a new slot mends it.
+                await drop_slot(plain, source.slot)
+                return await self._make_slot(record)
+            exc.hint = self._resync_hint(synced)
+            raise
+        if record.system_identifier is None:
+            await self._shared.store.set_identity(
+                record.source_id, self._server.system_identifier, self._server.timeline
+            )
+        if record.acknowledged_lsn < start_lsn:
+            await self._shared.store.reset_acknowledged(record.source_id, start_lsn)
+        return start_lsn, None
+
+    def _check_position(self, start_lsn: Lsn, record: SourceRecord) -> None:
+        # What we acknowledge is stored here first, so a slot that is ahead means that this database
+        # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
+        # stored yet.
+        if record.acknowledged_lsn != NOTHING and start_lsn > record.acknowledged_lsn:
+            raise SourceDivergedError(
+                f'replication slot "{self.source.slot}" is at {start_lsn}, ahead of '
+                f"{record.acknowledged_lsn}, which is all that the target has: the target was restored to "
+                "an earlier time, or the slot was moved or made anew"
+            )
+
+    def _resync_hint(self, synced: list[MappedRelation]) -> str:
+        tables = ", ".join(str(mapped.mapping.source) for mapped in synced)
+        sid = f" --sid {self.source.sid}" if self.source.sid is not None else ""
+        return (
+            f"these tables need a resync: {tables}; run: streamer resync '*.*' "
+            f"--database {self.source.database}{sid}"
+        )
+
+    async def _make_slot(self, record: SourceRecord) -> tuple[Lsn, ExportedSnapshot]:
+        snapshot = await create_slot(self.source, self.source.slot, self._server.version)
+        failpoint("sync.slot_created")
+        store = self._shared.store
+        try:
+            await store.set_identity(
+                record.source_id, self._server.system_identifier, self._server.timeline
+            )
+            await store.reset_acknowledged(record.source_id, snapshot.consistent_point)
+        except BaseException:
+            await snapshot.close()
+            raise
+        return snapshot.consistent_point, snapshot
+
+    # ---- running -------------------------------------------------------------------------------
+
+    async def _run_tasks(self, lock: SourceLock, snapshot: ExportedSnapshot | None) -> None:
+        shared = self._shared
+        self._coordinator = SyncCoordinator(
+            self.source,
+            self._record.source_id,
+            self._server,
+            shared.address,
+            shared.store,
+            shared.launcher,
+            shared.sync,
+            self,
+            shared.metrics,
+            start_lsn=self._stored_lsn,
+        )
+        if snapshot is not None:
+            self._coordinator.use_snapshot(snapshot)
+        for mapped in self._relations.values():
+            if mapped.skip_through_lsn == EVERYTHING:
+                self._begin_copy(mapped)
+        self.health.state, self.health.error = "streaming", None
+        await shared.store.set_source_state(self._record.source_id, "streaming")
+        log.info("streaming", source=self.source.label, lsn=str(self._stored_lsn))
+        tasks: dict[str, Callable[[], Awaitable[None]]] = {
+            "reader": self._read,
+            "feedback": self._acknowledge,
+            "sync": self._coordinator.run,
+            "requests": self._follow_requests,
+            "monitor": lambda: self._monitor(lock),
+        }
+        async with asyncio.TaskGroup() as group:
+            running = {
+                name: group.create_task(_endless(run(), name), name=f"{name} {self.source.label}")
+                for name, run in tasks.items()
+            }
+            await self.stop.wait()
+            running["reader"].cancel()
+            await asyncio.wait([running["reader"]])
+            await self._stop_in_order()
+            for task in running.values():
+                task.cancel()
+
+    async def _stop_in_order(self) -> None:
+        """Let what was dispatched become durable, and tell the source of it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while any(lane.queued_count for lane in self._all_lanes()):
+                    await asyncio.sleep(0.02)
+                await self._store_progress()
+                await self._stream.stop(self._stored_lsn)
+
+    def _all_lanes(self) -> set[Lane]:
+        lanes = set(self._lanes.values())
+        if self._common_lane is not None:
+            lanes.add(self._common_lane)
+        return lanes
+
+    async def _close(self) -> None:
+        lanes = self._all_lanes()
+        await self._shared.drainer.forget(lanes)
+        for worker in self._shared.workers:
+            await worker.drop(lanes)
+        for lane in lanes:
+            lane.close()
+        self._assembler.reset()
+        await self._stream.close()
+
+    # ---- reading and dispatching ---------------------------------------------------------------
+
+    async def _read(self) -> None:
+        stream, assembler, budget = self._stream, self._assembler, self._shared.budget
+        while not self._has_passed_stop:
+            burst = stream.read()
+            for piece in assembler.feed(burst.payloads):
+                self._dispatch(piece)
+                if piece.end_lsn is None:
+                    await asyncio.sleep(0)
+            failpoint("reader.dispatched")
+            if burst.wal_end_lsn is not None:
+                self._handle_keepalive(burst.wal_end_lsn, burst.source_time)
+                if burst.reply_requested:
+                    stream.send_status(self._stored_lsn)
+            if not budget.has_room:
+                await budget.wait_for_room()
+            elif burst.payloads:
+                await asyncio.sleep(GATHER_SECONDS)
+            else:
+                await stream.wait_readable()
+        await asyncio.Event().wait()  # until cancelled
+
+    def _handle_keepalive(self, wal_end_lsn: Lsn, source_time: int) -> None:
+        self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
+        if not self._assembler.is_between_transactions:
+            return
+        self._tracker.keepalive(wal_end_lsn)
+        if self._tracker.is_idle:
+            self._durable_time = max(self._durable_time, source_time)
+        self._advanced.set()
+
+    def _is_wanted(self, relation: Relation) -> bool:
+        mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
+        if mapped is None:
+            self._by_relid.pop(relation.relid, None)
+            return False
+        self._by_relid[relation.relid] = mapped
+        return True
+
+    def _dispatch(self, piece: TransactionPiece) -> None:
+        """Give each lane its share of a transaction, or of a piece of one."""
+        transaction, end_lsn = piece.transaction, piece.end_lsn
+        # The record of a commit that was dispatched lies before the newest position: it came again.
+        if transaction.final_lsn < self._tracker.newest_lsn or self._has_passed_stop:
+            return
+        if self.stop_lsn is not None and transaction.final_lsn >= self.stop_lsn:
+            self._has_passed_stop = True
+            self._advanced.set()
+            return
+        shares: dict[Lane, Share] = {}
+        for changes in piece.changes:
+            self._add_to_shares(shares, changes, piece)
+        if end_lsn is None:
+            for lane, share in shares.items():
+                self._open_lanes[lane] = None
+                lane.dispatch(share)
+            return
+        for lane in self._open_lanes:
+            if lane not in shares:
+                shares[lane] = Share(transaction, [], end_lsn, 0)
+        self._open_lanes.clear()
+        self._tracker.dispatched(end_lsn, [lane.pending for lane in shares])
+        if end_lsn > self.health.wal_end_lsn:
+            self.health.wal_end_lsn = end_lsn
+        is_lead = True
+        for lane, share in shares.items():
+            share.is_lead = is_lead
+            is_lead = False
+            lane.dispatch(share)
+
+    def _add_to_shares(
+        self, shares: dict[Lane, Share], changes: Changes, piece: TransactionPiece
+    ) -> None:
+        mapped = self._by_relid[changes.relation.relid]
+        lane = self._lanes[mapped]
+        is_held_for_copy = Hold.SYNC in lane.hold
+        if piece.transaction.final_lsn < mapped.skip_through_lsn and not is_held_for_copy:
+            return  # the target has it
+        share = shares.get(lane)
+        if share is None:
+            share = shares[lane] = Share(piece.transaction, [], piece.end_lsn, 0)
+        share.changes.append((mapped, changes))
+        share.size += changes.size
+
+    # ---- acknowledging -------------------------------------------------------------------------
+
+    async def _acknowledge(self) -> None:
+        """Acknowledge every durable advance, and often enough for the source to know that we live."""
+        timeout = self._server.wal_sender_timeout_seconds
+        interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
+        silence = max(SILENCE_SECONDS_MIN, 2 * interval)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await self._advanced.wait()
+            self._advanced.clear()
+            try:
+                await self._store_progress()
+            except TargetConnectionError as exc:
+                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
+            quiet = time.monotonic() - self._stream.heard_at
+            if quiet > 2 * silence and self._shared.budget.has_room:
+                raise SourceConnectionError(
+                    f'source "{self.source.label}" has not answered for {quiet:.0f} s'
+                )
+            self._stream.send_status(self._stored_lsn, request_reply=quiet > silence)
+            failpoint("acknowledge.after_send")
+            self._check_reached_stop()
+
+    async def _store_progress(self) -> None:
+        """Store what may be acknowledged. Only then is it: a slot is never ahead of the target."""
+        flush_lsn = self._tracker.flush_lsn
+        visible_time = to_datetime(self._durable_time) if self._durable_time else None
+        if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
+            return
+        failpoint("acknowledge.before_store")
+        await self._shared.store.acknowledge(self._record.source_id, flush_lsn, visible_time)
+        failpoint("acknowledge.after_store")
+        self._stored_lsn = max(self._stored_lsn, flush_lsn)
+        self._visible_time = self.health.visible_time = visible_time
+
+    def _check_reached_stop(self) -> None:
+        if self.stop_lsn is None:
+            return
+        has_arrived = self._has_passed_stop and self._tracker.is_idle
+        if not has_arrived and self._stored_lsn < self.stop_lsn:
+            return
+        if all(state is State.READY for state in self._states.values()):
+            self.stop.set()
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.health.wal_end_lsn - self._stored_lsn)
+
+    def lag_seconds(self, now: datetime) -> float:
+        """How long ago, at most, what is visible in the target was all there was to see."""
+        if self._tracker.is_idle and self.lag_bytes == 0:
+            return 0.0
+        return max(0.0, (now - self._visible_time).total_seconds()) if self._visible_time else 0.0
+
+    async def _monitor(self, lock: SourceLock) -> None:
+        """Look at the slot now and then, and whether the source is still ours to run."""
+        async with connection(self.source) as plain:
+            if self.stop_lsn == EVERYTHING:
+                self.stop_lsn = await flush_wal(plain)
+            while True:
+                await lock.check()
+                with translating(self.source.label):
+                    slot = await read_slot(plain, self.source.slot)
+                    self.health.wal_end_lsn = max(
+                        self.health.wal_end_lsn, await read_flush_lsn(plain)
+                    )
+                check_slot(slot, self.source.slot, self._server.database)
+                assert slot is not None
+                self.health.restart_lsn = slot.restart_lsn
+                self._check_reached_stop()
+                await asyncio.sleep(MONITOR_SECONDS)
+
+    # ---- lanes (LaneOwner) ---------------------------------------------------------------------
+
+    def lane_held(self, lane: Lane) -> None:
+        self._shared.drainer.held(lane)
+
+    def lane_live(self, lane: Lane) -> None:
+        if self._common_lane is None:
+            return
+        for mapped, its in self._lanes.items():
+            if its is lane and lane is not self._common_lane:
+                self._lanes[mapped] = self._common_lane
+
+    def lane_durable(self, lane: Lane, shares: list[Share]) -> None:
+        last = shares[-1]
+        assert last.end_lsn is not None
+        self._tracker.durable(lane.pending, last.end_lsn)
+        self._durable_time = max(self._durable_time, last.transaction.commit_time)
+        self._shared.metrics.count_transactions(self.source.database, self.source.sid, shares)
+        self._advanced.set()
+
+    async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
+        for mapped in self._relations_of(lane, error):
+            if self._states[mapped] is not State.ERROR:
+                log.error(
+                    "table stopped",
+                    source=self.source.label,
+                    table=str(mapped.mapping.source),
+                    error=str(error),
+                    code=error.code,
+                )
+            await self._store_state(mapped, State.ERROR, _with_notes(error))
+
+    async def lane_recovered(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            if self._states[mapped] is State.ERROR:
+                log.info(
+                    "table goes on", source=self.source.label, table=str(mapped.mapping.source)
+                )
+                await self._store_state(mapped, State.CATCHING_UP)
+
+    async def lane_drained(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            if self._states[mapped] in (State.CATCHING_UP, State.ERROR):
+                await self._store_state(mapped, State.READY)
+                failpoint("sync.drained")
+        self._advanced.set()
+
+    def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
+        if error is not None and isinstance(error.subject, MappedRelation):
+            return [error.subject]
+        return [mapped for mapped, its in self._lanes.items() if its is lane]
+
+    def _set_state(self, mapped: MappedRelation, state: State) -> None:
+        self._states[mapped] = state
+        self.health.table_states[str(mapped.mapping.source)] = state
+
+    async def _store_state(
+        self, mapped: MappedRelation, state: State, error: str | None = None
+    ) -> None:
+        await self._shared.store.set_state(mapped.relation_id, state, error)
+        self._set_state(mapped, state)
+
+    # ---- copies (SyncEvents) -------------------------------------------------------------------
+
+    def _begin_copy(self, mapped: MappedRelation) -> None:
+        self._coordinator.request(mapped)
+
+    def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        self._set_state(mapped, State.COPYING)
+        mapped.skip_through_lsn = consistent_point
+        self._tracker.durable(self._lanes[mapped].pending, consistent_point)
+        self._advanced.set()
+
+    def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        mapped.end_lsn = mapped.skip_through_lsn = consistent_point
+        self._set_state(mapped, State.CATCHING_UP)
+        self._lanes[mapped].release(Hold.SYNC)
+
+    def copy_failed(self, mapped: MappedRelation, error: str) -> None:
+        self._set_state(mapped, State.ERROR)
+        log.error(
+            "table cannot be copied",
+            source=self.source.label,
+            table=str(mapped.mapping.source),
+            error=error,
+        )
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    async def _follow_requests(self) -> None:
+        """Do what operators ask for, as soon as they do."""
+        while True:
+            await self.requested.wait()
+            self.requested.clear()
+            for request in await self._shared.store.take_requests(self._record.source_id):
+                mapped = self._relations.get(request.relation_id)
+                if mapped is None:
+                    continue
+                match request.action:
+                    case "pause":
+                        self._set_state(mapped, State.PAUSED)
+                        self._lanes[mapped].keep(Hold.PAUSED)
+                    case "resume":
+                        self._resume(mapped)
+                    case "resync":
+                        await self._resync(mapped)
+
+    def _resume(self, mapped: MappedRelation) -> None:
+        lane = self._lanes[mapped]
+        if Hold.SYNC in lane.hold:
+            if self._states[mapped] in (State.PAUSED, State.ERROR):
+                self._set_state(mapped, State.INIT)
+                self._begin_copy(mapped)
+        elif self._states[mapped] in (State.PAUSED, State.ERROR):
+            self._set_state(mapped, State.READY)
+        lane.release(Hold.PAUSED | Hold.ERROR)
+
+    async def _resync(self, mapped: MappedRelation) -> None:
+        if self._states[mapped] in (State.INIT, State.COPYING):
+            return  # it is at it
+        before = self._lanes[mapped]
+        self._set_state(mapped, State.INIT)
+        self._hold_for_copy(mapped)
+        self._lanes[mapped].release(Hold.PAUSED | Hold.ERROR)
+        # Nothing of it may still be on its way to the target when the copy begins.
+        while before.queued_count:
+            await asyncio.sleep(0.02)
+        self._begin_copy(mapped)
+
+
+async def _endless(task: Awaitable[None], name: str) -> None:
+    await task
+    raise StreamerError(f"the {name} task ended by itself")
+
+
+def _with_notes(error: StreamerError) -> str:
+    notes = getattr(error, "__notes__", [])
+    return "; ".join([str(error), *notes])
+
+
+def check_ready(server: SourceServer, source: SourceMapping) -> None:
+    """Refuse a source that is not set up for logical replication."""
+    if server.wal_level != "logical":
+        raise SourceUnreadyError(
+            f'source "{source.label}" has wal_level = {server.wal_level}',
+            hint="set wal_level = logical in its postgresql.conf and restart that server",
+        )
+    if not server.role_may_replicate:
+        raise SourceRejectedError(
+            f'role "{server.role}" of source "{source.label}" may not replicate',
+            hint=f'have an administrator run there: alter role "{server.role}" replication',
+        )

@@ -1,0 +1,142 @@
+"""Keeps pipelines running, each on its own: one source's trouble is not the others'.
+
+What an error asks for decides what happens: a passing one is tried again after a back-off; one that
+a person must mend leaves the source in state ``error``, and is looked at again now and then, or at
+once when an operator asks for something. An error without a class of ours is a defect: it ends the
+process, so that nothing looks healthy that is not.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.errors import Retry, StreamerError, TargetFencedError
+from streamer.lsn import Lsn
+from streamer.progress.store import SourceRecord
+from streamer.route.mapping import SourceMapping
+from streamer.runtime.pipeline import Health, Pipeline, Shared
+
+log = structlog.get_logger()
+
+MANUAL_RETRY_SECONDS: Final = 15.0
+
+
+class Supervisor:
+    """Runs one source, attempt after attempt."""
+
+    def __init__(self, source: SourceMapping, shared: Shared, holder: str) -> None:
+        self.source = source
+        self.pipeline: Pipeline | None = None
+        self.health = Health()
+        self.stop = asyncio.Event()
+        self.stop_lsn: Lsn | None = None
+        self.failure: StreamerError | None = None
+        """The error that needs a person, while there is one."""
+        self._shared = shared
+        self._holder = holder
+        self._requested = asyncio.Event()
+
+    def look_for_requests(self, *, was_asked: bool) -> None:
+        """See what operators ask for; with *was_asked* there is something, of this source or
+        another.
+        """
+        if was_asked:
+            self._requested.set()
+        if self.pipeline is not None:
+            self.pipeline.requested.set()
+
+    def ask_to_stop(self) -> None:
+        self.stop.set()
+        if self.pipeline is not None:
+            self.pipeline.stop.set()
+
+    async def run(self) -> None:
+        """Stream until asked to stop."""
+        backoff = Backoff()
+        while not self.stop.is_set():
+            try:
+                await self._attempt()
+                return
+            except TargetFencedError:
+                raise
+            except StreamerError as exc:
+                await self._report(exc)
+                if exc.retry is Retry.TIMED:
+                    backoff.log(log, f'source "{self.source.label}" is tried again', exc)
+                    await self._sleep(backoff.next_seconds())
+                    continue
+                if self.failure is None or str(self.failure) != str(exc):
+                    log.error(
+                        "source stopped", source=self.source.label, error=str(exc), code=exc.code
+                    )
+                self.failure = exc
+                await self._sleep(MANUAL_RETRY_SECONDS if exc.retry is Retry.MANUAL else None)
+            else:
+                backoff = Backoff()
+
+    async def _attempt(self) -> None:
+        record = await self._shared.store.register_source(self.source)
+        self.pipeline = pipeline = Pipeline(self.source, self._shared, self._holder)
+        pipeline.register(record)
+        pipeline.stop_lsn = self.stop_lsn
+        self.health = pipeline.health
+        if self.stop.is_set():
+            return
+        try:
+            await pipeline.run()
+        except BaseExceptionGroup as group:
+            raise _first_error(group) from group
+        else:
+            await self._shared.store.set_source_state(record.source_id, "stopped")
+            self.failure = None
+        finally:
+            self.pipeline = None
+
+    async def _report(self, error: StreamerError) -> None:
+        self._shared.metrics.count_error(error, self.source.database, self.source.sid)
+        waits = error.retry is Retry.TIMED
+        self.health.state = "waiting" if waits else "error"
+        self.health.error = str(error)
+        with contextlib.suppress(StreamerError):
+            for record in await self._shared.store.sources():
+                if _is_record_of(record, self.source):
+                    await self._shared.store.set_source_state(
+                        record.source_id, self.health.state, str(error)
+                    )
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Sleep, unless an operator asks for something or we are to stop."""
+        self._requested.clear()
+        waiting = [
+            asyncio.create_task(self._requested.wait(), name="requested"),
+            asyncio.create_task(self.stop.wait(), name="stop"),
+        ]
+        try:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+def _is_record_of(record: SourceRecord, source: SourceMapping) -> bool:
+    return (record.database, record.sid) == (source.database, source.sid)
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return what ended a pipeline: a defect before an error, an error before a cancellation."""
+    leaves: list[BaseException] = []
+
+    def collect(exc: BaseException) -> None:
+        if isinstance(exc, BaseExceptionGroup):
+            for inner in exc.exceptions:
+                collect(inner)
+        else:
+            leaves.append(exc)
+
+    collect(group)
+    defects = [exc for exc in leaves if not isinstance(exc, StreamerError | asyncio.CancelledError)]
+    errors = [exc for exc in leaves if isinstance(exc, StreamerError)]
+    return [*defects, *errors, *leaves][0]

@@ -1,0 +1,56 @@
+"""Session settings that are the same on every connection, on both sides.
+
+A value must read the same whatever a server, database or role sets: two sides that print dates,
+intervals, floats or bytes differently would write different data, and a user's time-outs must not
+end a long copy or a held transaction. What a server does not know (older versions) is left out.
+Pure.
+"""
+
+from typing import Final
+
+TEXT_FORMAT: Final[dict[str, str]] = {
+    "client_encoding": "UTF8",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmloption": "content",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    # Types and functions outside pg_catalog are written with their schema.
+    "search_path": "",
+}
+
+TRANSACTION: Final[dict[str, str]] = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # A copy that row level security would filter fails instead.
+    "row_security": "off",
+    "client_min_messages": "warning",
+    "jit": "off",
+}
+
+PINNED: Final = TEXT_FORMAT | TRANSACTION
+
+# pg_settings has the settings that this server's version knows.
+PIN_SQL: Final = """
+select set_config(s.name, p.value, false)
+from unnest({names}, {values}) as p (name, value)
+join pg_catalog.pg_settings s on lower(s.name) = lower(p.name)
+"""
+
+APPLY: Final[dict[str, str]] = {
+    # A staging table has no statistics; without these PostgreSQL reads the whole target for each
+    # batch.
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}

@@ -1,0 +1,256 @@
+"""What a source's catalogs say: its version, settings and relations.
+
+Queries use names qualified with pg_catalog, because sessions run with an empty search_path.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.errors import SourceDivergedError, SourceUnreadyError
+from streamer.lsn import Lsn
+from streamer.route.mapping import RelationName
+from streamer.source.connection import Connection, fetch_all, fetch_one
+
+VERSION_MIN: Final = 12_00_00
+
+
+@dataclass(frozen=True, slots=True)
+class SourceServer:
+    """A source's server, as far as replication depends on it. ``version`` is server_version_num."""
+
+    version: int
+    version_text: str
+    system_identifier: str
+    timeline: int
+    flush_lsn: Lsn
+    database: str
+    wal_level: str
+    wal_sender_timeout_seconds: float
+    role: str
+    role_may_replicate: bool
+    is_superuser: bool
+    in_recovery: bool
+    max_replication_slots: int
+    max_wal_senders: int
+    settings: dict[str, str]
+
+    @property
+    def major(self) -> int:
+        return self.version // 10000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of a source relation. ``type`` is written with its modifier and, if need be, its
+    schema.
+
+    ``generated``: '' or 's' (stored) or 'v' (virtual); ``identity``: '' or 'a' (always) or 'd'.
+    """
+
+    name: str
+    type: str
+    type_oid: int
+    not_null: bool
+    generated: str
+    generation_expression: str | None
+    identity: str
+    collation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRelation:
+    """A table or partitioned table of a source.
+
+    ``key``: columns of its replica identity, empty if it has no usable one or if it is FULL.
+    """
+
+    oid: int
+    name: RelationName
+    is_partitioned: bool
+    is_unlogged: bool
+    replica_identity: str
+    key: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    columns: tuple[SourceColumn, ...]
+    row_count_estimate: int
+    size_bytes: int
+    row_security: bool
+    owned: bool
+    selectable: bool
+
+    @property
+    def has_usable_identity(self) -> bool:
+        """Whether UPDATE and DELETE can be published without making them fail at the source."""
+        return self.replica_identity == "f" or bool(self.key)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+
+_SERVER_SQL: Final = """
+select current_setting('server_version_num')::int as version,
+       current_setting('server_version') as version_text,
+       pg_catalog.current_database() as database,
+       current_setting('wal_level') as wal_level,
+       (select setting::float8 / 1000 from pg_catalog.pg_settings
+         where name = 'wal_sender_timeout') as wal_sender_timeout_seconds,
+       current_user as role,
+       r.rolreplication or r.rolsuper as role_may_replicate,
+       r.rolsuper as is_superuser,
+       pg_catalog.pg_is_in_recovery() as in_recovery,
+       current_setting('max_replication_slots')::int as max_replication_slots,
+       current_setting('max_wal_senders')::int as max_wal_senders,
+       (select pg_catalog.jsonb_object_agg(name, setting) from pg_catalog.pg_settings
+         where name in ('max_slot_wal_keep_size', 'logical_decoding_work_mem')) as settings
+from pg_catalog.pg_roles r where r.rolname = current_user
+"""
+
+
+async def read_server(connection: Connection) -> SourceServer:
+    """Read what replication depends on; *connection* must be a replication connection.
+
+    Raises SourceUnreadyError for a server that is too old.
+    """
+    identity = await fetch_one(connection, "IDENTIFY_SYSTEM")
+    facts = await fetch_one(connection, _SERVER_SQL)
+    if facts["version"] < VERSION_MIN:
+        raise SourceUnreadyError(
+            f"PostgreSQL {facts['version_text']} is too old", hint="12 is the oldest that works"
+        )
+    return SourceServer(
+        system_identifier=str(identity["systemid"]),
+        timeline=int(identity["timeline"]),
+        flush_lsn=Lsn.parse(identity["xlogpos"]),
+        **facts,
+    )
+
+
+_RELATIONS_SQL: Final = """
+select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
+       c.relkind = 'p' as is_partitioned,
+       c.relpersistence = 'u' as is_unlogged,
+       c.relreplident as replica_identity,
+       coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
+          from pg_catalog.pg_index i,
+               pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position),
+               pg_catalog.pg_attribute a
+         where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+           and (c.relreplident = 'd' and i.indisprimary
+                or c.relreplident = 'i' and i.indisreplident)
+           and k.position <= i.indnkeyatts
+           and a.attrelid = c.oid and a.attnum = k.attnum), '{}') as key,
+       coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
+          from pg_catalog.pg_index i,
+               pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position),
+               pg_catalog.pg_attribute a
+         where i.indrelid = c.oid and i.indisprimary and i.indisvalid
+           and k.position <= i.indnkeyatts
+           and a.attrelid = c.oid and a.attnum = k.attnum), '{}') as primary_key,
+       greatest(case when c.relkind = 'p' then
+           (select pg_catalog.sum(greatest(l.reltuples, 0))
+              from pg_catalog.pg_partition_tree(c.oid) t
+              join pg_catalog.pg_class l on l.oid = t.relid where t.isleaf)
+         else c.reltuples end, 0)::int8 as row_count_estimate,
+       case when c.relkind = 'p' then
+           (select pg_catalog.sum(pg_catalog.pg_table_size(t.relid))
+              from pg_catalog.pg_partition_tree(c.oid) t where t.isleaf)
+         else pg_catalog.pg_table_size(c.oid) end::int8 as size_bytes,
+       c.relrowsecurity and (c.relforcerowsecurity
+            or not pg_catalog.pg_has_role(c.relowner, 'usage'))
+         and not (select rolsuper or rolbypassrls from pg_catalog.pg_roles
+                   where rolname = current_user) as row_security,
+       pg_catalog.pg_has_role(c.relowner, 'usage') as owned,
+       pg_catalog.has_table_privilege(c.oid, 'select') as selectable
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
+  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+"""
+
+_COLUMNS_SQL: Final = """
+select a.attrelid::int8 as relid, a.attname as name,
+       pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
+       a.atttypid::int8 as type_oid,
+       a.attnotnull as not_null, a.attgenerated as generated, a.attidentity as identity,
+       case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
+         as generation_expression,
+       case when a.attcollation <> t.typcollation then
+         (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
+            from pg_catalog.pg_collation co
+            join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
+           where co.oid = a.attcollation) end as collation
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_type t on t.oid = a.atttypid
+left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = any (%s) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
+"""
+
+
+async def read_relation_names(connection: Connection) -> list[RelationName]:
+    """Return every table and partitioned table that a rule could name."""
+    rows = await fetch_all(
+        connection, f"select namespace, name from ({_RELATIONS_SQL}) r where not is_unlogged"
+    )
+    return [RelationName(row["namespace"], row["name"]) for row in rows]
+
+
+async def read_relations(
+    connection: Connection, names: list[RelationName]
+) -> dict[RelationName, SourceRelation]:
+    """Read the definition of *names*; those that are not there are left out."""
+    rows = await fetch_all(
+        connection,
+        f"select r.* from ({_RELATIONS_SQL}) r"
+        " join unnest(%s::text[], %s::text[]) w (namespace, name) using (namespace, name)",
+        [name.namespace for name in names],
+        [name.name for name in names],
+    )
+    columns: dict[int, list[SourceColumn]] = {row["oid"]: [] for row in rows}
+    for column in await fetch_all(connection, _COLUMNS_SQL, list(columns)):
+        columns[column.pop("relid")].append(SourceColumn(**column))
+    relations = {}
+    for row in rows:
+        name = RelationName(row.pop("namespace"), row.pop("name"))
+        row["key"], row["primary_key"] = tuple(row["key"]), tuple(row["primary_key"])
+        relations[name] = SourceRelation(name=name, columns=tuple(columns[row["oid"]]), **row)
+    return relations
+
+
+async def read_flush_lsn(connection: Connection) -> Lsn:
+    """Return the end of the WAL that the source has flushed."""
+    row = await fetch_one(
+        connection,
+        "select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
+        " else pg_catalog.pg_current_wal_flush_lsn() end::text as lsn",
+    )
+    return Lsn.parse(row["lsn"])
+
+
+async def flush_wal(connection: Connection) -> Lsn:
+    """Make sure that everything committed so far is flushed; return the end of it.
+
+    A commit with ``synchronous_commit = off`` reaches the disk, and so our stream, a little later.
+    The commit record of an empty transaction of ours takes it along.
+    """
+    await connection.execute(
+        "begin; set local synchronous_commit = local; select pg_catalog.txid_current(); commit"
+    )
+    return await read_flush_lsn(connection)
+
+
+def check_same_history(server: SourceServer, system_identifier: str | None, seen_lsn: Lsn) -> None:
+    """Refuse a source that is not the one we streamed from, or that went back in time.
+
+    *seen_lsn*: the furthest position of that source which the target has stored.
+    """
+    if system_identifier is not None and server.system_identifier != system_identifier:
+        raise SourceDivergedError(
+            f"the source is another server now: system identifier {server.system_identifier} "
+            f"instead of {system_identifier}"
+        )
+    if server.flush_lsn < seen_lsn:
+        raise SourceDivergedError(
+            f"the source was restored to an earlier time: its WAL ends at {server.flush_lsn}, "
+            f"before {seen_lsn}, which the target has"
+        )

@@ -1,0 +1,169 @@
+"""Connections to a source, and what a driver error there means.
+
+Everything libpq understands works in a source's url: it is libpq that connects. Errors of the
+driver are translated here, once.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import DictRow, dict_row
+
+from streamer import session
+from streamer.errors import (
+    SlotInUseError,
+    SlotMissingError,
+    SnapshotExpiredError,
+    SourceConnectionError,
+    SourceError,
+    SourceRejectedError,
+    SourceUnreadyError,
+    StreamerError,
+)
+from streamer.route.mapping import SourceMapping
+
+Connection = psycopg.AsyncConnection[DictRow]
+
+# A peer that vanished without a word is noticed within about a minute, unless the url says
+# otherwise.
+_CONNECTION_DEFAULTS: Final = {
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+_BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {
+    "42501": SourceRejectedError,  # insufficient_privilege
+    "3D000": SourceRejectedError,  # invalid_catalog_name: no such database
+    "55006": SlotInUseError,  # object_in_use
+    "42704": SlotMissingError,  # undefined_object
+}
+_BY_SQLSTATE_CLASS: Final[dict[str, type[StreamerError]]] = {
+    "08": SourceConnectionError,
+    "28": SourceRejectedError,  # invalid_authorization_specification
+    "40": SourceConnectionError,  # transaction_rollback: again
+    "53": SourceConnectionError,  # insufficient_resources
+    "57": SourceConnectionError,  # operator_intervention: shutdown, cancel
+    "58": SourceConnectionError,  # system_error
+}
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a driver's message: the rest is context that may show values."""
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        return error.diag.message_primary
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def translate(error: psycopg.Error, label: str) -> StreamerError:
+    """Say in our words what a driver error of source *label* means."""
+    state = error.sqlstate
+    message = f'source "{label}": {first_line(error)}'
+    if state is None:
+        return _translate_without_sqlstate(error, message)
+    if state == "22023" and "snapshot" in message:
+        return SnapshotExpiredError(message)
+    if state == "55000" and "wal_level" in message:
+        return SourceUnreadyError(
+            message, hint="set wal_level = logical in postgresql.conf and restart that server"
+        )
+    if state == "53400":  # configuration_limit_exceeded
+        return SourceUnreadyError(
+            message, hint="raise max_replication_slots and max_wal_senders on that server"
+        )
+    kind = _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], SourceError)
+    return kind(message)
+
+
+_REFUSALS: Final = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "not permitted",
+)
+
+
+def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
+    # libpq reports a failed connection attempt without SQLSTATE; its text is all there is.
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if any(word in str(error) for word in _REFUSALS):
+            return SourceRejectedError(
+                message, hint="check role, password, pg_hba.conf and database"
+            )
+        return SourceConnectionError(message)
+    return SourceError(message)
+
+
+@contextmanager
+def translating(label: str) -> Iterator[None]:
+    """Translate every driver error raised inside."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise translate(exc, label) from exc
+
+
+def conninfo(source: SourceMapping, **parameters: str) -> str:
+    """Return *source*'s connection string with our defaults below and *parameters* above its own."""
+    own = conninfo_to_dict(source.url.reveal())
+    defaults = _CONNECTION_DEFAULTS | {"application_name": f"streamer {source.label}"}
+    return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))
+
+
+async def connect(source: SourceMapping, *, replication: bool = False) -> Connection:
+    """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
+
+    Raises SourceConnectionError, SourceRejectedError.
+    """
+    parameters: dict[str, str] = {"replication": "database"} if replication else {}
+    with translating(source.label):
+        connection: Connection = await psycopg.AsyncConnection.connect(
+            conninfo(source, **parameters),
+            autocommit=True,
+            row_factory=dict_row,
+            prepare_threshold=None,
+        )
+        try:
+            await connection.execute(_pin_statement())
+        except BaseException:
+            await connection.close()
+            raise
+    return connection
+
+
+def _pin_statement() -> str:
+    # A walsender takes no parameters, so the values, all ours, are literals.
+    names = ", ".join(f"'{name}'" for name in session.PINNED)
+    values = ", ".join(f"'{value}'" for value in session.PINNED.values())
+    return session.PIN_SQL.format(names=f"array[{names}]", values=f"array[{values}]")
+
+
+@asynccontextmanager
+async def connection(
+    source: SourceMapping, *, replication: bool = False
+) -> AsyncIterator[Connection]:
+    """Connect for the length of a block; errors inside are translated."""
+    connected = await connect(source, replication=replication)
+    try:
+        with translating(source.label):
+            yield connected
+    finally:
+        await connected.close()
+
+
+async def fetch_all(connection: Connection, sql: Any, *parameters: Any) -> list[DictRow]:
+    """Run a query and return its rows as dictionaries."""
+    cursor = await connection.execute(sql, parameters or None)
+    return await cursor.fetchall()
+
+
+async def fetch_one(connection: Connection, sql: Any, *parameters: Any) -> DictRow:
+    """Run a query that returns exactly one row."""
+    (row,) = await fetch_all(connection, sql, *parameters)
+    return row

@@ -1,0 +1,255 @@
+"""The stream of changes: replication frames in, status updates out.
+
+PostgreSQL documentation, "Streaming Replication Protocol", START_REPLICATION: after it both sides
+send CopyData frames. From the source come XLogData (``w``: int64 start, int64 end, int64 time, then
+a pgoutput message) and primary keepalives (``k``: int64 end of WAL, int64 time, int8 reply
+requested). We send standby status updates (``r``: int64 received, int64 flushed, int64 applied,
+int64 time, int8 reply requested).
+
+Sole user of psycopg.pq. Reading never blocks the event loop and never waits for anybody but the
+source.
+"""
+
+import asyncio
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from streamer.errors import ProtocolError, SourceConnectionError
+from streamer.lsn import NOTHING, Lsn
+from streamer.route.mapping import SourceMapping
+from streamer.source.connection import Connection, connect, translate, translating
+from streamer.sql import quote_identifier, quote_literal
+
+_XLOG_DATA: Final = ord("w")
+_KEEPALIVE: Final = ord("k")
+_XLOG_DATA_HEADER: Final = 25
+_keepalive_fields = struct.Struct(">xQqB")
+_status_update = struct.Struct(">cQQQqB")
+_lsn_at = struct.Struct(">Q").unpack_from
+
+_UNIX_TO_POSTGRES_SECONDS: Final = 946_684_800
+
+BURST_FRAMES_MAX: Final = 2000
+"""How many frames are taken in one turn of the event loop: about two milliseconds of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What to ask of pgoutput. ``protocol`` is its proto_version."""
+
+    publications: tuple[str, ...]
+    protocol: int = 1
+    binary: bool = False
+    streaming: bool = False
+    origin_none: bool = False
+
+    @classmethod
+    def for_version(
+        cls, version: int, source: SourceMapping, publications: tuple[str, ...]
+    ) -> "StreamOptions":
+        """Ask for what a server of *version* can do: binary and streaming from 14, origin from 16."""
+        return cls(
+            publications,
+            protocol=2 if version >= 14_00_00 else 1,
+            binary=version >= 14_00_00 and source.transport == "binary",
+            streaming=version >= 14_00_00 and source.streaming,
+            origin_none=version >= 16_00_00 and not source.forward_origins,
+        )
+
+    def sql(self) -> str:
+        names = ",".join(map(quote_identifier, self.publications))
+        options = [f"proto_version '{self.protocol}'", f"publication_names {quote_literal(names)}"]
+        if self.binary:
+            options.append("binary 'true'")
+        if self.streaming:
+            options.append("streaming 'on'")
+        if self.origin_none:
+            options.append("origin 'none'")
+        return ", ".join(options)
+
+
+@dataclass(slots=True)
+class Burst:
+    """What one read brought: pgoutput messages in order, and the last keepalive if there was one."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    wal_end_lsn: Lsn | None = None
+    source_time: int = 0
+    reply_requested: bool = False
+
+
+class ReplicationStream:
+    """One START_REPLICATION, from its start to its end."""
+
+    def __init__(self, connection: Connection, label: str) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._label = label
+        self.received_lsn = NOTHING
+        self.heard_at = time.monotonic()
+        """When the source last sent anything, on the clock of `time.monotonic`."""
+
+    @classmethod
+    async def start(
+        cls, source: SourceMapping, slot: str, start_lsn: Lsn, options: StreamOptions
+    ) -> "ReplicationStream":
+        """Connect and start replication from *slot* at *start_lsn*.
+
+        Raises SlotInUseError, SlotMissingError, SourceConnectionError, SourceRejectedError.
+        """
+        connection = await connect(source, replication=True)
+        try:
+            stream = cls(connection, source.label)
+            command = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn} ({options.sql()})"
+            with translating(source.label):
+                await stream._execute(command.encode())
+        except BaseException:
+            await connection.close()
+            raise
+        return stream
+
+    async def _execute(self, command: bytes) -> None:
+        pgconn = self._pgconn
+        pgconn.send_query(command)
+        while pgconn.flush():
+            await self._wait(writable=True)
+        while pgconn.is_busy():
+            await self._wait()
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            if result is None:
+                raise SourceConnectionError(f'source "{self._label}" closed the connection')
+            raise psycopg.errors.error_from_result(result)
+        pgconn.nonblocking = 1
+
+    @property
+    def backend_pid(self) -> int:
+        """The walsender's process id at the source."""
+        return self._pgconn.backend_pid
+
+    async def _wait(self, *, writable: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        descriptor = self._pgconn.socket
+        if writable:
+            loop.add_writer(descriptor, wake)
+        else:
+            loop.add_reader(descriptor, wake)
+        try:
+            await ready
+        finally:
+            if writable:
+                loop.remove_writer(descriptor)
+            else:
+                loop.remove_reader(descriptor)
+
+    async def wait_readable(self) -> None:
+        """Wait until the source has sent something, or closed."""
+        await self._wait()
+
+    def read(self) -> Burst:
+        """Take what has arrived, without waiting; an empty burst if nothing has.
+
+        Raises SourceConnectionError when the stream has ended, and ProtocolError for a frame that
+        is not understood.
+        """
+        burst = Burst()
+        try:
+            self._read_frames(burst)
+        except psycopg.Error as exc:
+            raise translate(exc, self._label) from exc
+        return burst
+
+    def _read_frames(self, burst: Burst) -> None:
+        pgconn = self._pgconn
+        get_copy_data = pgconn.get_copy_data
+        payloads = burst.payloads
+        take = payloads.append
+        data = b""
+        pgconn.consume_input()
+        has_consumed = True
+        while len(payloads) < BURST_FRAMES_MAX:
+            size, view = get_copy_data(1)
+            if size > 0:
+                data = view.tobytes()
+                if data[0] == _XLOG_DATA:
+                    take(data[_XLOG_DATA_HEADER:])
+                    has_consumed = False
+                else:
+                    self._handle_other(data, burst)
+            elif size == 0:
+                # libpq reads at most its buffer at a time, so there may be more in the socket.
+                if has_consumed:
+                    break
+                pgconn.consume_input()
+                has_consumed = True
+            else:
+                self._raise_ended()
+        if payloads:
+            if len(data) > _XLOG_DATA_HEADER and data[0] == _XLOG_DATA:
+                self.received_lsn = max(self.received_lsn, Lsn(_lsn_at(data, 1)[0]))
+            self.heard_at = time.monotonic()
+
+    def _handle_other(self, data: bytes, burst: Burst) -> None:
+        if data[0] != _KEEPALIVE or len(data) != _keepalive_fields.size:
+            raise ProtocolError(f"unknown replication frame {chr(data[0])!r} at offset 0")
+        wal_end, source_time, reply = _keepalive_fields.unpack(data)
+        burst.wal_end_lsn = Lsn(wal_end)
+        burst.source_time = source_time
+        burst.reply_requested = burst.reply_requested or reply == 1
+        self.received_lsn = max(self.received_lsn, burst.wal_end_lsn)
+        self.heard_at = time.monotonic()
+
+    def _raise_ended(self) -> None:
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+        raise SourceConnectionError(f'source "{self._label}" ended the stream')
+
+    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
+        """Tell the source that everything up to *flush_lsn* is durable; nothing else does so.
+
+        Never waits: what does not fit the socket now goes out with the next call.
+        """
+        now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
+        received = max(self.received_lsn, flush_lsn)
+        update = _status_update.pack(b"r", received, flush_lsn, flush_lsn, now, request_reply)
+        try:
+            self._pgconn.put_copy_data(update)
+            self._pgconn.flush()
+        except psycopg.Error as exc:
+            raise translate(exc, self._label) from exc
+
+    async def stop(self, flush_lsn: Lsn) -> None:
+        """Send a last status update and end the stream in order, so that the source has read it.
+
+        The walsender reads what we sent before it answers our CopyDone with its own.
+        """
+        with translating(self._label):
+            pgconn = self._pgconn
+            self.send_status(flush_lsn)
+            pgconn.put_copy_end()
+            while pgconn.flush():
+                await self._wait(writable=True)
+            while True:
+                size, _ = pgconn.get_copy_data(1)
+                if size < 0:
+                    return
+                if size == 0:
+                    await self._wait()
+                    pgconn.consume_input()
+
+    async def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+        await self._connection.close()

@@ -1,0 +1,35 @@
+"""Quoting: the one way an identifier or a literal of ours gets into SQL text.
+
+Values travel as parameters or COPY data. What is left are names, which PostgreSQL takes only in the
+text, and the few literals of utility statements (`CREATE PUBLICATION`, `COPY (SELECT …)`), which
+take no parameters. Pure.
+"""
+
+from collections.abc import Iterable
+
+
+def quote_identifier(name: str) -> str:
+    """Quote *name* as an identifier; always quoted, so reserved words and case are safe."""
+    if "\0" in name:
+        raise ValueError("an identifier cannot contain a NUL character")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_qualified(namespace: str, name: str) -> str:
+    """Quote ``namespace.name``."""
+    return f"{quote_identifier(namespace)}.{quote_identifier(name)}"
+
+
+def quote_columns(names: Iterable[str]) -> str:
+    """Quote column names and join them with commas."""
+    return ", ".join(map(quote_identifier, names))
+
+
+def quote_literal(value: str) -> str:
+    """Quote *value* as a string constant, whatever ``standard_conforming_strings`` says."""
+    if "\0" in value:
+        raise ValueError("a string constant cannot contain a NUL character")
+    quoted = value.replace("'", "''")
+    if "\\" in quoted:
+        return " E'" + quoted.replace("\\", "\\\\") + "'"
+    return f"'{quoted}'"

@@ -1,0 +1,156 @@
+"""Starts the Spark process, hands it jobs, watches it and ends it.
+
+Spark never runs in the event loop's process: it may be killed or run out of memory without touching
+the stream. The process is started with the first job, kept warm for a while after the last, and
+owns a process group, so ending it ends the JVM and the Python workers too.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from streamer.errors import SparkJobError
+
+log = structlog.get_logger()
+
+IDLE_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 3.0
+_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class SparkLauncher:
+    """The Spark process of this process. `run` is its owner's task; `submit` is for everybody."""
+
+    def __init__(self, master: str, jobs: int, directory: Path) -> None:
+        self._master = master
+        self._jobs = jobs
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
+        self._wanted = asyncio.Event()
+        self._count = 0
+        self._is_stopping = False
+
+    async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run *job* to its end; return the relations that failed, with why.
+
+        Raises SparkJobError when the process ends or the job fails as a whole.
+        """
+        self._count += 1
+        path = self._directory / f"job-{self._count}.json"
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(job, file)
+        waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._waiting[str(path)] = waiting
+        self._wanted.set()
+        self._send(str(path))
+        try:
+            return await waiting
+        finally:
+            del self._waiting[str(path)]
+            path.unlink(missing_ok=True)
+
+    def _send(self, path: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{path}\n".encode())
+
+    async def run(self) -> None:
+        """Start a process whenever there is a job; end it when there has been none for a while."""
+        try:
+            while True:
+                await self._wanted.wait()
+                await self._run_process()
+        finally:
+            await self._stop()
+
+    async def _run_process(self) -> None:
+        arguments = ["-m", "streamer.sync.spark_job", "--serve"]
+        arguments += ["--master", self._master, "--jobs", str(self._jobs)]
+        log.info("starting Spark", master=self._master)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+            env=_environment(),
+        )
+        for path in self._waiting:
+            self._send(path)
+        last_words: list[str] = []
+        assert self._process.stderr is not None
+        listening = asyncio.create_task(
+            _keep_last(self._process.stderr, last_words), name="spark-stderr"
+        )
+        try:
+            await self._read_events(self._process)
+        finally:
+            await self._stop()
+            listening.cancel()
+            words = last_words[-1] if last_words else "no message"
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
+
+    async def _read_events(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(None if self._waiting else IDLE_SECONDS):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                if self._waiting:
+                    continue
+                self._wanted.clear()
+                return
+            if not line:
+                return
+            with contextlib.suppress(ValueError):
+                self._handle(json.loads(line))
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        waiting = self._waiting.get(event.get("job", ""))
+        if waiting is None or waiting.done():
+            return
+        if event["event"] == "finished":
+            waiting.set_result(event["failures"])
+        elif event["event"] == "failed":
+            waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
+
+    async def _stop(self) -> None:
+        """End the process group: politely, then not."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if not self._waiting:
+            self._wanted.clear()
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sent)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
+                    break
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment for Spark: ours, with executors using the same Python."""
+    return os.environ | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+
+
+async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int = 50) -> None:
+    while line := await stream.readline():
+        text = line.decode(errors="replace").strip()
+        if text:
+            lines.append(text)
+            del lines[:-most]

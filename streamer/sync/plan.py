@@ -1,0 +1,112 @@
+"""Cutting the copy of relations into parts, and parts into Spark tasks.
+
+A part is a range of a table's pages, read with a TID range scan (PostgreSQL 14 and later; before
+that a table is one part, because each range would read it all). Parts of one table can run at the
+same time; small tables share a task, so that a task's two connections are worth making. Large parts
+come first, so that no long one begins last. Pure.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+PAGE_BYTES: Final = 8192
+PART_BYTES: Final = 128 * 1024 * 1024
+"""A part takes some ten seconds: long enough to be worth a task, short enough to spread and to
+lose.
+"""
+TASK_BYTES_MIN: Final = 16 * 1024 * 1024
+TASK_PARTS_MAX: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """A table with storage of its own: a plain table, or a leaf of a partitioned one."""
+
+    relation_sql: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """One piece of work, small and free of secrets."""
+
+    relation_id: int
+    attempt: int
+    part: int
+    description: str
+    copy_out: str
+    copy_in: str
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """What one relation's parts have in common: see `cut`."""
+
+    relation_id: int
+    attempt: int
+    select_list: str
+    condition: str | None
+    copy_in: str
+    binary: bool
+    heaps: tuple[Heap, ...]
+    can_split: bool
+
+
+def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
+    """Cut a relation into parts, at least one for each heap."""
+    parts: list[CopyPart] = []
+    for heap in source.heaps:
+        pages = max(1, -(-heap.size_bytes // PAGE_BYTES))
+        count = max(1, -(-heap.size_bytes // part_bytes)) if source.can_split else 1
+        step = -(-pages // count)
+        for number in range(count):
+            first, last = number * step, (number + 1) * step
+            # The last range is open: the table may have grown since it was measured.
+            conditions = [] if source.condition is None else [f"({source.condition})"]
+            if number > 0:
+                conditions.append(f"ctid >= '({first},0)'::tid")
+            if number < count - 1:
+                conditions.append(f"ctid < '({last},0)'::tid")
+            where = f" where {' and '.join(conditions)}" if conditions else ""
+            query = f"select {source.select_list} from {heap.relation_sql}{where}"
+            options = "format binary" if source.binary else "format text"
+            parts.append(
+                CopyPart(
+                    relation_id=source.relation_id,
+                    attempt=source.attempt,
+                    part=len(parts),
+                    description=f"{heap.relation_sql} {number + 1}/{count}",
+                    copy_out=f"copy ({query}) to stdout ({options})",
+                    copy_in=f"{source.copy_in} ({options})",
+                    size_bytes=heap.size_bytes // count,
+                )
+            )
+    return parts
+
+
+@dataclass(slots=True)
+class _Task:
+    parts: list[CopyPart] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def group(parts: list[CopyPart]) -> list[list[CopyPart]]:
+    """Group parts into tasks, the largest first; small parts share one."""
+    tasks: list[_Task] = []
+    small = _Task()
+    for part in sorted(parts, key=lambda p: (-p.size_bytes, p.relation_id, p.part)):
+        if part.size_bytes >= TASK_BYTES_MIN:
+            tasks.append(_Task([part], part.size_bytes))
+            continue
+        small.parts.append(part)
+        small.size_bytes += part.size_bytes
+        if small.size_bytes >= TASK_BYTES_MIN or len(small.parts) >= TASK_PARTS_MAX:
+            tasks.append(small)
+            small = _Task()
+    if small.parts:
+        tasks.append(small)
+    return [task.parts for task in sorted(tasks, key=lambda task: -task.size_bytes)]
