@@ -297,7 +297,8 @@ class Worker:
                 await self._applier.write(lane_window)
             except (TargetConnectionError, TargetFencedError):
                 raise
-            except StreamerError:
+            except StreamerError as exc:
+                log.info("handed to a drainer", lane=lane.name, error=str(exc))
                 await self._applier.rollback()
                 self._fail(window, lane)
                 return False

@@ -70,7 +70,7 @@ class ProgressTracker:
 
     def __init__(self, start_lsn: Lsn) -> None:
         self.newest_lsn = start_lsn
-        """End of the newest transaction that was dispatched, or of idle WAL that was passed."""
+        """Everything up to here has come and was dispatched."""
         self._lanes: set[LanePending] = set()
 
     def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending]) -> None:
@@ -93,13 +93,12 @@ class ProgressTracker:
             self._lanes.discard(lane)
 
     def keepalive(self, wal_end_lsn: Lsn) -> None:
-        """The source is at *wal_end_lsn* and had nothing for us.
+        """The source is at *wal_end_lsn*, and everything before it that concerns us has come.
 
-        Only an idle tracker may follow: otherwise a quiet table would let us confirm past changes
-        that are still in flight. Call it between transactions only.
+        Like a transaction without changes: it is acknowledged once everything before it is durable.
+        Call it between transactions only.
         """
-        if not self._lanes:
-            self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
+        self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
 
     @property
     def is_idle(self) -> bool:

@@ -35,7 +35,8 @@ _lsn_at = struct.Struct(">Q").unpack_from
 _UNIX_TO_POSTGRES_SECONDS: Final = 946_684_800
 
 BURST_FRAMES_MAX: Final = 2000
-"""How many frames are taken in one turn of the event loop: about two milliseconds of work."""
+BURST_BYTES_MAX: Final = 1024 * 1024
+"""How much is taken in one turn of the event loop: about two milliseconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,11 @@ class ReplicationStream:
         data = b""
         pgconn.consume_input()
         has_consumed = True
-        while len(payloads) < BURST_FRAMES_MAX:
+        remaining = BURST_BYTES_MAX
+        while len(payloads) < BURST_FRAMES_MAX and remaining > 0:
             size, view = get_copy_data(1)
             if size > 0:
+                remaining -= size
                 data = view.tobytes()
                 if data[0] == _XLOG_DATA:
                     take(data[_XLOG_DATA_HEADER:])

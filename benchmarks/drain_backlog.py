@@ -1,0 +1,128 @@
+"""Draining a backlog of 1,000,000 changes: streamer against PostgreSQL's own subscription.
+
+Half inserts, half updates by key, 20 rows a transaction, five columns. Both sides drain the same
+WAL, one after the other, into a table of their own; the time runs from when the walsender starts to
+when the last row is visible. Start-up of either side is not counted.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.servers import Run, source_and_target, wait_until, write_config
+
+TABLE = (
+    "create table {name} (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
+    " note text)"
+)
+WORKLOAD = """
+create procedure workload(transactions int, size int) language plpgsql as $$
+declare t int; base int;
+begin
+  for t in 0 .. transactions / 2 - 1 loop
+    base := t * size;
+    insert into items select base + g, 'name of item ' || (base + g), (base + g) * 1.25, now(),
+      md5((base + g)::text) from generate_series(1, size) g;
+    commit;
+    -- Rows from here and there, as an application would touch them.
+    update items set amount = amount + 1, at = now(), note = md5(t::text)
+      where id in (select 1 + (base::bigint * 7 + g * 7919) % (base + size)
+                     from generate_series(1, size) g);
+    commit;
+  end loop;
+end $$
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--transport", default="text")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--only", choices=["streamer", "native"])
+    options = parser.parse_args()
+    with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
+        for server in (source, target):
+            server.execute("create database bench")
+        source.execute(TABLE.format(name="items"), "bench")
+        source.execute(WORKLOAD, "bench")
+        target.execute("create database native")
+        target.execute(TABLE.format(name="items"), "bench")
+        target.execute(TABLE.format(name="items"), "native")
+        config = Path(directory) / "config.yaml"
+        write_config(
+            config,
+            source.url("bench"),
+            target.url("bench"),
+            "{items: {initial: none}}",
+            workers=options.workers,
+        )
+        Run(config, "--stop-when-caught-up").wait()
+        source.execute("create publication native for table items", "bench")
+        source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
+        binary = "true" if options.transport == "binary" else "false"
+        target.execute(
+            f"create subscription native connection '{source.url('bench')}' publication native with"
+            f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
+            f" binary = {binary})",
+            "native",
+        )
+        transactions = options.changes // 20
+        source.execute("alter database bench set enable_hashjoin = off", "bench")
+        source.execute("alter database bench set enable_seqscan = off", "bench")
+        source.execute("alter database bench set enable_mergejoin = off", "bench")
+        source.execute(f"call workload({transactions}, 20)", "bench")
+        source.execute("checkpoint")
+        target.execute("checkpoint")
+        (last,) = source.execute("select count(*), sum(amount), max(at) from items", "bench")
+        done = f"select (count(*), sum(amount), max(at)) = row{_literal(last)} from items"
+        print(f"{options.changes} changes, {transactions} transactions")
+        results = {}
+        if options.only != "native":
+            began = time.monotonic()
+            run = Run(config)
+            wait_until(source.url("bench"), _active("streamer_bench"), 60, run)
+            began = time.monotonic()
+            wait_until(target.url("bench"), _caught_up(source, "streamer"), 600, run)
+            results["streamer"] = time.monotonic() - began
+            assert target.execute(done, "bench")[0][0], "streamer: the content differs"
+            run.sample()
+            run.stop()
+            print(
+                f"streamer: {results['streamer']:.2f} s, {run.cpu_seconds:.1f} s of processor time,"
+                f" peak memory {run.peak_kilobytes / 1024:.0f} MB"
+            )
+        if options.only != "streamer":
+            target.execute("alter subscription native enable", "native")
+            wait_until(source.url("bench"), _active("native"), 60)
+            began = time.monotonic()
+            end = source.execute("select pg_current_wal_flush_lsn()")[0][0]
+            wait_until(
+                source.url("bench"),
+                f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
+                " where slot_name = 'native'",
+                600,
+            )
+            results["native"] = time.monotonic() - began
+            assert target.execute(done, "native")[0][0], "native: the content differs"
+            print(f"native:   {results['native']:.2f} s")
+        if len(results) == 2:
+            print(f"ratio native / streamer: {results['native'] / results['streamer']:.2f}")
+
+
+def _literal(row: tuple[object, ...]) -> str:
+    return "(" + ", ".join(f"'{value}'" for value in row) + ")"
+
+
+def _active(slot: str) -> str:
+    return f"select active from pg_replication_slots where slot_name = '{slot}'"
+
+
+def _caught_up(source: object, which: str) -> str:
+    end = source.execute("select pg_current_wal_flush_lsn()")[0][0]  # type: ignore[attr-defined]
+    return f"select bool_and(end_lsn >= '{end}' or acknowledged_lsn >= '{end}') from streamer.source s join streamer.relation r on r.source_id = s.id"
+
+
+if __name__ == "__main__":
+    main()
