@@ -19,8 +19,10 @@ from rich.console import Console
 
 from streamer import __version__
 from streamer.apply.target import TargetAddress
+from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
+from streamer.commands import teardown as teardown_command
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
@@ -166,6 +168,88 @@ def wait(
         _print_json({"caught_up": missing is None, "missing": missing})
     if missing is not None:
         _fail(missing, 1)
+
+
+DatabaseOption = Annotated[str | None, typer.Option(help="Only of this database.")]
+SidOption = Annotated[str | None, typer.Option(help="Only of this sid.")]
+TableArgument = Annotated[
+    str, typer.Argument(help="The source's table, or a pattern such as '*.*'.", metavar="TABLE")
+]
+
+
+def _request(action: str, table: str, database: str | None, sid: str | None, as_json: bool) -> None:
+    settings, _ = _load()
+    address = TargetAddress.parse(settings.target.url)
+    names = _run(requests_command.request(address, action, table, database=database, sid=sid))
+    if as_json:
+        _print_json({"action": action, "tables": names})
+    else:
+        for name in names:
+            typer.echo(f"{action} asked for: {name}")
+
+
+@app.command()
+def resync(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a table again while the others keep streaming."""
+    _request("resync", table, database, sid, as_json)
+
+
+@app.command()
+def pause(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a table's changes until it is resumed."""
+    _request("pause", table, database, sid, as_json)
+
+
+@app.command()
+def resume(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a table that is paused or in error."""
+    _request("resume", table, database, sid, as_json)
+
+
+@app.command()
+def teardown(
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop slots, publications and bookkeeping; rows in the target stay."""
+    settings, mapping = _load()
+    try:
+        sources = teardown_command.choose(mapping, database, sid)
+    except StreamerError as exc:
+        _fail(str(exc), exc.exit_code)
+    if not yes:
+        names = ", ".join(source.label for source in sources)
+        _fail(f"this drops the replication slots of {names}; say --yes to do it", 2)
+    address = TargetAddress.parse(settings.target.url)
+    results = _run(teardown_command.teardown(address, sources))
+    if as_json:
+        _print_json(
+            [{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results]
+        )
+    for result in results:
+        if result.error is not None:
+            typer.echo(f"streamer: {logs.redact(result.error)}; run there:", err=True)
+            for statement in result.left_sql:
+                typer.echo(f"{statement};", err=as_json)
+    if any(result.error is not None for result in results):
+        raise typer.Exit(3)
 
 
 def _load() -> Any:

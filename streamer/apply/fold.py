@@ -83,14 +83,14 @@ class Fold:
         if plan.identity is Identity.NONE:
             self._add_keyless(payloads)
             return
-        read_tuple, get_key = plan.read_tuple, plan.get_key
+        read_row, read_tuple, get_key = plan.read_row, plan.read_tuple, plan.get_key
         inserts, updates, moves = self.inserts, self.updates, self.moves
         counts = self.counts
         for payload in payloads:
             kind = payload[0]
             try:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
-                    row, end = read_tuple(payload, _TUPLE_AT)
+                    row, end = read_row(payload)
                     counts.insert += 1
                     key = get_key(row)
                     if key in updates or key in inserts or (moves and key in moves):
@@ -100,7 +100,7 @@ class Fold:
                 elif kind == UPDATE:
                     counts.update += 1
                     if payload[5] == NEW_TUPLE:
-                        row, end = read_tuple(payload, _TUPLE_AT)
+                        row, end = read_row(payload)
                         key = old_key = get_key(row)
                     else:
                         old, position = read_tuple(payload, _TUPLE_AT)
@@ -132,11 +132,11 @@ class Fold:
 
     def _add_keyless(self, payloads: Iterable[bytes]) -> None:
         """Keep inserts in order; no two of them are ever the same key."""
-        read_tuple, inserts = self.plan.read_tuple, self.inserts
+        read_row, inserts = self.plan.read_row, self.inserts
         for payload in payloads:
             if payload[0] == INSERT:
                 try:
-                    row, end = read_tuple(payload, _TUPLE_AT)
+                    row, end = read_row(payload)
                 except (IndexError, struct.error):
                     end = -1
                 _expect(end == len(payload), INSERT)

@@ -234,7 +234,7 @@ class Lane:
         Raises OpenShareDiscarded.
         """
         if self.returned:
-            shares = []
+            shares: list[Share] = []
             while self.returned and (not shares or size > 0):
                 share = self.returned.popleft()
                 size -= share.size

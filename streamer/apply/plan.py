@@ -15,7 +15,14 @@ from typing import Any, Final
 
 from streamer.apply.catalog import TargetColumn, TargetRelation
 from streamer.decode.pgoutput import Relation
-from streamer.decode.tuples import Row, Value, read_binary_tuple, read_text_tuple
+from streamer.decode.tuples import (
+    Row,
+    Value,
+    read_binary_row,
+    read_binary_tuple,
+    read_text_row,
+    read_text_tuple,
+)
 from streamer.errors import TargetSchemaError
 from streamer.route.mapping import RelationMapping, TableType
 from streamer.sql import quote_identifier, quote_qualified
@@ -86,6 +93,10 @@ class ApplyPlan:
     def truncates_by_delete(self) -> bool:
         """Whether TRUNCATE must become DELETE: others' rows are there, or foreign keys point here."""
         return self.sid is not None or self.target.is_referenced
+
+    @property
+    def read_row(self) -> Callable[[bytes], tuple[Row, int]]:
+        return read_binary_row if self.binary else read_text_row
 
     @property
     def read_tuple(self) -> Callable[[bytes, int], tuple[Row, int]]:

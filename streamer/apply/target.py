@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -218,7 +218,7 @@ def translating() -> Iterator[None]:
         raise translate(exc) from exc
 
 
-Record = asyncpg.Record
+Record = Mapping[str, Any]
 
 
 class TargetConnection:

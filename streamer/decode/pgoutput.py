@@ -10,6 +10,8 @@ they are applied (`streamer.decode.tuples`); `parse` is for all the others. Anyt
 ProtocolError with its offset: a guess here would write wrong data.
 """
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -49,14 +51,14 @@ def from_datetime(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Begin:
     final_lsn: Lsn
     commit_time: int
     xid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     commit_lsn: Lsn
     end_lsn: Lsn
@@ -161,12 +163,11 @@ Message = (
 class _Cursor:
     """Reads the fields of one message in order."""
 
-    __slots__ = ("_data", "_position", "_start")
+    __slots__ = ("_data", "_position")
 
-    def __init__(self, data: bytes, start: int) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
-        self._start = start
-        self._position = start + 1
+        self._position = 1
 
     def _take(self, size: int) -> bytes:
         end = self._position + size
@@ -177,9 +178,8 @@ class _Cursor:
         return taken
 
     def error(self, problem: str) -> ProtocolError:
-        kind = chr(self._data[self._start])
-        offset = self._position - self._start
-        return ProtocolError(f"{problem} pgoutput message {kind!r} at offset {offset}")
+        kind = chr(self._data[0])
+        return ProtocolError(f"{problem} pgoutput message {kind!r} at offset {self._position}")
 
     def int8(self) -> int:
         return self._take(1)[0]
@@ -218,32 +218,46 @@ class _Cursor:
             raise self.error("trailing bytes after")
 
 
-def parse(data: bytes, start: int = 0, *, in_stream: bool = False) -> Message:
-    """Parse the message that begins at *start* and fills the rest of *data*.
+_begin_fields: Final = struct.Struct(">xQqI")
+_commit_fields: Final = struct.Struct(">xBQQq")
+
+
+def parse_begin(data: bytes) -> Begin:
+    """Parse BEGIN. On its own, and fast, like `parse_commit`: every transaction has one of each."""
+    if len(data) != _begin_fields.size:
+        raise ProtocolError(f"malformed pgoutput message 'B' of {len(data)} bytes")
+    final_lsn, commit_time, xid = _begin_fields.unpack(data)
+    return Begin(Lsn(final_lsn), commit_time, xid)
+
+
+def parse_commit(data: bytes) -> Commit:
+    """Parse COMMIT."""
+    if len(data) != _commit_fields.size or data[1] != 0:
+        raise ProtocolError(f"malformed pgoutput message 'C' of {len(data)} bytes")
+    _, commit_lsn, end_lsn, commit_time = _commit_fields.unpack(data)
+    return Commit(Lsn(commit_lsn), Lsn(end_lsn), commit_time)
+
+
+def parse(data: bytes, *, in_stream: bool = False) -> Message:
+    """Parse a message that is not about a row.
 
     *in_stream*: it came between STREAM START and STREAM STOP, where messages carry the xid of their
     (sub)transaction behind the kind byte. Raises ProtocolError for row messages too.
     """
-    kind = data[start] if start < len(data) else 0
+    kind = data[0] if data else 0
     parser = _PARSERS.get(kind)
+    if kind == BEGIN:
+        return parse_begin(data)
+    if kind == COMMIT:
+        return parse_commit(data)
     if parser is None:
         raise ProtocolError(f"unknown pgoutput message {chr(kind)!r} at offset 0")
-    cursor = _Cursor(data, start)
+    cursor = _Cursor(data)
     if in_stream and kind in _CARRY_XID:
         cursor.int32()
     message = parser(cursor)
     cursor.finish()
     return message
-
-
-def _begin(cursor: _Cursor) -> Begin:
-    return Begin(cursor.lsn(), cursor.time(), cursor.int32())
-
-
-def _commit(cursor: _Cursor) -> Commit:
-    if cursor.int8() != 0:
-        raise cursor.error("unknown flags in")
-    return Commit(cursor.lsn(), cursor.lsn(), cursor.time())
 
 
 def _origin(cursor: _Cursor) -> Origin:
@@ -306,9 +320,7 @@ def _stream_abort(cursor: _Cursor) -> StreamAbort:
     return StreamAbort(cursor.int32(), cursor.int32())
 
 
-_PARSERS: Final = {
-    BEGIN: _begin,
-    COMMIT: _commit,
+_PARSERS: Final[dict[int, Callable[[_Cursor], Message]]] = {
     ORIGIN: _origin,
     RELATION: _relation,
     TYPE: _type,

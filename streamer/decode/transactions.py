@@ -40,7 +40,7 @@ class Changes:
         return sum(map(len, self.payloads))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transaction:
     """A source transaction that is known to have committed. ``commit_time`` is a protocol time."""
 
@@ -133,45 +133,50 @@ class TransactionAssembler:
         anything unknown, truncated or out of order.
         """
         find_sink = self._sinks.get
-        row_kinds = _ROW_KINDS
+        row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
         for payload in payloads:
-            # The hot path: a row message of an ordinary transaction.
-            if payload[0] in row_kinds and self._in_stream is None:
+            # The hot path: ordinary transactions.
+            kind = payload[0] if payload else 0
+            if self._in_stream is not None:
+                self._handle_in_stream(kind, payload)
+            elif kind in row_kinds:
                 relid = payload[1:5]
                 sink = find_sink(relid)
                 if sink is None:
                     sink = self._open_sink(relid)
                 sink.append(payload)
+            elif kind == commit:
+                yield self._handle_commit(payload)
+            elif kind == begin:
+                self._handle_begin(payload)
             else:
-                yield from self._handle(payload)
+                yield from self._handle(kind, payload)
         if self._transaction is not None:
             self._size += sum(map(len, payloads))
             if self._size > self._piece_bytes_max:
                 yield self._finish_piece(None)
 
-    def _handle(self, payload: bytes) -> Iterator[TransactionPiece]:
-        kind = payload[0] if payload else 0
-        streamed = self._in_stream
-        if streamed is not None and kind != pgoutput.STREAM_STOP:
-            self._spool(streamed, kind, payload)
-            return
-        if kind in _ROW_KINDS:
-            raise ProtocolError("row message outside a transaction")
+    def _handle_begin(self, payload: bytes) -> None:
+        self._expect_no_transaction(pgoutput.BEGIN)
+        begin = pgoutput.parse_begin(payload)
+        self._transaction = Transaction(begin.xid, begin.final_lsn, begin.commit_time)
+        self._is_foreign = False
+
+    def _handle_commit(self, payload: bytes) -> TransactionPiece:
+        transaction = self._expect_transaction(pgoutput.COMMIT)
+        commit = pgoutput.parse_commit(payload)
+        if commit.commit_lsn != transaction.final_lsn:
+            raise ProtocolError(
+                f"COMMIT at {commit.commit_lsn} does not belong to the transaction "
+                f"that was to commit at {transaction.final_lsn}"
+            )
+        piece = self._finish_piece(commit.end_lsn)
+        self._transaction = None
+        return piece
+
+    def _handle(self, kind: int, payload: bytes) -> Iterator[TransactionPiece]:
         message = pgoutput.parse(payload)
         match message:
-            case pgoutput.Begin():
-                self._expect_no_transaction(kind)
-                self._transaction = Transaction(message.xid, message.final_lsn, message.commit_time)
-                self._is_foreign = False
-            case pgoutput.Commit():
-                transaction = self._expect_transaction(kind)
-                if message.commit_lsn != transaction.final_lsn:
-                    raise ProtocolError(
-                        f"COMMIT at {message.commit_lsn} does not belong to the transaction "
-                        f"that was to commit at {transaction.final_lsn}"
-                    )
-                yield self._finish_piece(message.end_lsn)
-                self._transaction = None
             case pgoutput.Origin():
                 self._expect_transaction(kind)
                 self._is_foreign = not self._forward_origins
@@ -187,9 +192,7 @@ class TransactionAssembler:
                 self._expect_no_transaction(kind)
                 self._handle_stream_start(message)
             case pgoutput.StreamStop():
-                if streamed is None:
-                    raise ProtocolError("STREAM STOP without STREAM START")
-                self._in_stream = None
+                raise ProtocolError("STREAM STOP without STREAM START")
             case pgoutput.StreamAbort():
                 self._expect_no_transaction(kind)
                 self._handle_stream_abort(message)
@@ -258,11 +261,15 @@ class TransactionAssembler:
             raise ProtocolError(f"STREAM START begins transaction {message.xid} a second time")
         self._in_stream = streamed
 
-    def _spool(self, streamed: _Streamed, kind: int, payload: bytes) -> None:
+    def _handle_in_stream(self, kind: int, payload: bytes) -> None:
+        streamed = self._in_stream
+        assert streamed is not None
         if kind in _ROW_KINDS or kind in (pgoutput.RELATION, pgoutput.TRUNCATE):
             streamed.spool.append(payload)
             return
         match pgoutput.parse(payload, in_stream=True):
+            case pgoutput.StreamStop():
+                self._in_stream = None
             case pgoutput.Origin():
                 streamed.has_origin = True
             case pgoutput.Type() | pgoutput.LogicalMessage():

@@ -34,7 +34,7 @@ class _Sentinel(array):  # type: ignore[type-arg]
 
     __slots__ = ()
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 NULL: Final[Value] = _Sentinel("B", b"\\N")  # type: ignore[assignment]
@@ -73,6 +73,31 @@ def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
         position = begin + _length_at(data, position + 1)[0]
         append(data[begin:position])
     return row, position
+
+
+def read_text_row(message: bytes) -> tuple[Row, int]:
+    """Read the only tuple of a row message of text transport; like `read_text_tuple`, but faster.
+
+    Text has no NUL bytes, so the three in front of a length below 256 show where a column begins.
+    If that finds as many columns as there are, and each is as long as it says, nothing is left to
+    doubt; else the message is read column by column.
+    """
+    parts = message.split(b"t\0\0\0")
+    head = parts.pop(0)
+    if len(head) != 8 or len(parts) != head[6] << 8 | head[7]:
+        return read_text_tuple(message, 6)
+    row: Row = []
+    append = row.append
+    for part in parts:
+        if part[0] != len(part) - 1:
+            return read_text_tuple(message, 6)
+        append(part[1:])
+    return row, len(message)
+
+
+def read_binary_row(message: bytes) -> tuple[Row, int]:
+    """Read the only tuple of a row message of binary transport."""
+    return read_binary_tuple(message, 6)
 
 
 def read_binary_tuple(data: bytes, position: int) -> tuple[Row, int]:
@@ -117,7 +142,7 @@ def _read_mixed_tuple(data: bytes, position: int, value_kind: int) -> tuple[Mixe
 
 def is_partial(row: Row) -> bool:
     """Whether *row* lacks values because they are unchanged TOAST values."""
-    return row.__class__ is MixedRow and row.unchanged_count > 0  # type: ignore[attr-defined]
+    return row.__class__ is MixedRow and row.unchanged_count > 0
 
 
 def merge(newer: Row, older: Row) -> Row:

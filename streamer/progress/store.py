@@ -252,6 +252,12 @@ class Store:
         async with self.connection() as connection:
             await connection.execute("delete from streamer.source where id = $1", source_id)
 
+    async def drop_if_empty(self) -> None:
+        """Drop the bookkeeping schema when no source is left in it."""
+        async with self.connection() as connection:
+            if not await connection.fetch_value("select exists (select from streamer.source)"):
+                await connection.execute("drop schema streamer cascade")
+
     # ---- relations -----------------------------------------------------------------------------
 
     async def relations(self, source_id: int | None = None) -> list[RelationRecord]:

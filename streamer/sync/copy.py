@@ -41,7 +41,8 @@ class CopyEnds:
 def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
     """Connect with settings pinned, for the length of a block."""
     defaults = {"connect_timeout": "10", "keepalives_idle": "20", "tcp_user_timeout": "60000"}
-    parameters = defaults | conninfo_to_dict(url) | {"client_encoding": "UTF8"}
+    own = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
+    parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
         connection.execute(

@@ -1,0 +1,51 @@
+"""``streamer resync``, ``pause`` and ``resume``: asked through the bookkeeping in the target.
+
+A running process hears of a request at once; a stopped one finds it at its next start.
+"""
+
+from typing import Any
+
+from streamer.apply.target import TargetAddress
+from streamer.errors import MappingError
+from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.route.mapping import parse_name, parse_relation
+
+
+async def request(
+    address: TargetAddress,
+    action: str,
+    table: str,
+    *,
+    database: str | None,
+    sid: str | None,
+    options: dict[str, Any] | None = None,
+) -> list[str]:
+    """Ask for *action* on the tables that *table*, a name or a pattern, means; return their names.
+
+    Raises MappingError when it means none.
+    """
+    pattern = parse_relation(table, "public")
+    store = Store(address, f"streamer {action}")
+    try:
+        if not await store.exists():
+            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        found: list[tuple[SourceRecord, RelationRecord]] = []
+        for source in await store.sources():
+            if (database is not None and source.database != database) or (
+                sid is not None and source.sid != sid
+            ):
+                continue
+            found += [
+                (source, relation)
+                for relation in await store.relations(source.source_id)
+                if pattern.matches(parse_name(relation.source))
+            ]
+        if not found:
+            raise MappingError(
+                f'no table "{table}" is streamed', hint="`streamer status` lists those that are"
+            )
+        for _, relation in found:
+            await store.make_request(relation.relation_id, action, options)
+    finally:
+        await store.close()
+    return [f"{source.label} {relation.source}" for source, relation in found]

@@ -1,0 +1,74 @@
+"""``streamer teardown``: take away everything that streamer made on the sources, and its bookkeeping.
+
+Rows in the target stay. Doing it twice is fine.
+"""
+
+from dataclasses import dataclass
+
+import psycopg
+
+from streamer.apply.target import TargetAddress
+from streamer.errors import MappingError, SourceConnectionError, SourceRejectedError
+from streamer.progress.store import Store
+from streamer.route.mapping import Mapping, SourceMapping
+from streamer.source.connection import connection
+from streamer.source.publication import drop_publications, drop_publications_sql
+from streamer.source.slot import drop_slot, read_slot
+from streamer.sql import quote_literal
+
+
+@dataclass(frozen=True, slots=True)
+class Teardown:
+    """What was done for a source. ``left_sql`` is what an administrator has to run there."""
+
+    label: str
+    error: str | None = None
+    left_sql: tuple[str, ...] = ()
+
+
+def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:
+    """Return the sources that are meant. Raises MappingError for none."""
+    chosen = [
+        source
+        for source in mapping.sources
+        if (database is None or source.database == database) and (sid is None or source.sid == sid)
+    ]
+    if not chosen:
+        known = ", ".join(source.label for source in mapping.sources)
+        raise MappingError("no such source", hint=f"there are: {known}")
+    return chosen
+
+
+async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list[Teardown]:
+    """Drop slots, publications and bookkeeping of *sources*, and the schema when nothing is left."""
+    results = [await _teardown_source(source) for source in sources]
+    store = Store(address, "streamer teardown")
+    try:
+        if await store.exists():
+            labels = {result.label for result in results}
+            for record in await store.sources():
+                if record.label in labels:
+                    await store.forget_source(record.source_id)
+            await store.drop_if_empty()
+    finally:
+        await store.close()
+    return results
+
+
+async def _teardown_source(source: SourceMapping) -> Teardown:
+    try:
+        async with connection(source) as plain:
+            slot = await read_slot(plain, source.slot)
+            if slot is not None and slot.active_pid is not None:
+                await plain.execute(
+                    "select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,)
+                )
+            await drop_slot(plain, source.slot)
+            await drop_publications(plain, source)
+    except (SourceConnectionError, SourceRejectedError, psycopg.Error) as exc:
+        slot_sql = (
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
+            f"where slot_name = {quote_literal(source.slot)}"
+        )
+        return Teardown(source.label, str(exc), (slot_sql, *drop_publications_sql(source)))
+    return Teardown(source.label)

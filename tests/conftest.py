@@ -1,0 +1,9 @@
+"""Plugins, and an environment without anybody's settings."""
+
+import os
+
+for name in list(os.environ):
+    if name.startswith(("STREAMER_", "PG")):
+        del os.environ[name]
+
+pytest_plugins = ["tests.support.postgres", "tests.support.streamer"]

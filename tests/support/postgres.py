@@ -1,0 +1,160 @@
+"""Real servers: one that most tests share, each with databases of its own, and private ones to maltreat."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from streamer.commands.embedded import Server, packaged_binaries
+from streamer.sql import quote_identifier
+
+SETTINGS = {
+    # Tests do not pull the plug of the machine; killed processes lose nothing by this.
+    "fsync": "off",
+    "max_wal_senders": "60",
+    "max_replication_slots": "60",
+    "max_connections": "300",
+    "max_prepared_transactions": "10",
+    "track_commit_timestamp": "on",
+}
+
+_numbers = itertools.count(1)
+
+
+def _machine_binaries() -> Path | None:
+    """Return the machine's own PostgreSQL, if it has one."""
+    if shutil.which("pg_config") is None:
+        return None
+    found = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
+    path = Path(found.stdout.strip())
+    return path if (path / "initdb").exists() else None
+
+
+def versions() -> dict[str, Path]:
+    """Return the servers that are here, by major version."""
+    found = {"18": packaged_binaries(18), "16": packaged_binaries(16)}
+    if (own := _machine_binaries()) is not None:
+        text = subprocess.run(
+            [own / "postgres", "--version"], check=True, capture_output=True, text=True
+        ).stdout
+        major = text.split()[2].split(".")[0]
+        found.setdefault(major, own)
+    return found
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="streamer-test-", ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, binaries: Path, settings: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """Run a server for the length of a block."""
+    server = Server(directory, binaries, SETTINGS | (settings or {}))
+    try:
+        server.create()
+        server.start()
+    except Exception as exc:
+        pytest.exit(f"PostgreSQL does not start: {exc}", 3)
+    try:
+        yield server
+    finally:
+        server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+def shared_server(server_directory: Path) -> Iterator[Server]:
+    """The server that most tests use, for sources and targets alike."""
+    major = os.environ.get("TEST_POSTGRES", "18")
+    with running(server_directory / "shared", versions()[major]) as server:
+        yield server
+
+
+class Database:
+    """A database of a test's own."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.name = name
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.name)
+
+    def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
+        return psycopg.connect(self.url, autocommit=True)
+
+    def execute(self, sql: str) -> list[tuple[object, ...]]:
+        """Run SQL; return the rows of the last statement if it has any."""
+        return self.server.execute(sql, self.name)
+
+    def value(self, sql: str) -> object:
+        return self.execute(sql)[0][0]
+
+
+@contextlib.contextmanager
+def database(server: Server, prefix: str) -> Iterator[Database]:
+    """Make a database for the length of a block, and drop it with its slots."""
+    name = f"{prefix}_{os.getpid()}_{next(_numbers)}"
+    server.execute(f"create database {quote_identifier(name)}")
+    try:
+        yield Database(server, name)
+    finally:
+        drop_database(server, name)
+
+
+def drop_database(server: Server, name: str) -> None:
+    server.execute(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots"
+        f" where database = '{name}' and active_pid is not null"
+    )
+    for _ in range(100):
+        server.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            f" where database = '{name}' and not active"
+        )
+        left = f"select from pg_replication_slots where database = '{name}'"
+        if not server.execute(left):
+            break
+    server.execute(f"drop database if exists {quote_identifier(name)} with (force)")
+
+
+@pytest.fixture
+def source(shared_server: Server) -> Iterator[Database]:
+    with database(shared_server, "source") as made:
+        yield made
+
+
+@pytest.fixture
+def target(shared_server: Server) -> Iterator[Database]:
+    with database(shared_server, "target") as made:
+        yield made
+
+
+def contents(
+    db: Database, table: str, columns: str = "*", order: str = "1"
+) -> list[tuple[object, ...]]:
+    """Return a table's rows, each as text."""
+    rows = (
+        db.execute(f"select ({columns})::text from {table} order by {order}")
+        if columns != "*"
+        else (db.execute(f"select t::text from {table} t order by 1"))
+    )
+    return rows
+
+
+def assert_same(source: Database, target: Database, table: str, other: str | None = None) -> None:
+    """Two tables hold the same rows, as text."""
+    assert contents(source, table) == contents(target, other or table)

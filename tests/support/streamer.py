@@ -1,0 +1,153 @@
+"""The program in the test's own process, on a configuration written as YAML."""
+
+import asyncio
+import contextlib
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands import status as status_command
+from streamer.config import static
+from streamer.route.mapping import Mapping
+from streamer.runtime.engine import Engine, StopCondition
+from tests.support.postgres import Database
+
+CATCH_UP_SECONDS = 20.0
+
+
+class Streamer:
+    """An engine that runs as a task."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings, self.mapping = static.load(path)
+        self.engine = Engine(self.settings, self.mapping, StopCondition())
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self.engine.run(), name="engine")
+
+    async def stop(self) -> None:
+        """Stop in order."""
+        if self._task is not None:
+            self.engine.stop()
+            await self._task
+            self._task = None
+
+    async def kill(self) -> None:
+        """Cancel everything at once: what a killed process leaves behind, without the process."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
+        """Wait until everything committed now is visible."""
+        waiting = asyncio.create_task(
+            status_command.wait(
+                TargetAddress.parse(self.settings.target.url), self.mapping, seconds
+            )
+        )
+        assert self._task is not None
+        await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            waiting.cancel()
+            self._task.result()
+            raise AssertionError("the engine ended")
+        missing = waiting.result()
+        if missing is not None:
+            raise AssertionError(f"{missing}\n{await self.dump()}")
+
+    async def status(self) -> dict[str, Any]:
+        """Return the status of the only source, as JSON."""
+        return (await self.statuses())[0]
+
+    async def statuses(self) -> list[dict[str, Any]]:
+        address = TargetAddress.parse(self.settings.target.url)
+        return [s.to_json() for s in await status_command.read_status(address, self.mapping)]
+
+    async def table(self, name: str) -> dict[str, Any]:
+        tables = (await self.status())["tables"]
+        return next(table for table in tables if table["source"] == name)
+
+    async def dump(self) -> str:
+        return "\n".join(map(str, await self.statuses()))
+
+    async def eventually(
+        self, condition: Callable[[], Awaitable[bool]], seconds: float = CATCH_UP_SECONDS
+    ) -> None:
+        """Wait until *condition* holds."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await condition():
+            if asyncio.get_running_loop().time() > deadline:
+                raise AssertionError(f"not so after {seconds:g} s\n{await self.dump()}")
+            await asyncio.sleep(0.05)
+
+    async def table_state(self, name: str, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
+        """Wait until a table is in *state*."""
+
+        async def is_so() -> bool:
+            return bool((await self.table(name))["state"] == state)
+
+        await self.eventually(is_so, seconds)
+
+
+def write_config(
+    path: Path,
+    source: Database,
+    target: Database,
+    tables: str,
+    *,
+    settings: str = "",
+    sid: str | None = None,
+    group: str = "",
+) -> None:
+    """Write a configuration for one source."""
+    url = f'{{url: "{source.url}"' + (f", sid: {sid}" if sid else "") + "}"
+    blocks = [
+        f'target: {{url: "{target.url}"}}',
+        'http: {listen: ""}',
+        f"spool: {{directory: {path.parent / 'spool'}}}",
+        textwrap.dedent(settings),
+        "sources:",
+        "- database: shop",
+        f"  urls: [{url}]",
+        textwrap.indent(textwrap.dedent(group), "  "),
+        "  tables:",
+        textwrap.indent(textwrap.dedent(tables), "    "),
+    ]
+    path.write_text("\n".join(blocks))
+
+
+MakeStreamer = Callable[..., contextlib.AbstractAsyncContextManager[Streamer]]
+
+
+@pytest.fixture
+def stream(tmp_path: Path, source: Database, target: Database) -> MakeStreamer:
+    """Return what runs the program on *source* and *target*: ``async with stream("t: {…}") as s``."""
+
+    @contextlib.asynccontextmanager
+    async def make(tables: str, **options: Any) -> AsyncIterator[Streamer]:
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, tables, **options)
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            yield streamer
+        finally:
+            await streamer.stop()
+
+    return make
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+__all__ = ["MakeStreamer", "Mapping", "Streamer", "write_config"]
