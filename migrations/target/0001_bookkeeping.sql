@@ -54,6 +54,7 @@ create table streamer.sync_partition (
     description text not null,
     rows_copied bigint,
     bytes_copied bigint,
+    started_at timestamptz,
     finished_at timestamptz,
     error text,
     primary key (relation_id, part)

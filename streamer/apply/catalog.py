@@ -5,6 +5,7 @@ from typing import Final
 
 from streamer.apply.target import TargetConnection
 from streamer.route.mapping import RelationName
+from streamer.sql import quote_qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +135,16 @@ async def read_relation(connection: TargetConnection, name: RelationName) -> Tar
         unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
         leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
         **row,
+    )
+
+
+async def holds_rows(connection: TargetConnection, name: RelationName, sid: str | None) -> bool:
+    """Whether a table holds any row, or any of *sid*."""
+    quoted = quote_qualified(name.namespace, name.name)
+    if sid is None:
+        return bool(await connection.fetch_value(f"select exists (select from {quoted})"))
+    return bool(
+        await connection.fetch_value(
+            f'select exists (select from {quoted} where "sid"::text = $1)', sid
+        )
     )

@@ -389,13 +389,13 @@ class Applier:
     ) -> None:
         """Write one relation's changes in exact order, a run of each of its definitions at a time."""
         runs: list[_OrderedRun] = []
-        for number, (share, plans) in enumerate(window.planned(start, stop), start):
-            for (owner, changes), plan in zip(share.changes, plans, strict=True):
+        for number in range(start, stop):
+            commit_time = window.shares[number].transaction.commit_time
+            for owner, changes, plan in window.parts[number]:
                 if owner is mapped:
                     if not runs or runs[-1].plan is not plan:
                         runs.append(_OrderedRun(plan))
-                    part = (number, share.transaction.commit_time, changes.payloads)
-                    runs[-1].parts.append(part)
+                    runs[-1].parts.append((number, commit_time, changes.payloads))
         for run in runs:
             await self._write_run(run)
 

@@ -24,6 +24,7 @@ from streamer.apply.planner import Planner
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
+from streamer.decode.transactions import Changes
 from streamer.errors import (
     Retry,
     StreamerError,
@@ -204,7 +205,7 @@ class _Turn:
         finally:
             # Also when cancelled: what is not durable stays in the lane.
             if done:
-                self._durable(shares[:done])
+                self._durable(window, done)
             self._lane.put_back(shares[done:])
 
     async def _window(self, shares: list[Share]) -> tuple[LaneWindow, StreamerError | None]:
@@ -275,8 +276,7 @@ class _Turn:
         try:
             await applier.begin()
             while True:
-                await self._write_piece(piece)
-                for mapped, changes in piece.changes:
+                for mapped, changes in await self._write_piece(piece):
                     touched.setdefault(mapped, Counts()).count(changes.payloads)
                 if piece.end_lsn is not None:
                     break
@@ -299,7 +299,8 @@ class _Turn:
         for mapped, counts in touched.items():
             self._metrics.count_changes(mapped, counts)
 
-    async def _write_piece(self, piece: Share) -> None:
+    async def _write_piece(self, piece: Share) -> list[tuple[MappedRelation, Changes]]:
+        """Write a piece; return the changes in it that were to be written."""
         applier = self._applier
         window = LaneWindow(self._lane)
         window.add(piece, await self._planner.plans(piece))
@@ -312,6 +313,7 @@ class _Turn:
             await applier.rollback_to_savepoint()
             await applier.write_in_order(window, 0, 1)
         await applier.release_savepoint()
+        return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
 
     async def _next_piece(self) -> list[Share]:
         while not (shares := self._spool.read(READ_BYTES)):
@@ -336,10 +338,10 @@ class _Turn:
                     await backoff.wait()
             raise
 
-    def _durable(self, shares: list[Share]) -> None:
-        self._lane.owner.lane_durable(self._lane, shares)
-        for share in shares:
-            for mapped, changes in share.changes:
+    def _durable(self, window: LaneWindow, done: int) -> None:
+        self._lane.owner.lane_durable(self._lane, window.shares[:done])
+        for parts in window.parts[:done]:
+            for mapped, changes, _ in parts:
                 self._metrics.count_changes(mapped, Counts().count(changes.payloads))
 
 

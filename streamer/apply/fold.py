@@ -187,6 +187,9 @@ class Fold:
         if old_key in self.inserts:
             older = self.inserts.pop(old_key)
             origin = None
+            if self.plan.type is TableType.APPEND:
+                # Its insert would have taken the place of a row whose delete was ignored.
+                self.deletes.setdefault(old_key)
         elif old_key in self.moves:
             origin, older = self.moves.pop(old_key)
         elif old_key in self.deletes:

@@ -14,9 +14,8 @@ settled, and a lane goes live again only when its spool is empty.
 
 import asyncio
 import enum
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -307,36 +306,33 @@ class LaneWindow:
 
     lane: Lane
     shares: list[Share] = field(default_factory=list)
-    plans: list[list[ApplyPlan]] = field(default_factory=list)
-    """For each share, a plan for each of its changes."""
+    parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
+    """For each share, its changes that the target does not have yet, and how to apply them."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
     change_count: int = 0
     size: int = 0
 
     def add(self, share: Share, plans: list[ApplyPlan]) -> None:
         """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError."""
+        parts: list[tuple[MappedRelation, Changes, ApplyPlan]] = []
         self.shares.append(share)
-        self.plans.append(plans)
+        self.parts.append(parts)
         self.size += share.size
         for (mapped, changes), plan in zip(share.changes, plans, strict=True):
             if share.transaction.final_lsn < mapped.skip_through_lsn:
                 continue  # a copy that was made since has them
+            parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)
             if window is None:
                 window = self.relations[mapped] = RelationWindow(mapped)
             window.add(plan, changes.payloads)
             self.change_count += len(changes.payloads)
 
-    def planned(self, start: int, stop: int) -> Iterator[tuple[Share, list[ApplyPlan]]]:
-        """Yield the shares from number *start* to before *stop*, with their plans."""
-        return itertools.islice(zip(self.shares, self.plans, strict=True), start, stop)
-
     def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
         """Return how far each relation gets when the first *share_count* shares are committed."""
         reached: dict[MappedRelation, Lsn] = {}
-        for share in self.shares[:share_count]:
+        for share, parts in zip(self.shares[:share_count], self.parts, strict=False):
             if share.end_lsn is not None:
-                for mapped, _ in share.changes:
-                    if share.transaction.final_lsn >= mapped.skip_through_lsn:
-                        reached[mapped] = share.end_lsn
+                for mapped, _, _ in parts:
+                    reached[mapped] = share.end_lsn
         return reached

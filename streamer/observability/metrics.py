@@ -73,8 +73,8 @@ class Metrics:
                     self.count_changes(mapped, fold.counts)
             else:
                 counts = Counts()
-                for share in window.shares:
-                    for owner, changes in share.changes:
+                for parts in window.parts:
+                    for owner, changes, _ in parts:
                         if owner is mapped:
                             counts.count(changes.payloads)
                 self.count_changes(mapped, counts)

@@ -127,8 +127,17 @@ def _run_and_report(session: SparkSession, path: str) -> None:
         failures = run_job(session, Path(path))
     except Exception as exc:  # noqa: BLE001  # reported to whoever started us; the session goes on
         emit("failed", job=path, error=f"{type(exc).__name__}: {_cause(exc)}")
+        _exit_without_java(session)
     else:
         emit("finished", job=path, failures=failures)
+
+
+def _exit_without_java(session: SparkSession) -> None:
+    """End this process if its JVM is gone: no job can run in it any more."""
+    try:
+        session.sparkContext.parallelize([0], 1).count()
+    except Exception:  # noqa: BLE001  # whatever it is, there is nothing left to work with
+        os._exit(1)
 
 
 def _cause(error: Exception) -> str:

@@ -88,13 +88,15 @@ class Database:
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
         self.name = name
+        self.url_user = "postgres"
+        """Who the program connects as; tests themselves are superusers."""
 
     @property
     def url(self) -> str:
-        return self.server.url(self.name)
+        return self.server.url(self.name, self.url_user)
 
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
-        return psycopg.connect(self.url, autocommit=True)
+        return psycopg.connect(self.server.url(self.name), autocommit=True)
 
     def execute(self, sql: str) -> list[tuple[object, ...]]:
         """Run SQL; return the rows of the last statement if it has any."""

@@ -1,0 +1,245 @@
+"""The first full sync on Spark, under writes and under kills."""
+
+import random
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.postgres import Database, assert_same, contents
+from tests.support.process import Process, caught_up, command, eventually, status
+from tests.support.streamer import write_config
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+class Writer:
+    """Commits small transactions until told to stop."""
+
+    def __init__(self, db: Database, statements: list[str], pause: float = 0.005) -> None:
+        self._db = db
+        self._statements = statements
+        self._stop = threading.Event()
+        self._pause = pause
+        self._thread = threading.Thread(target=self._run)
+        self.errors: list[BaseException] = []
+
+    def _run(self) -> None:
+        generator = random.Random(1)
+        try:
+            with self._db.connect() as connection:
+                while not self._stop.wait(self._pause):
+                    statement = generator.choice(self._statements)
+                    connection.execute(statement.format(n=generator.randrange(5000)).encode())
+        except BaseException as exc:
+            self.errors.append(exc)
+
+    def __enter__(self) -> "Writer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert not self.errors, self.errors
+
+
+TABLES = {
+    "keyed": "create table keyed (id int primary key, v text, at timestamptz default now())",
+    "keyless": "create table keyless (a int, b text)",
+    "whole": "create table whole (a int, b text); alter table whole replica identity full",
+    "hist": "create table hist (id int primary key, v text)",
+}
+WRITES = [
+    "insert into keyed values ({n} + 100000, 'new') on conflict (id) do update set v = keyed.v || '+'",
+    "update keyed set v = 'updated {n}' where id = {n}",
+    "delete from keyed where id = {n}",
+    "insert into keyless values ({n}, 'written')",
+    "insert into whole values ({n} % 10, 'x')",
+    "update whole set b = b || 'y' where ctid = (select ctid from whole where a = {n} % 10 limit 1)",
+    "delete from whole where ctid = (select ctid from whole where a = {n} % 10 limit 1)",
+    "insert into hist values ({n} + 10000, 'h') on conflict (id) do update set v = 'hh'",
+    "update hist set v = 'updated {n}' where id = {n}",
+    "delete from hist where id = {n}",
+]
+MAPPING = "keyed:\nkeyless:\nwhole:\nhist: {type: history}"
+
+
+def fill(source: Database, rows: int = 20000) -> None:
+    for ddl in TABLES.values():
+        source.execute(ddl)
+    source.execute(f"insert into keyed select g, 'v' || g from generate_series(1, {rows}) g")
+    source.execute(f"insert into keyless select g % 100, 'dup' from generate_series(1, {rows}) g")
+    source.execute(f"insert into whole select g % 10, 'w' from generate_series(1, {rows // 20}) g")
+    source.execute(f"insert into hist select g, 'h' || g from generate_series(1, {rows // 4}) g")
+    source.execute("vacuum analyze")
+
+
+def assert_equal(source: Database, target: Database) -> None:
+    for table in ("keyed", "keyless", "whole"):
+        assert_same(source, target, table)
+    open_versions = "(select id, v from hist where kvsz_end = '9999-01-01') h"
+    assert contents(source, "hist", "id, v") == contents(target, open_versions, "id, v")
+    overlaps = (
+        "select count(*) from hist a join hist b on a.id = b.id and a.kvsz_id < b.kvsz_id"
+        " where a.kvsz_end > b.kvsz_start"
+    )
+    assert target.value(overlaps) == 0
+
+
+def assert_tidy(source: Database, target: Database) -> None:
+    """Nothing is left over: one slot, two publications, no deferred index, no task."""
+    slots = source.execute(
+        "select slot_name from pg_replication_slots where database = current_database()"
+    )
+    assert slots == [("streamer_shop",)]
+    assert source.value("select count(*) from pg_publication") == 2
+    assert target.value("select count(*) from streamer.deferred_index") == 0
+
+
+def test_a_first_start_under_writes_ends_with_exactly_the_sources_rows(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    fill(source)
+    source.execute("create index keyed_v on keyed (v)")
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, MAPPING)
+    with Process(config) as process:
+        with Writer(source, WRITES):
+            eventually(lambda: target.value("select to_regclass('keyed') is not null"))
+            eventually(lambda: all(t["state"] == "ready" for t in status(config)[0]["tables"]), 60)
+        caught_up(process)
+        assert_equal(source, target)
+        assert_tidy(source, target)
+        (source_status,) = status(config)
+        copied = {t["source"]: t["rows_copied"] for t in source_status["tables"]}
+        assert copied["public.keyless"] >= 20000
+        assert process.terminate() == 0
+    # Exact definitions: primary keys where the source has them, history columns.
+    assert (
+        target.value(
+            "select count(*) from pg_constraint where contype = 'p' and conrelid = 'keyed'::regclass"
+        )
+        == 1
+    )
+    assert target.value("select count(*) from pg_index where indrelid = 'hist'::regclass") == 2
+    again = command(config, "run", "--stop-when-caught-up")
+    assert again.returncode == 0, again.stderr
+
+
+def test_indexes_of_an_empty_target_table_come_back_as_they_were(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    fill(source, 2000)
+    target.execute(
+        TABLES["keyed"] + "; create index by_v on keyed (lower(v) desc) where id > 5;"
+        "create unique index by_id on keyed (id) include (v); comment on index by_v is 'it''s mine';"
+        "alter table keyed cluster on by_id"
+    )
+    definitions = (
+        "select indexrelid::regclass::text, pg_get_indexdef(indexrelid), indisclustered,"
+        " obj_description(indexrelid) from pg_index where indrelid = 'keyed'::regclass order by 1"
+    )
+    before = target.execute(definitions)
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, "keyed:")
+    # Killed while the indexes are away, and again after the first is back.
+    for failpoint in ("sync.indexes_dropped=kill", "sync.index_restored=kill"):
+        with Process(config, environment={"STREAMER_FAILPOINTS": failpoint}) as process:
+            assert process.wait(60) == -signal.SIGKILL
+        assert target.execute(definitions) != before
+    with Process(config) as process:
+        caught_up(process)
+        assert target.execute(definitions) == before
+        assert_same(source, target, "keyed")
+
+
+def test_a_table_with_foreign_rows_is_not_emptied_without_consent(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(TABLES["keyed"] + "; insert into keyed values (1, 'source')")
+    source.execute(TABLES["hist"] + "; insert into hist values (1, 'source')")
+    for table in ("keyed", "hist"):
+        target.execute(TABLES[table] + f"; insert into {table} values (2, 'precious')")
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, "keyed:\nhist: {truncate_target: true}")
+    with Process(config) as process:
+        tables = eventually(
+            lambda: (
+                [
+                    t
+                    for t in (status(config)[0]["tables"] or [])
+                    if t["state"] in ("error", "ready")
+                ][1:]
+                and status(config)[0]["tables"]
+            ),
+            60,
+        )
+        by_name = {t["source"]: t for t in tables}
+        assert by_name["public.keyed"]["state"] == "error"
+        assert "already holds rows" in by_name["public.keyed"]["error"]
+        assert by_name["public.hist"]["state"] == "ready"
+        assert target.execute("select id, v from keyed") == [(2, "precious")]
+        assert target.execute("select id, v from hist") == [(1, "source")]
+        target.execute("truncate keyed")
+        assert command(config, "resume", "keyed").returncode == 0
+        caught_up(process)
+        assert_same(source, target, "keyed")
+
+
+@pytest.mark.parametrize("victim", ["java", "pyspark.daemon", "run"])
+def test_killing_any_part_of_a_copy_ends_equal(
+    source: Database, target: Database, tmp_path: Path, victim: str
+) -> None:
+    fill(source)
+    config = tmp_path / "config.yaml"
+    # Slow enough to be killed in the middle.
+    write_config(config, source, target, MAPPING, settings="sync: {rows_per_second: 8000}")
+    with Writer(source, WRITES, pause=0.02):
+        with Process(config) as process:
+            finished = "select count(*) from pg_stat_activity where application_name like 'streamer copy%' and state = 'active'"
+            eventually(lambda: target.value(finished), 60, "a task copies")
+            if victim == "run":
+                process.kill()
+            else:
+                for child in process.children(victim):
+                    child.send_signal(signal.SIGKILL)
+                caught_up(process, 120)
+        write_config(config, source, target, MAPPING)
+        with Process(config) as process:
+            caught_up(process, 90)
+        leftovers = [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if str(tmp_path) in " ".join(p.info["cmdline"] or [])
+        ]
+        assert leftovers == []
+    with Process(config) as process:
+        caught_up(process)
+        assert_equal(source, target)
+        assert_tidy(source, target)
+        process.terminate()
+
+
+def test_twenty_kills_under_mixed_load_end_equal(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    fill(source, 2000)
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, MAPPING)
+    generator = random.Random(7)
+    stop = threading.Event()
+    with Process(config) as process:
+        caught_up(process)
+    with Writer(source, WRITES, pause=0.001):
+        for _ in range(20):
+            with Process(config) as process:
+                stop.wait(1.0 + generator.random() * 1.5)
+                process.kill()
+    with Process(config) as process:
+        caught_up(process)
+        assert_equal(source, target)
+        assert_tidy(source, target)
+        assert process.terminate() == 0

@@ -1,0 +1,261 @@
+"""clone, append and history, with and without a sid."""
+
+import pytest
+
+from tests.support.postgres import Database, assert_same, contents
+from tests.support.streamer import MakeStreamer
+
+DDL = "create table t (id int primary key, name text, big text); alter table t alter big set storage external"
+HISTORY = (
+    "select id, name, kvsz_start = '1900-01-01', kvsz_end = '9999-01-01', kvsz_deleted"
+    " from t order by kvsz_id"
+)
+
+
+@pytest.mark.parametrize("sid", [None, "eu"])
+async def test_append_ignores_deletes_and_truncate(
+    source: Database, target: Database, stream: MakeStreamer, sid: str | None
+) -> None:
+    source.execute(DDL)
+    async with stream("t: {initial: none, type: append}", sid=sid) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
+        source.execute("update t set name = 'bb' where id = 2; delete from t where id = 1")
+        source.execute("truncate t")
+        await streamer.caught_up()
+        assert target.execute("select id, name from t order by 1") == [
+            (1, "a"),
+            (2, "bb"),
+            (3, "c"),
+        ]
+        # A key whose delete was ignored comes again: the new row takes the place of the old.
+        source.execute("insert into t values (1, 'again'); update t set id = 3 where id = 1")
+        await streamer.caught_up()
+        assert target.execute("select id, name from t order by 1") == [(2, "bb"), (3, "again")]
+        if sid is not None:
+            assert target.execute("select distinct sid from t") == [("eu",)]
+
+
+async def test_history_keeps_every_version(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream("t: {initial: none, type: history}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a', repeat('x', 5000)), (2, 'b', null)")
+        source.execute("update t set name = 'aa' where id = 1")
+        source.execute("delete from t where id = 2")
+        source.execute("insert into t values (2, 'again')")
+        await streamer.caught_up()
+        assert target.execute(HISTORY) == [
+            (1, "a", True, False, False),
+            (2, "b", True, False, True),
+            (1, "aa", False, True, False),
+            (2, "again", False, True, False),
+        ]
+        assert target.value("select count(*) from t where length(big) = 5000") == 2
+        closed = "select kvsz_end from t where name = 'a'"
+        assert target.execute(closed) == target.execute(
+            "select kvsz_start from t where name = 'aa'"
+        )
+        # The times are the source's.
+        committed = source.value("select pg_xact_commit_timestamp(xmin) from t where id = 1")
+        assert target.value("select kvsz_start from t where name = 'aa'") == committed
+
+
+async def test_versions_of_one_transaction_keep_their_order(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream("t: {initial: none, type: history}", sid="eu") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "begin; insert into t values (1, 'a'); update t set name = 'b'; update t set name = 'c';"
+            "delete from t; insert into t values (1, 'd'); update t set name = 'e'; commit"
+        )
+        await streamer.caught_up()
+        rows = target.execute(
+            "select name, kvsz_deleted, kvsz_end = '9999-01-01' from t order by kvsz_id"
+        )
+        assert rows == [
+            ("a", False, False),
+            ("b", False, False),
+            ("c", True, False),
+            ("d", False, False),
+            ("e", False, True),
+        ]
+        overlaps = (
+            "select count(*) from t a join t b on a.id = b.id and a.kvsz_id < b.kvsz_id"
+            " where a.kvsz_end > b.kvsz_start"
+        )
+        assert target.value(overlaps) == 0
+
+
+async def test_history_follows_a_key_that_changes_and_closes_on_truncate(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream("t: {initial: none, type: history}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a', repeat('y', 5000))")
+        source.execute("update t set id = 5 where id = 1")
+        await streamer.caught_up()
+        assert target.execute(HISTORY) == [
+            (1, "a", True, False, True),
+            (5, "a", False, True, False),
+        ]
+        assert target.value("select count(*) from t where length(big) = 5000") == 2
+        source.execute("truncate t")
+        await streamer.caught_up()
+        assert (
+            target.value("select bool_and(kvsz_end < '9999-01-01' and kvsz_deleted) from t") is True
+        )
+
+
+async def test_truncate_is_limited_to_the_sid(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    target.execute("create table t (sid text, id int, name text, big text, primary key (sid, id))")
+    target.execute("insert into t values ('us', 1, 'theirs')")
+    async with stream("t: {initial: none}", sid="eu") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'ours'), (2, 'ours')")
+        source.execute("begin; truncate t; insert into t values (3, 'after'); commit")
+        await streamer.caught_up()
+        rows = target.execute("select sid, id, name from t order by 1, 2")
+        assert rows == [("eu", 3, "after"), ("us", 1, "theirs")]
+
+
+async def test_truncate_of_a_table_that_foreign_keys_point_to(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table p (id int primary key); create table c (id int primary key, p int references p)"
+    source.execute(ddl)
+    target.execute(ddl)
+    async with stream("p: {initial: none}\nc: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into p values (1), (2); insert into c values (1, 1)")
+        source.execute(
+            "begin; insert into c values (2, 2); truncate p, c; insert into p values (9); commit"
+        )
+        await streamer.caught_up()
+        assert target.execute("select id from p") == [(9,)]
+        assert target.execute("select id from c") == []
+
+
+async def test_columns_are_renamed_and_excluded(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table items (id int primary key, name text, secret text, extra int)")
+    target.execute(
+        "create table goods (extra int, item_id int primary key, title text, added text default 'dflt')"
+    )
+    tables = (
+        "items: {initial: none, target: goods, exclude: [secret],"
+        " columns: {id: item_id, name: title}}"
+    )
+    async with stream(tables) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into items values (1, 'a', 's', 7), (2, 'b', 's', 8)")
+        source.execute("update items set name = 'aa' where id = 1; delete from items where id = 2")
+        await streamer.caught_up()
+        assert target.execute("select * from goods") == [(7, 1, "aa", "dflt")]
+
+
+async def test_keyless_tables_take_inserts_in_order(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table log (at int, what text)")
+    target.execute("create table log (at int, what text)")
+    async with stream("log: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into log select 1, 'same' from generate_series(1, 1000)")
+        source.execute("update log set what = 'never replicated' where at = 2")
+        await streamer.caught_up()
+        assert_same(source, target, "log")
+        source.execute("truncate log; insert into log values (5, 'five')")
+        await streamer.caught_up()
+        assert_same(source, target, "log")
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+async def test_replica_identity_full_changes_exactly_one_of_identical_rows(
+    source: Database, target: Database, stream: MakeStreamer, indexed: bool
+) -> None:
+    ddl = "create table f (a int, b text, j json, n numeric); alter table f replica identity full"
+    source.execute(ddl)
+    target.execute(ddl + ("; create index on f (a)" if indexed else ""))
+    async with stream("f: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "insert into f select 1, 'same', '{\"a\": 1}', 1.0 from generate_series(1, 5);"
+            "insert into f values (1, 'same', '{\"a\":1}', 1.00), (null, null, null, null), (null, 'x', null, 1)"
+        )
+        source.execute("delete from f where ctid = (select min(ctid) from f where b = 'same')")
+        source.execute(
+            "update f set b = 'one' where ctid = (select max(ctid) from f where n::text = '1.0')"
+        )
+        source.execute("update f set n = 2 where a is null and b is null")
+        await streamer.caught_up()
+        assert_same(source, target, "f")
+        source.execute("delete from f where a is null; update f set a = a + 1")
+        await streamer.caught_up()
+        assert_same(source, target, "f")
+
+
+async def test_replica_identity_using_index(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table u (a int not null, b int not null, c text); create unique index u_key on u (a, b)"
+    source.execute(f"{ddl}; alter table u replica identity using index u_key")
+    target.execute(ddl)
+    async with stream("u: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into u select g / 3, g % 3, 'x' from generate_series(0, 99) g")
+        source.execute(
+            "update u set c = 'y' where b = 1; delete from u where a = 5; update u set a = -a"
+        )
+        await streamer.caught_up()
+        assert_same(source, target, "u")
+
+
+async def test_generated_and_identity_columns_on_either_side(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create table g (id int generated always as identity primary key, a int, "
+        "twice int generated always as (a * 2) stored)"
+    )
+    target.execute(
+        "create table g (id int generated always as identity primary key, a int, "
+        "twice int generated always as (a * 2) stored, thrice int generated always as (a * 3) stored)"
+    )
+    async with stream("g: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "insert into g (a) select g from generate_series(1, 5) g; update g set a = 10 where id = 2"
+        )
+        source.execute("delete from g where id = 3")
+        await streamer.caught_up()
+        assert contents(source, "g", "id, a, twice") == contents(target, "g", "id, a, twice")
+
+
+async def test_two_tenants_in_one_table_never_touch_each_others_rows(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: object
+) -> None:
+    source.execute(
+        "create table a (id int primary key, v text); create table b (id int primary key, v text)"
+    )
+    target.execute("create table t (sid text, id int, v text, primary key (sid, id))")
+    async with stream("a: {initial: none, target: t}", sid="one") as streamer:
+        await streamer.caught_up()
+        target.execute("insert into t select 'two', g, 'two' from generate_series(1, 10) g")
+        source.execute("insert into a select g, 'one' from generate_series(1, 10) g")
+        source.execute(
+            "update a set v = 'changed'; update a set id = id + 50; delete from a where id > 57"
+        )
+        source.execute("truncate a; insert into a values (1, 'last')")
+        await streamer.caught_up()
+        assert target.value("select count(*) from t where sid = 'two' and v = 'two'") == 10
+        assert target.execute("select id, v from t where sid = 'one'") == [(1, "last")]

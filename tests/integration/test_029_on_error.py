@@ -1,0 +1,192 @@
+"""A row that the target refuses stops its table, and nothing else."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+DDL = "create table {0} (id int primary key, v int)"
+TABLES = "t: {initial: none}\nother: {initial: none}"
+
+
+def make(source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute(DDL.format("t"))
+        db.execute(DDL.format("other"))
+
+
+async def test_a_refused_row_stops_its_table_and_nothing_else(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    make(source, target)
+    target.execute("alter table t add constraint positive check (v > 0)")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 1)")
+        source.execute("insert into t values (2, 2), (3, -3)")
+        source.execute("insert into t values (4, 4)")
+        source.execute("insert into other values (1, 1)")
+        await streamer.table_state("public.t", "error")
+
+        # Stopped before the transaction that holds the row; the rest goes on.
+        assert target.execute("select id from t") == [(1,)]
+        assert "positive" in (await streamer.table("public.t"))["error"]
+
+        async def other_is_there() -> bool:
+            return target.execute("select id from other") == [(1,)]
+
+        await streamer.eventually(other_is_there)
+        # Nothing of it is acknowledged.
+        end = (await streamer.table("public.t"))["end_lsn"]
+        status = await streamer.status()
+        assert source.value(
+            f"select '{status['confirmed_flush_lsn']}'::pg_lsn < pg_current_wal_flush_lsn()"
+        )
+        assert source.value(f"select '{status['confirmed_flush_lsn']}'::pg_lsn >= '{end}'")
+
+        # The cause removed, it goes on by itself.
+        target.execute("alter table t drop constraint positive")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        assert (await streamer.table("public.t"))["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("break_it", "mend_it", "expected"),
+    [
+        ("drop table t", DDL.format("t") + "; insert into t values (1, 1)", "does not exist"),
+        ("alter table t drop column v", "alter table t add column v int", "alter table"),
+        ("insert into t values (2, 0)", "delete from t where v = 0", "Key (id)=(2)"),
+        (
+            "revoke all on t from {0}; alter table t owner to other_{0}",
+            "grant all on t to {0}",
+            "permission denied",
+        ),
+        ("alter table t alter v type smallint", "alter table t alter v type int", "out of range"),
+    ],
+    ids=["missing-table", "missing-column", "insert-exists", "permission", "type"],
+)
+async def test_what_was_refused_goes_on_when_it_is_mended(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    break_it: str,
+    mend_it: str,
+    expected: str,
+) -> None:
+    make(source, target)
+    role = target.name
+    target.execute(f"create role {role} superuser login; create role other_{role}")
+    if "revoke" in break_it:
+        target.execute(
+            f"alter role {role} nosuperuser; alter table t owner to {role}; alter table other owner to {role};"
+            f"grant create, temporary on database {target.name} to {role}"
+        )
+    target.url_user = role
+    try:
+        async with stream(TABLES) as streamer:
+            await streamer.caught_up()
+            source.execute("insert into t values (1, 1)")
+            await streamer.caught_up()
+            target.execute(break_it.format(role))
+            source.execute("insert into t values (2, 70000)")
+            await streamer.table_state("public.t", "error")
+            assert expected in (await streamer.table("public.t"))["error"]
+            source.execute("update t set v = v + 1 where id = 1")
+            target.execute(mend_it.format(role))
+            await streamer.caught_up()
+            assert_same(source, target, "t")
+    finally:
+        target.execute(
+            f"reassign owned by {role} to postgres; drop owned by {role};"
+            f"reassign owned by other_{role} to postgres; drop role {role}; drop role other_{role}"
+        )
+
+
+async def test_a_deferred_constraint_that_fails_at_commit_stops_its_table(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    make(source, target)
+    target.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin if new.v < 0 then"
+        " raise exception 'negative' using errcode = 'check_violation'; end if; return null; end $$;"
+        "create constraint trigger refuse after insert on t deferrable initially deferred"
+        " for each row execute function refuse(); alter table t enable always trigger refuse"
+    )
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 1)")
+        source.execute("insert into t values (2, -1)")
+        source.execute("insert into other values (1, 1)")
+        await streamer.table_state("public.t", "error")
+
+        async def others_are_there() -> bool:
+            rows = target.execute("select id from t"), target.execute("select id from other")
+            return rows == ([(1,)], [(1,)])
+
+        await streamer.eventually(others_are_there)
+        target.execute("drop trigger refuse on t")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_locked_table_does_not_hold_up_the_others(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    make(source, target)
+    async with stream(TABLES, settings="workers: 1") as streamer:
+        await streamer.caught_up()
+        with psycopg.connect(target.url) as locker:
+            locker.execute("lock table t in access exclusive mode")
+            source.execute("insert into t select g, g from generate_series(1, 100) g")
+            before = source.value("select pg_current_wal_flush_lsn()")
+            for number in range(5):
+                source.execute(f"insert into other values ({number}, 0)")
+
+                async def is_there(number: int = number) -> bool:
+                    return target.execute(f"select id from other where id = {number}") != []
+
+                await streamer.eventually(is_there)
+            status = await streamer.status()
+            assert source.value(f"select '{status['confirmed_flush_lsn']}'::pg_lsn <= '{before}'")
+            assert (await streamer.table("public.t"))["state"] == "ready"
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_secondary_unique_keys_are_handed_from_row_to_row(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table k (id int primary key, u int unique)"
+    source.execute(ddl)
+    target.execute(ddl)
+    async with stream("k: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into k select g, g from generate_series(1, 50) g")
+        source.execute(
+            "update k set u = -u where id <= 10; update k set u = u - 10 where id between 11 and 20"
+        )
+        source.execute(
+            "begin; delete from k where id = 30; update k set u = 30 where id = 31; commit"
+        )
+        await streamer.caught_up()
+        assert_same(source, target, "k")
+
+
+async def test_several_errors_at_once_and_resume(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    make(source, target)
+    target.execute("insert into t values (1, 0); insert into other values (1, 0)")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 1); insert into other values (1, 1)")
+        await streamer.table_state("public.t", "error")
+        await streamer.table_state("public.other", "error")
+        target.execute("delete from t; delete from other")
+        await asyncio.gather(streamer.caught_up())
+        assert_same(source, target, "t")
+        assert_same(source, target, "other")
