@@ -23,6 +23,7 @@ from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
 from streamer.commands import teardown as teardown_command
+from streamer.commands.demo import show as demo_command
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
@@ -250,6 +251,18 @@ def teardown(
                 typer.echo(f"{statement};", err=as_json)
     if any(result.error is not None for result in results):
         raise typer.Exit(3)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long the shops are busy.", min=0)] = 20,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show it all on this machine: servers, copy, stream and a comparison."""
+    code = _run(demo_command.demo(seconds, keep=keep, as_json=as_json))
+    if code:
+        raise typer.Exit(code)
 
 
 def _load() -> Any:

@@ -1,0 +1,53 @@
+# PYTHON names the Python to make .venv with; ARGS goes to the command behind demo, test and bench.
+PYTHON ?= python3
+ARGS ?=
+
+python := .venv/bin/python
+installed := .venv/.installed
+lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	--no-emit-index-url --custom-compile-command "make lock"
+build_tools := uv hatchling editables setuptools
+
+.PHONY: help demo test check fix bench lock
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    two servers stream into a third, all of it here; ARGS='--seconds 60 --keep'"
+	@echo "make test    the whole test suite; ARGS='-x tests/unit' for some of it"
+	@echo "make check   lint, format and types"
+	@echo "make fix     what of that mends itself"
+	@echo "make bench   every benchmark"
+	@echo "make lock    resolve the lock files again; ARGS=--upgrade for the newest of everything"
+
+demo: $(installed)
+	@scripts/with_java.sh $(python) -m streamer demo $(ARGS)
+
+test: $(installed)
+	@scripts/with_java.sh $(python) -m pytest $(ARGS)
+
+check: $(installed)
+	@$(python) -m ruff check
+	@$(python) -m ruff format --check
+	@$(python) -m mypy
+
+fix: $(installed)
+	@$(python) -m ruff check --fix
+	@$(python) -m ruff format
+
+bench: $(installed)
+	@for file in $$(grep -l __main__ benchmarks/*.py); do \
+		name=$$(basename $$file .py); \
+		echo "== $$name"; \
+		scripts/with_java.sh $(python) -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
+
+lock: $(installed)
+	@$(lock) $(ARGS) --output-file requirements.lock pyproject.toml
+	@$(lock) $(ARGS) --output-file requirements-dev.lock --extra dev pyproject.toml
+	@printf '%s\n' $(build_tools) | \
+		$(lock) $(ARGS) --no-annotate --output-file requirements-build.lock -
+
+# Anew whenever what is installed would be something else.
+$(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+	@touch $@

@@ -1,0 +1,234 @@
+"""The demo from beginning to end.
+
+Whatever happens, an error or Ctrl-C, everything that was started is stopped and the directory
+removed; only `--keep` leaves it all running, and only once it has been compared.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+import typer
+from rich.console import Console
+
+from streamer.apply.target import TargetAddress
+from streamer.commands import status as status_command
+from streamer.commands.demo import shop
+from streamer.commands.demo.compare import compare
+from streamer.commands.demo.stage import (
+    SOURCES,
+    TARGET,
+    DemoError,
+    Stage,
+    check_java,
+    in_thread,
+)
+from streamer.commands.demo.view import Report, StreamView, View
+from streamer.commands.demo.watch import Bookkeeping, Metrics, Sample
+from streamer.commands.demo.workload import Workload
+from streamer.config import static
+from streamer.config.settings import ENVIRONMENT_PREFIX
+from streamer.errors import StreamerError
+
+SYNC_SECONDS_MAX: Final = 600.0
+WAIT_SECONDS_MAX: Final = 120.0
+SAMPLE_SECONDS: Final = 0.25
+EXIT_INTERRUPTED: Final = 130
+
+
+async def demo(seconds: float, *, keep: bool, as_json: bool) -> int:
+    """Show it all; return 0 if source and target are equal in the end, 1 if not, 130 for Ctrl-C."""
+    # The demo's servers are its own, and nobody's settings may point it anywhere else.
+    for name in list(os.environ):
+        if name.startswith((ENVIRONMENT_PREFIX, "PG")):
+            del os.environ[name]
+    view = View(Console(stderr=as_json))
+    showing = asyncio.create_task(_show(view, seconds, keep=keep), name="demo")
+    with _on_signals(showing, view):
+        await asyncio.wait([showing])
+    if showing.cancelled():
+        return EXIT_INTERRUPTED
+    try:
+        report = showing.result()
+    except BaseExceptionGroup as group:
+        raise _first_error(group) from group
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    return 0 if report.is_equal else 1
+
+
+def _first_error(error: BaseException) -> BaseException:
+    """Return what a group of tasks ended with: one of our own errors, if there is one."""
+    while isinstance(error, BaseExceptionGroup):
+        ours, _ = error.split(StreamerError)
+        error = (ours or error).exceptions[0]
+    return error
+
+
+@contextlib.contextmanager
+def _on_signals(task: "asyncio.Task[Report]", view: View) -> Iterator[None]:
+    """Cancel *task* at the first SIGINT, SIGTERM or SIGHUP; those that follow change nothing."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            view.say("stopping what was started")
+            task.cancel()
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def _show(view: View, seconds: float, *, keep: bool) -> Report:
+    await in_thread(check_java)
+    stage = Stage()
+    is_kept = False
+    try:
+        report = await _play(stage, view, seconds)
+        if keep:
+            is_kept = True
+            _tell_what_runs(stage, view)
+        return report
+    finally:
+        if not is_kept:
+            await stage.stop()
+
+
+async def _play(stage: Stage, view: View, seconds: float) -> Report:
+    titles = {sid: f"{shop.DATABASE}:{sid}, PostgreSQL {major}" for sid, major in SOURCES.items()}
+    view.say(f"{' and '.join(titles.values())}, into one warehouse, PostgreSQL {TARGET}")
+    with view.working("starting three servers"):
+        await stage.start_servers()
+    with view.working("making the shops' tables and rows"):
+        rows = await _make_shops(stage)
+    stage.write_config()
+    stage.start_streamer()
+    report = Report()
+    async with Bookkeeping(stage.target.url(shop.WAREHOUSE)) as bookkeeping:
+        await _watch_sync(stage, view, bookkeeping, rows, report)
+    with view.stream(seconds, titles) as stream:
+        await _watch_stream(stage, stream, seconds, report)
+    with view.working("comparing the shops with the warehouse"):
+        report.comparisons = tuple(await compare(stage))
+    view.summarize(report)
+    return report
+
+
+async def _make_shops(stage: Stage) -> int:
+    """Make and fill the shops' tables; return how many rows there are."""
+
+    async def make(sid: str, url: str) -> int:
+        counts = (f"(select count(*) from {table.source})" for table in shop.TABLES)  # noqa: S608
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            await connection.execute(shop.SCHEMA)
+            await connection.execute(shop.seed_sql(sid).encode())
+            cursor = await connection.execute(f"select {' + '.join(counts)}".encode())
+            row = await cursor.fetchone()
+            assert row is not None
+            return int(row[0])
+
+    urls = {sid: server.url(shop.DATABASE) for sid, server in stage.sources.items()}
+    return sum(await asyncio.gather(*(make(sid, url) for sid, url in urls.items())))
+
+
+async def _watch_sync(
+    stage: Stage, view: View, bookkeeping: Bookkeeping, rows: int, report: Report
+) -> None:
+    began = time.monotonic()
+    tables = len(shop.TABLES) * len(SOURCES)
+    with view.sync(rows) as update:
+        while True:
+            stage.check_streamer()
+            progress = await bookkeeping.read()
+            update(progress)
+            if progress.tables_ready == tables:
+                break
+            if time.monotonic() - began > SYNC_SECONDS_MAX:
+                raise DemoError(
+                    f"{progress.tables_ready} of {tables} tables are ready after"
+                    f" {SYNC_SECONDS_MAX:g} s: {stage.last_words()}"
+                )
+            await asyncio.sleep(SAMPLE_SECONDS)
+    report.sync_seconds = time.monotonic() - began
+    report.rows_copied = await bookkeeping.rows_copied()
+    view.say(
+        f"copied {report.rows_copied:,} rows of {tables} tables: {report.sync_seconds:.1f} s, "
+        "the start of Spark included"
+    )
+
+
+async def _watch_stream(stage: Stage, stream: StreamView, seconds: float, report: Report) -> None:
+    """Let the shops be busy, then wait until the warehouse has it all."""
+    metrics = Metrics(stage.http_port)
+    workload = Workload({sid: server.url(shop.DATABASE) for sid, server in stage.sources.items()})
+    first = await metrics.read()
+
+    async def sample() -> Sample:
+        stage.check_streamer()
+        taken = await metrics.read()
+        stream.update(taken, {sid: workload.transactions(sid) for sid in SOURCES})
+        report.peak_lag_seconds = max(report.peak_lag_seconds, taken.lag_seconds)
+        report.peak_lag_bytes = max(report.peak_lag_bytes, taken.lag_bytes)
+        return taken
+
+    async def sample_until(task: "asyncio.Task[object]") -> None:
+        while not task.done():
+            await sample()
+            await asyncio.wait([task], timeout=SAMPLE_SECONDS)
+
+    async with asyncio.TaskGroup() as group:
+        began = time.monotonic()
+        busy = group.create_task(workload.run(seconds), name="workload")
+        await sample_until(busy)
+        report.workload_seconds = time.monotonic() - began
+        stream.phase = "waiting"
+        began = time.monotonic()
+        waiting = group.create_task(_wait(stage), name="wait")
+        await sample_until(waiting)
+        report.drain_seconds = time.monotonic() - began
+    stream.phase = "done"
+    last = await sample()
+    report.changes = last.changes - first.changes
+    report.transactions = last.transactions - first.transactions
+    report.commit_to_visible_seconds = last.commit_to_visible_seconds(first)
+
+
+async def _wait(stage: Stage) -> None:
+    """Do what ``streamer wait`` does."""
+    settings, mapping = await in_thread(static.load, stage.config)
+    address = TargetAddress.parse(settings.target.url)
+    missing = await status_command.wait(address, mapping, WAIT_SECONDS_MAX)
+    if missing is not None:
+        raise DemoError(f"the program does not catch up: {missing}; {stage.last_words()}")
+
+
+def _tell_what_runs(stage: Stage, view: View) -> None:
+    stop = stage.write_stop_script()
+    psql = stage.target.program("psql")
+    lines = [f"{sid:<10} {server.url(shop.DATABASE)}" for sid, server in stage.sources.items()]
+    lines += [
+        f"{shop.WAREHOUSE:<10} {stage.target.url(shop.WAREHOUSE)}",
+        f"{'psql':<10} {psql}",
+        f"{'metrics':<10} http://127.0.0.1:{stage.http_port}/metrics",
+        f"{'status':<10} {shlex.quote(sys.executable)} -m streamer -c {stage.config} status",
+        f"{'log':<10} {stage.log}",
+        f"{'stop it':<10} {stop}",
+    ]
+    view.say("everything keeps running:\n  " + "\n  ".join(lines))

@@ -1,0 +1,253 @@
+"""What goes on in a shop while its changes stream: clients that order, pay, return, look and leave.
+
+Each client keeps to a pace, so that the machine has something left for the program: this shows how
+it follows, not how fast it could be.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import psycopg
+
+from streamer.commands.demo import shop
+
+CLIENTS_PER_SHOP: Final = 2
+TRANSACTIONS_PER_SECOND: Final = 120.0
+"""Of each client."""
+SALE_SECONDS: Final = 4.0
+"""How often a shop does something to thousands of rows at once."""
+SALE_PRODUCTS: Final = 500
+ARCHIVED_ORDERS: Final = 3_000
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+
+class Client:
+    """One connection to a shop and somebody busy at it."""
+
+    def __init__(self, sid: str, url: str, number: int) -> None:
+        self.transactions = 0
+        self.statements = 0
+        self._sid = sid
+        self._url = url
+        self._is_manager = number == 0
+        self._random = random.Random(f"{sid} {number}")
+        self._last_order = shop.ORDERS
+        self._connection: Connection | None = None
+
+    async def run(self, ends_at: float) -> None:
+        """Be busy until *ends_at* of the monotonic clock; what is begun is finished."""
+        actions, weights = zip(*_ACTIONS, strict=True)
+        next_sale = time.monotonic() + SALE_SECONDS / 2
+        due = time.monotonic()
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+            self._connection = connection
+            while (now := time.monotonic()) < ends_at:
+                action: Callable[[Client], Awaitable[None]]
+                if self._is_manager and now >= next_sale:
+                    next_sale += SALE_SECONDS
+                    action = Client._hold_a_sale
+                else:
+                    (action,) = self._random.choices(actions, weights)
+                await self._transact(action)
+                # A client that is late does not make up for all of it.
+                due = max(due + self._random.expovariate(TRANSACTIONS_PER_SECOND), now - 0.2)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _transact(self, action: "Callable[[Client], Awaitable[None]]") -> None:
+        assert self._connection is not None
+        try:
+            async with self._connection.transaction():
+                await action(self)
+                if self._random.random() < 0.02:
+                    raise psycopg.Rollback
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+            return  # an application would try again; there is enough to do here
+        self.transactions += 1
+
+    async def _execute(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        assert self._connection is not None
+        self.statements += 1
+        cursor = await self._connection.execute(sql.encode(), parameters)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def _note(self, action: str, **detail: Any) -> None:
+        await self._execute(
+            "insert into audit.events (actor, action, detail) values (%s, %s, %s)",
+            f"clerk {self._random.randrange(40)}",
+            action,
+            json.dumps(detail),
+        )
+
+    def _some_order(self) -> int:
+        """Return an order's id, of a late order more often than of an early one."""
+        age = int(self._random.expovariate(1 / 3000))
+        return max(1, self._last_order - age)
+
+    # ---- what they do --------------------------------------------------------------------------
+
+    async def _order(self) -> None:
+        customer = self._random.randint(1, shop.CUSTOMERS)
+        # In order of id, as everybody does who does not like deadlocks.
+        products = sorted(
+            self._random.sample(range(1, shop.PRODUCTS + 1), self._random.randint(1, 5))
+        )
+        ((order,),) = await self._execute(
+            "insert into orders (customer_id, total, note) values (%s, 0, %s) returning id",
+            customer,
+            self._random.choice([None, None, "leave it with the neighbours", "naïve “quotes”\n€"]),
+        )
+        await self._execute(
+            "insert into order_items select %s, line, product, 1 + line %% 3, 9.99 * line"
+            " from unnest(%s::int[]) with ordinality u (product, line)",
+            order,
+            products,
+        )
+        # The description, which is stored apart, stays as it is.
+        await self._execute(
+            "update products set stock = stock - 1, updated_at = now() where id = any (%s)",
+            products,
+        )
+        await self._execute(
+            "update orders set total = (select sum(quantity * price) from order_items"
+            " where order_id = id) where id = %s",
+            order,
+        )
+        await self._note("order", order=order, items=len(products))
+        self._last_order = order
+
+    async def _pay(self) -> None:
+        order = self._some_order()
+        await self._execute("update orders set status = 'paid' where id = %s", order)
+        await self._note("payment", order=order, amount=self._random.random() * 300)
+
+    async def _ship(self) -> None:
+        await self._execute(
+            "update orders set status = 'shipped', shipped_at = localtimestamp where id = %s",
+            self._some_order(),
+        )
+
+    async def _cancel(self) -> None:
+        order = self._some_order()
+        await self._execute("delete from orders where id = %s", order)  # and its items with it
+        await self._note("cancel", order=order)
+
+    async def _register(self) -> None:
+        number = self._random.randrange(10**9)
+        await self._execute(
+            "insert into customers (name, email, city, profile) values (%s, %s, %s, %s)",
+            f"Customer {number}",
+            f"customer{number}@{self._sid}.example.com",
+            None,
+            json.dumps({"language": self._sid, "points": 0}),
+        )
+
+    async def _move(self) -> None:
+        await self._execute(
+            "update customers set city = %s, profile = profile || %s where id = %s",
+            self._random.choice(["Reykjavík", "Sarajevo", "Las Vegas", None]),
+            json.dumps({"moved": True}),
+            self._random.randint(1, shop.CUSTOMERS),
+        )
+
+    async def _change_price(self) -> None:
+        product = self._random.randint(1, shop.PRODUCTS)
+        currency = self._random.choice(shop.CURRENCIES[self._sid])
+        await self._execute(
+            "update prices set amount = amount + 0.01 where product_id = %s and currency = %s",
+            product,
+            currency,
+        )
+        if self._random.random() < 0.3:
+            await self._execute(
+                "update prices set amount = amount * 1.05 where product_id = %s and currency = %s",
+                product,
+                currency,
+            )
+
+    async def _end_price(self) -> None:
+        """Take a price away, or set one where there is none."""
+        product = self._random.randint(1, 50)
+        (currency, *_) = shop.CURRENCIES[self._sid]
+        gone = await self._execute(
+            "delete from prices where product_id = %s and currency = %s returning 1",
+            product,
+            currency,
+        )
+        if not gone:
+            await self._execute(
+                "insert into prices values (%s, %s, 19.99, 'infinity')", product, currency
+            )
+
+    async def _describe(self) -> None:
+        product = self._random.randint(1, shop.PRODUCTS)
+        await self._execute(
+            "update products set description = %s where id = %s",
+            f"Newly described: {self._random.random()}\n" * self._random.randint(1, 300),
+            product,
+        )
+
+    async def _fill_cart(self) -> None:
+        await self._execute(
+            "insert into carts select gen_random_uuid(), %s, g from generate_series(1, 3) g",
+            self._random.randint(1, shop.PRODUCTS),
+        )
+
+    async def _sweep_carts(self) -> None:
+        await self._execute("truncate carts")
+
+    async def _hold_a_sale(self) -> None:
+        """Touch thousands of rows in one transaction."""
+        first = self._random.randint(1, shop.PRODUCTS - SALE_PRODUCTS)
+        await self._execute(
+            "update prices set amount = round(amount * 0.99, 2) where product_id between %s and %s",
+            first,
+            first + SALE_PRODUCTS,
+        )
+        first = self._random.randint(1, shop.ORDERS)
+        await self._execute(
+            "update orders set status = 'delivered' where id between %s and %s",
+            first,
+            first + ARCHIVED_ORDERS,
+        )
+
+
+_ACTIONS: Final[tuple[tuple[Callable[[Client], Awaitable[None]], float], ...]] = (
+    (Client._order, 35),
+    (Client._pay, 20),
+    (Client._ship, 12),
+    (Client._cancel, 5),
+    (Client._register, 6),
+    (Client._move, 6),
+    (Client._change_price, 8),
+    (Client._end_price, 2),
+    (Client._describe, 2),
+    (Client._fill_cart, 6),
+    (Client._sweep_carts, 0.5),
+)
+
+
+class Workload:
+    """All clients of all shops."""
+
+    def __init__(self, urls: dict[str, str]) -> None:
+        self.clients = {
+            sid: [Client(sid, url, number) for number in range(CLIENTS_PER_SHOP)]
+            for sid, url in urls.items()
+        }
+
+    def transactions(self, sid: str) -> int:
+        """How many transactions a shop has seen, those that were rolled back included."""
+        return sum(client.transactions for client in self.clients[sid])
+
+    async def run(self, seconds: float) -> None:
+        """Keep everybody busy for so long."""
+        ends_at = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            for sid, clients in self.clients.items():
+                for number, client in enumerate(clients):
+                    group.create_task(client.run(ends_at), name=f"client {sid} {number}")

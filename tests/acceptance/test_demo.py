@@ -1,0 +1,162 @@
+"""``streamer demo`` as people run it: it ends equal, and leaves nothing behind unless told to."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.demo import shop
+from streamer.commands.demo.stage import DemoError, check_java
+from streamer.config import static
+from streamer.route.mapping import TableType
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+GONE_SECONDS = 20.0
+
+
+class Demo:
+    """A demo that runs in a temporary directory of its own, by which its processes are known."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "streamer", "demo", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if "--json" not in arguments else subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(directory)},
+        )
+
+    def read_until(self, text: str) -> str:
+        """Read lines until one contains *text*; return all of them."""
+        assert self.process.stdout is not None
+        read = ""
+        for line in self.process.stdout:
+            read += line
+            if text in line:
+                return read
+        raise AssertionError(f"{text!r} was never said:\n{read}")
+
+    def processes(self) -> list[str]:
+        """Return the command lines of all processes that belong to the demo."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"TMPDIR={self.directory}".encode() in path.read_bytes():
+                    found.append(path.with_name("cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it has just ended
+        return found
+
+    def assert_nothing_is_left(self) -> None:
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left
+        assert list(self.directory.iterdir()) == []
+
+
+@pytest.fixture
+def place(server_directory: Path, request: pytest.FixtureRequest) -> Path:
+    """Where a demo makes its directory: one that the servers' user can enter, too."""
+    path = server_directory / re.sub(r"\W", "-", request.node.name)
+    path.mkdir(mode=0o755)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.timeout(180)
+def test_demo_ends_equal_and_kept_leaves_nothing_behind_once_stopped(place: Path) -> None:
+    demo = Demo(place, "--seconds", "2", "--keep", "--json")
+
+    output, said = demo.process.communicate()
+
+    assert demo.process.returncode == 0, said
+    report = json.loads(output)
+    assert report["equal"]
+    assert {table["table"] for table in report["tables"]} == {t.source for t in shop.TABLES}
+    assert report["rows_copied"] > 100_000
+    assert report["changes"] > 0
+    for line in ("rows copied", "changes streamed", "peak lag", "equal            yes"):
+        assert line in said
+    assert_is_ready(said)
+    (directory,) = place.iterdir()
+    subprocess.run([directory / "stop"], check=True)
+    demo.assert_nothing_is_left()
+
+
+def assert_is_ready(said: str) -> None:
+    """The program whose metrics' URL was *said* runs, and is in step."""
+    metrics = re.search(r"metrics +(http://\S+)", said)
+    assert metrics
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(metrics[1].replace("/metrics", "/readyz"), timeout=10) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.timeout(120)
+def test_interrupt_leaves_no_process_and_no_directory(place: Path) -> None:
+    demo = Demo(place, "--seconds", "60")
+    demo.read_until("Spark starts")
+    assert demo.processes()
+
+    demo.process.send_signal(signal.SIGINT)
+    rest, _ = demo.process.communicate()
+
+    assert demo.process.returncode == 130, rest
+    assert "Traceback" not in rest
+    demo.assert_nothing_is_left()
+
+
+def test_configuration_says_what_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "target: {url: postgresql://host/dw}\nsources:\n  - database: shop\n"
+        f"    urls: [{{url: postgresql://host/shop}}]\n    tables:\n{shop.TABLES_YAML}"
+    )
+
+    _, mapping = static.load(path)
+
+    (source,) = mapping.sources
+    found = [
+        (
+            str(rule.pattern),
+            str(rule.target or rule.pattern),
+            rule.type,
+            tuple(sorted(rule.exclude)),
+        )
+        for rule in source.rules
+    ]
+    assert found == [(t.source, t.target, t.type, t.excluded) for t in shop.TABLES]
+    assert {t.type for t in shop.TABLES} == set(TableType)
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
+def test_old_java_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(DemoError, match="install a Java runtime, version 17"):
+        check_java()
+
+
+def test_missing_java_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(DemoError, match="there is none"):
+        check_java()
