@@ -4,7 +4,11 @@ PostgreSQL documentation, "pg_lsn Type": an LSN is a 64-bit byte position, print
 hexadecimal numbers of up to eight digits each, separated by a slash.
 """
 
-from typing import Self
+import re
+from typing import Final, Self
+
+# As pg_lsn_in reads it: int() would also take signs, spaces, underscores and other scripts' digits.
+_WRITTEN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
@@ -19,13 +23,10 @@ class Lsn(int):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read PostgreSQL's ``high/low`` notation; anything else is a ValueError."""
-        high, slash, low = text.partition("/")
-        if not slash or not 0 < len(high) <= 8 or not 0 < len(low) <= 8:
+        written = _WRITTEN.fullmatch(text)
+        if written is None:
             raise ValueError(f"not an LSN: {text!r}")
-        try:
-            return cls((int(high, 16) << 32) | int(low, 16))
-        except ValueError:
-            raise ValueError(f"not an LSN: {text!r}") from None
+        return cls(int(written[1], 16) << 32 | int(written[2], 16))
 
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFF_FFFF:X}"
