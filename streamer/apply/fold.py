@@ -31,6 +31,8 @@ from streamer.route.mapping import TableType
 
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
+# How reading or merging tuples fails that are truncated or as wide as no definition said.
+_MALFORMED: Final = (IndexError, ValueError, struct.error)
 
 
 class NotFoldable(Exception):  # not an error: a window that wants exact order
@@ -125,7 +127,7 @@ class Fold:
                 else:
                     end = len(payload)
                     self._truncate(kind)
-            except (IndexError, struct.error):
+            except _MALFORMED:
                 end = -1
             if end != len(payload):
                 _expect(False, kind)
@@ -232,7 +234,7 @@ def _expect(is_so: bool, kind: int) -> None:
 
 
 def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
-    """Fill unchanged values of *row* from the old tuple: a whole one has all, a key tuple the key."""
+    """Fill unchanged values of *row* from the old tuple: all of them, or the key's."""
     if marker == KEY_TUPLE:
         known: Row = list(row)
         for column in plan.key:
@@ -256,7 +258,7 @@ def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[Ordered
         kind = payload[0]
         try:
             change, end = _read_change(plan, payload)
-        except (IndexError, struct.error):
+        except _MALFORMED:
             end = -1
         _expect(end == len(payload), kind)
         yield change

@@ -1,0 +1,222 @@
+"""Definitions to test with, with everything that a test does not care about filled in."""
+
+from collections.abc import Iterable, Sequence
+
+from streamer.apply.catalog import TargetColumn, TargetRelation
+from streamer.apply.lane import MappedRelation, SourceFacts
+from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.decode.pgoutput import Column, Relation
+from streamer.lsn import Lsn
+from streamer.route.mapping import (
+    RelationMapping,
+    Secret,
+    SourceMapping,
+    TableRule,
+    TableType,
+    parse_name,
+    parse_relation,
+)
+from streamer.source.catalog import SourceColumn, SourceRelation
+
+EQUALS = "operator(pg_catalog.=)"
+
+
+def relation(
+    columns: Sequence[str],
+    key: Iterable[str] = (),
+    *,
+    identity: str = "d",
+    relid: int = 16385,
+    name: str = "t",
+) -> Relation:
+    """What RELATION says; with identity FULL all columns are flagged, as PostgreSQL does."""
+    keys = set(columns) if identity == "f" else set(key)
+    defined = tuple(Column(column, 25, -1, column in keys) for column in columns)
+    return Relation(relid, "public", name, identity, defined)
+
+
+def target_column(
+    name: str,
+    type_name: str = "text",
+    *,
+    base_type: str | None = None,
+    not_null: bool = False,
+    has_default: bool = False,
+    generated: bool = False,
+    identity_always: bool = False,
+) -> TargetColumn:
+    return TargetColumn(
+        name=name,
+        type=type_name,
+        base_type=base_type or type_name,
+        equality=EQUALS,
+        type_oid=25,
+        not_null=not_null,
+        has_default=has_default,
+        generated=generated,
+        identity_always=identity_always,
+    )
+
+
+def target_relation(
+    columns: Sequence[str | TargetColumn],
+    *,
+    name: str = "public.t",
+    unique_keys: Sequence[tuple[str, ...]] = (),
+    is_referenced: bool = False,
+    has_row_triggers: bool = False,
+    leading_index_columns: Iterable[str] = (),
+) -> TargetRelation:
+    """What the target's catalogs say; columns of unique keys are NOT NULL."""
+    in_keys = {column for key in unique_keys for column in key}
+    made = [
+        target_column(column, not_null=column in in_keys) if isinstance(column, str) else column
+        for column in columns
+    ]
+    return TargetRelation(
+        oid=20000,
+        name=parse_name(name),
+        is_partitioned=False,
+        columns={column.name: column for column in made},
+        primary_key=tuple(unique_keys[0]) if unique_keys else (),
+        unique_keys=tuple(unique_keys),
+        leading_index_columns=frozenset(leading_index_columns),
+        has_row_triggers=has_row_triggers,
+        has_ordinary_triggers=False,
+        is_referenced=is_referenced,
+        is_writable=True,
+    )
+
+
+def table_rule(
+    pattern: str = "public.t",
+    *,
+    target: str | None = None,
+    table_type: TableType = TableType.CLONE,
+    columns: dict[str, str] | None = None,
+    exclude: Iterable[str] = (),
+) -> TableRule:
+    return TableRule(
+        pattern=parse_relation(pattern, "public"),
+        target=None if target is None else parse_relation(target, "public"),
+        type=table_type,
+        columns=None if columns is None else tuple(columns.items()),
+        exclude=frozenset(exclude),
+    )
+
+
+def relation_mapping(
+    *,
+    source: str = "public.t",
+    target: str = "public.t",
+    table_type: TableType = TableType.CLONE,
+    columns: dict[str, str] | None = None,
+    exclude: Iterable[str] = (),
+) -> RelationMapping:
+    rule = table_rule(source, table_type=table_type, columns=columns, exclude=exclude)
+    return RelationMapping(parse_name(source), parse_name(target), rule)
+
+
+def apply_plan(
+    columns: Sequence[str],
+    key: Sequence[str] = (),
+    *,
+    identity: str = "d",
+    table_type: TableType = TableType.CLONE,
+    binary: bool = False,
+    sid: str | None = None,
+    number: int = 0,
+) -> ApplyPlan:
+    """A plan for a target with the same columns, unique by *key*, and a sid where one is given."""
+    there: list[str | TargetColumn] = list(columns)
+    if sid is not None:
+        there.append(target_column("sid", not_null=True))
+    if table_type is TableType.HISTORY:
+        there += ["kvsz_start", "kvsz_end", "kvsz_deleted"]
+    return make_plan(
+        relation(columns, key, identity=identity),
+        relation_mapping(table_type=table_type),
+        target_relation(there, unique_keys=[tuple(key)] if key else []),
+        sid=sid,
+        binary=binary,
+        number=number,
+    )
+
+
+def source_mapping(
+    database: str = "shop",
+    sid: str | None = None,
+    rules: Iterable[TableRule] = (),
+    *,
+    transport: str = "text",
+    streaming: bool = True,
+    forward_origins: bool = False,
+) -> SourceMapping:
+    return SourceMapping(
+        database=database,
+        sid=sid,
+        url=Secret("host=nowhere"),
+        rules=tuple(rules),
+        transport=transport,
+        streaming=streaming,
+        forward_origins=forward_origins,
+    )
+
+
+def source_column(
+    name: str,
+    type_name: str = "text",
+    *,
+    not_null: bool = False,
+    generated: str = "",
+    generation_expression: str | None = None,
+    identity: str = "",
+    collation: str | None = None,
+) -> SourceColumn:
+    return SourceColumn(
+        name=name,
+        type=type_name,
+        type_oid=25,
+        not_null=not_null,
+        generated=generated,
+        generation_expression=generation_expression,
+        identity=identity,
+        collation=collation,
+    )
+
+
+def source_relation(
+    name: str = "public.t",
+    columns: Sequence[str | SourceColumn] = ("id", "name"),
+    *,
+    key: tuple[str, ...] = (),
+    primary_key: tuple[str, ...] = (),
+    replica_identity: str = "d",
+) -> SourceRelation:
+    return SourceRelation(
+        oid=16385,
+        name=parse_name(name),
+        is_partitioned=False,
+        is_unlogged=False,
+        replica_identity=replica_identity,
+        key=key,
+        primary_key=primary_key,
+        columns=tuple(source_column(c) if isinstance(c, str) else c for c in columns),
+        row_count_estimate=0,
+        size_bytes=0,
+        row_security=False,
+        owned=True,
+        selectable=True,
+    )
+
+
+def mapped_relation(
+    relation_id: int = 1,
+    *,
+    source: str = "public.t",
+    end_lsn: int = 0,
+    table_type: TableType = TableType.CLONE,
+) -> MappedRelation:
+    facts = SourceFacts(database="shop", sid=None, binary=False, primary_key=(), types={})
+    mapping = relation_mapping(source=source, target=source, table_type=table_type)
+    return MappedRelation(relation_id, mapping, Lsn(end_lsn), facts)

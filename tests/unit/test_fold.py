@@ -1,0 +1,294 @@
+"""What is left of a window; `tests/property` shows that it is enough."""
+
+import pytest
+
+from streamer.apply.fold import Counts, Fold, NotFoldable, OrderedChange, read_changes
+from streamer.apply.plan import ApplyPlan
+from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
+from streamer.decode.tuples import NULL, UNCHANGED, Row
+from streamer.errors import ProtocolError
+from streamer.route.mapping import TableType
+from tests.property import encode
+from tests.property.encode import TOAST, Cell
+from tests.unit.build import apply_plan
+
+T = 16385
+COLUMNS = ("id", "name", "big")
+PLAN = apply_plan(COLUMNS, ("id",))
+APPEND = apply_plan(COLUMNS, ("id",), table_type=TableType.APPEND)
+FULL = apply_plan(COLUMNS, ("id",), identity="f")
+KEYLESS = apply_plan(COLUMNS, identity="n")
+
+
+def insert(key: bytes, name: Cell = b"n", big: Cell = b"b") -> bytes:
+    return encode.insert(T, [key, name, big])
+
+
+def update(key: bytes, name: Cell = b"m", big: Cell = TOAST) -> bytes:
+    return encode.update(T, [key, name, big])
+
+
+def move(old: bytes, key: bytes, name: Cell = b"m", big: Cell = TOAST) -> bytes:
+    return encode.update(T, [key, name, big], key=[old, None, None])
+
+
+def delete(key: bytes) -> bytes:
+    return encode.delete(T, key=[key, None, None])
+
+
+TRUNCATE_T = encode.truncate([T])
+
+
+def fold(*payloads: bytes, plan: ApplyPlan = PLAN) -> Fold:
+    folded = Fold(plan)
+    folded.add(payloads)
+    return folded
+
+
+def left(folded: Fold) -> tuple[list[bytes], list[Row], list[tuple[bytes, Row]], list[Row]]:
+    return (
+        list(folded.deletes),
+        list(folded.updates.values()),
+        list(folded.moves.values()),
+        list(folded.inserts.values()),
+    )
+
+
+def test_changes_of_different_keys_are_kept() -> None:
+    folded = fold(insert(b"1"), update(b"2"), delete(b"3"), move(b"4", b"5"), insert(b"6"))
+    assert left(folded) == (
+        [b"3", b"4"],
+        [[b"2", b"m", UNCHANGED]],
+        [(b"4", [b"5", b"m", UNCHANGED])],
+        [[b"1", b"n", b"b"], [b"6", b"n", b"b"]],
+    )
+    assert folded.row_count == 6
+    assert folded.counts == Counts(insert=2, update=2, delete=1)
+
+
+def test_an_insert_takes_the_updates_that_follow() -> None:
+    folded = fold(insert(b"1"), update(b"1", b"x"), update(b"1", None, b"c"))
+    assert left(folded) == ([], [], [], [[b"1", NULL, b"c"]])
+
+
+def test_an_unchanged_value_does_not_overwrite_one_from_the_same_window() -> None:
+    folded = fold(update(b"1", b"x", b"new"), update(b"1", b"y"))
+    assert left(folded) == ([], [[b"1", b"y", b"new"]], [], [])
+
+
+def test_an_unchanged_value_that_nobody_sent_stays_unchanged() -> None:
+    folded = fold(update(b"1", b"x"), update(b"1", b"y"))
+    assert left(folded) == ([], [[b"1", b"y", UNCHANGED]], [], [])
+
+
+def test_a_row_that_comes_and_goes_leaves_nothing() -> None:
+    folded = fold(insert(b"1"), update(b"1"), delete(b"1"))
+    assert folded.row_count == 0
+    assert folded.counts == Counts(insert=1, update=1, delete=1)
+
+
+def test_a_row_that_goes_and_comes_again_is_deleted_and_inserted() -> None:
+    folded = fold(update(b"1"), delete(b"1"), insert(b"1", b"again"))
+    assert left(folded) == ([b"1"], [], [], [[b"1", b"again", b"b"]])
+
+
+def test_a_key_that_changes_is_a_delete_and_an_insert_where_the_row_is_whole() -> None:
+    folded = fold(move(b"1", b"2", b"x", b"y"))
+    assert left(folded) == ([b"1"], [], [], [[b"2", b"x", b"y"]])
+
+
+def test_a_row_that_moves_on_keeps_where_it_came_from() -> None:
+    folded = fold(update(b"1", b"x"), move(b"1", b"2", b"y"), move(b"2", b"3", b"z"))
+    assert left(folded) == ([b"1"], [], [(b"1", [b"3", b"z", UNCHANGED])], [])
+    folded.add([update(b"3", b"last", b"whole")])
+    assert left(folded) == ([b"1"], [], [], [[b"3", b"last", b"whole"]])
+
+
+def test_two_keys_can_be_swapped() -> None:
+    folded = fold(move(b"1", b"-"), move(b"2", b"1"), move(b"-", b"2"))
+    assert left(folded) == (
+        [b"1", b"2"],
+        [],
+        [(b"2", [b"1", b"m", UNCHANGED]), (b"1", [b"2", b"m", UNCHANGED])],
+        [],
+    )
+
+
+def test_a_truncate_makes_all_that_was_before_it_pointless() -> None:
+    folded = fold(insert(b"1"), update(b"2"), delete(b"3"), move(b"4", b"5"), TRUNCATE_T)
+    assert folded.truncate
+    assert folded.row_count == 0
+    folded.add([insert(b"1")])
+    assert left(folded) == ([], [], [], [[b"1", b"n", b"b"]])
+    assert folded.counts == Counts(insert=2, update=2, delete=1, truncate=1)
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [insert(b"1"), insert(b"1")],
+        [update(b"1"), insert(b"1")],
+        [move(b"1", b"2"), insert(b"2")],
+        [delete(b"1"), delete(b"1")],
+        [delete(b"1"), update(b"1")],
+        [delete(b"1"), move(b"1", b"2")],
+        [move(b"1", b"2"), update(b"1")],
+        [move(b"1", b"2"), delete(b"1")],
+        [insert(b"2"), move(b"1", b"2")],
+        [update(b"2"), move(b"1", b"2")],
+        [move(b"1", b"3"), move(b"2", b"3")],
+    ],
+)
+def test_changes_that_contradict_each_other_are_not_folded(payloads: list[bytes]) -> None:
+    with pytest.raises(NotFoldable):
+        fold(*payloads)
+
+
+def test_a_whole_old_row_completes_the_new_one() -> None:
+    payload = encode.update(T, [b"1", b"m", TOAST], old=[b"1", b"n", b"big"])
+    assert left(fold(payload, plan=FULL)) == ([], [[b"1", b"m", b"big"]], [], [])
+    payload = encode.update(T, [b"2", b"m", TOAST], old=[b"1", b"n", b"big"])
+    assert left(fold(payload, plan=FULL)) == ([b"1"], [], [], [[b"2", b"m", b"big"]])
+    assert left(fold(encode.delete(T, old=[b"1", b"n", None]), plan=FULL))[0] == [b"1"]
+
+
+def test_a_large_key_that_did_not_change_is_taken_from_the_key_tuple() -> None:
+    plan = apply_plan(COLUMNS, ("id", "name"))
+    payload = encode.update(T, [b"2", TOAST, b"b"], key=[b"1", b"large", None])
+    folded = fold(payload, plan=plan)
+    assert list(folded.deletes) == [(b"1", b"large")]
+    assert folded.inserts == {(b"2", b"large"): [b"2", b"large", b"b"]}
+
+
+def test_keys_of_several_columns_are_tuples_in_the_order_of_the_plan() -> None:
+    plan = apply_plan(COLUMNS, ("big", "id"), identity="f")
+    folded = fold(insert(b"1", b"n", b"k"), plan=plan)
+    assert list(folded.inserts) == [(b"k", b"1")]
+
+
+def test_binary_keys_are_told_apart_by_their_bytes() -> None:
+    plan = apply_plan(COLUMNS, ("id",), binary=True)
+    payloads = [encode.insert(T, [key, b"", None], binary=True) for key in (b"\0", b"\0\0", b"")]
+    assert len(fold(*payloads, plan=plan).inserts) == 3
+
+
+def test_a_null_key_is_not_the_text_that_stands_for_null() -> None:
+    folded = fold(encode.insert(T, [None, b"a", b"b"]), insert(b"\\N"), insert(b"\\U"))
+    assert len(folded.inserts) == 3
+
+
+# ---- tables without a key ----------------------------------------------------------------------
+
+
+def test_a_table_without_key_takes_inserts_in_order_also_of_equal_rows() -> None:
+    folded = fold(insert(b"2"), insert(b"1"), insert(b"2"), plan=KEYLESS)
+    assert [row[0] for row in folded.inserts.values()] == [b"2", b"1", b"2"]
+    folded.add([TRUNCATE_T, insert(b"3")])
+    assert folded.truncate
+    assert [row[0] for row in folded.inserts.values()] == [b"3"]
+
+
+@pytest.mark.parametrize("payload", [update(b"1"), delete(b"1"), move(b"1", b"2")])
+def test_a_table_without_key_takes_no_other_changes(payload: bytes) -> None:
+    with pytest.raises(NotFoldable):
+        fold(payload, plan=KEYLESS)
+
+
+# ---- append tables -----------------------------------------------------------------------------
+
+
+def test_an_append_table_ignores_deletes_and_truncates_but_counts_them() -> None:
+    folded = fold(insert(b"1"), delete(b"1"), delete(b"2"), TRUNCATE_T, plan=APPEND)
+    assert left(folded) == ([], [], [], [[b"1", b"n", b"b"]])
+    assert not folded.truncate
+    assert folded.counts == Counts(insert=1, delete=2, truncate=1)
+
+
+def test_a_row_that_comes_again_takes_the_place_of_the_one_that_was_kept() -> None:
+    folded = fold(insert(b"1"), delete(b"1"), insert(b"1", b"again"), plan=APPEND)
+    assert left(folded)[3] == [[b"1", b"again", b"b"]]
+    folded = fold(update(b"1"), delete(b"1"), insert(b"1", b"again"), plan=APPEND)
+    assert left(folded)[1] == [[b"1", b"again", b"b"]]
+
+
+def test_a_key_that_changes_makes_room_in_an_append_table() -> None:
+    folded = fold(move(b"1", b"2", b"x", b"y"), plan=APPEND)
+    assert left(folded) == ([b"1", b"2"], [], [], [[b"2", b"x", b"y"]])
+
+
+def test_an_append_table_without_key_ignores_truncates() -> None:
+    plan = apply_plan(COLUMNS, identity="n", table_type=TableType.APPEND)
+    folded = fold(insert(b"1"), TRUNCATE_T, insert(b"2"), plan=plan)
+    assert not folded.truncate
+    assert len(folded.inserts) == 2
+
+
+# ---- malformed messages ------------------------------------------------------------------------
+
+MALFORMED = [
+    pytest.param(b"I", id="nothing behind the kind"),
+    pytest.param(insert(b"1")[:-1], id="truncated"),
+    pytest.param(insert(b"1") + b"x", id="trailing bytes"),
+    pytest.param(insert(b"1").replace(b"N", b"K", 1), id="insert of a key tuple"),
+    pytest.param(update(b"1") + b"\0", id="update with trailing bytes"),
+    pytest.param(move(b"1", b"2")[:20], id="update with a key tuple alone"),
+    pytest.param(update(b"1").replace(b"N", b"X", 1), id="update with an unknown tuple"),
+    pytest.param(delete(b"1").replace(b"K", b"N", 1), id="delete of a new tuple"),
+    pytest.param(delete(b"1")[:-1], id="truncated delete"),
+    pytest.param(b"X" + insert(b"1")[1:], id="unknown kind"),
+]
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+@pytest.mark.parametrize("plan", [PLAN, APPEND, FULL], ids=["clone", "append", "full"])
+def test_a_malformed_change_is_a_protocol_error(plan: ApplyPlan, payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        fold(payload, plan=plan)
+
+
+@pytest.mark.parametrize("payload", [b"I", insert(b"1")[:-1], insert(b"1") + b"x"])
+def test_a_malformed_insert_of_a_table_without_key_is_a_protocol_error(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        fold(payload, plan=KEYLESS)
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+def test_a_malformed_change_is_a_protocol_error_in_exact_order_too(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(read_changes(PLAN, [payload]))
+
+
+def test_rows_of_different_widths_are_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError):
+        fold(insert(b"1"), encode.update(T, [b"1", TOAST]))
+    within_one = encode.update(T, [b"1", TOAST], old=[b"1", b"n", b"big"])
+    with pytest.raises(ProtocolError):
+        fold(within_one, plan=FULL)
+    with pytest.raises(ProtocolError):
+        list(read_changes(FULL, [within_one]))
+
+
+# ---- exact order -------------------------------------------------------------------------------
+
+
+def test_changes_are_read_one_by_one_as_the_source_made_them() -> None:
+    payloads = [insert(b"1"), update(b"1"), move(b"1", b"2"), delete(b"2"), TRUNCATE_T]
+    key = [b"1", NULL, NULL]
+    assert list(read_changes(PLAN, payloads)) == [
+        OrderedChange(INSERT, None, [b"1", b"n", b"b"]),
+        OrderedChange(UPDATE, None, [b"1", b"m", UNCHANGED]),
+        OrderedChange(UPDATE, key, [b"2", b"m", UNCHANGED]),
+        OrderedChange(DELETE, [b"2", NULL, NULL], None),
+        OrderedChange(TRUNCATE, None, None),
+    ]
+
+
+def test_a_whole_old_row_completes_the_new_one_in_exact_order_too() -> None:
+    payload = encode.update(T, [b"1", b"m", TOAST], old=[b"1", b"n", b"big"])
+    (change,) = read_changes(FULL, [payload])
+    assert change == OrderedChange(UPDATE, [b"1", b"n", b"big"], [b"1", b"m", b"big"])
+
+
+def test_changes_are_counted_by_operation() -> None:
+    payloads = [insert(b"1"), insert(b"2"), update(b"1"), delete(b"2"), TRUNCATE_T]
+    assert Counts().count(payloads) == Counts(2, 1, 1, 1)
