@@ -7,9 +7,9 @@ has an ``end_lsn``, and until then the transaction may still vanish with the con
 
 Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) are not known to commit
 while they arrive. They are kept in a `StreamSpool`, one per top-level transaction, and become
-pieces at STREAM COMMIT; STREAM ABORT of a subtransaction takes out exactly the changes that carry
-its xid. RELATION messages are kept even then: the source counts them as sent for the whole
-top-level transaction (`maybe_send_schema` in pgoutput.c).
+pieces at STREAM COMMIT; STREAM ABORT of a subtransaction takes out exactly the messages that carry
+its xid. RELATION messages too: they may show a definition that was rolled back with it, and the
+source sends the true one before the next change (`cleanup_rel_sync_cache` in pgoutput.c).
 
 Pure, apart from what the given spool does.
 """
@@ -302,13 +302,13 @@ class TransactionAssembler:
         self._transaction = None
 
     def _replay(self, payload: bytes, streamed: _Streamed) -> Iterator[TransactionPiece]:
+        if payload[1:5] in streamed.aborted:
+            return
         kind = payload[0]
         if kind == pgoutput.RELATION:
             relation = pgoutput.parse(payload, in_stream=True)
             assert isinstance(relation, Relation)
             self._handle_relation(relation)
-            return
-        if payload[1:5] in streamed.aborted:
             return
         plain = payload[:1] + payload[5:]
         if kind == pgoutput.TRUNCATE:
