@@ -101,7 +101,9 @@ def parse_relation(text: str, default_namespace: str) -> RelationPattern:
     """Read ``table``, ``schema.table`` or either with ``*`` in it.
 
     A part that contains a dot (or a literal ``*``, or begins with a double quote) is written in
-    double quotes, with double quotes inside it doubled. Raises MappingError for anything else.
+    double quotes, with double quotes inside it doubled. Raises MappingError for anything else, also
+    for a part that begins with a double quote and does not end with one: as a pattern it would
+    silently match nothing.
     """
     parts: list[tuple[str, bool]] = []
     position = 0
@@ -114,7 +116,8 @@ def parse_relation(text: str, default_namespace: str) -> RelationPattern:
             end = text.find(".", position)
             end = len(text) if end < 0 else end
             part = text[position:end]
-            parts.append((part, "*" in part))
+            # Empty is refused below.
+            parts.append(("" if part.startswith('"') else part, "*" in part))
             position = end
         if position >= len(text):
             break
@@ -122,15 +125,26 @@ def parse_relation(text: str, default_namespace: str) -> RelationPattern:
     if len(parts) > 2 or not all(part for part, _ in parts):
         raise MappingError(
             f"{text!r} is not a table name",
-            hint='write table or schema.table; a part that contains a dot goes in double quotes: "a.b"',
+            hint="write table or schema.table; a part that contains a dot or begins with a double "
+            'quote goes in double quotes: "a.b", """a"',
         )
     for part, _ in parts:
-        if len(part.encode()) > NAME_BYTES_MAX or "\0" in part:
-            raise MappingError(f"{text!r} is not a table name", hint="a name has at most 63 bytes")
+        if not _can_be_stored(part):
+            raise MappingError(
+                f"{text!r} is not a table name",
+                hint="a name has at most 63 bytes of UTF-8, none of them zero",
+            )
     if len(parts) == 1:
         parts.insert(0, (default_namespace, False))
     (namespace, namespace_is_pattern), (name, name_is_pattern) = parts
     return RelationPattern(namespace, name, namespace_is_pattern, name_is_pattern)
+
+
+def _can_be_stored(part: str) -> bool:
+    try:
+        return len(part.encode()) <= NAME_BYTES_MAX and "\0" not in part
+    except UnicodeEncodeError:  # half of a surrogate pair, which YAML can write
+        return False
 
 
 def parse_name(text: str) -> RelationName:
@@ -169,15 +183,19 @@ class RelationMapping:
         return self.rule.type
 
     def target_column(self, column: str) -> str | None:
-        """Return the target's name for a source *column*; None if it is excluded."""
+        """Return the target's name for a source *column*; None if it is not written there.
+
+        That is so when it is excluded, and when `columns` does not list it but gives its name to
+        another column.
+        """
         rule = self.rule
         if column in rule.exclude:
             return None
-        if rule.columns is not None:
-            for source_column, target_column in rule.columns:
-                if source_column == column:
-                    return target_column
-        return column
+        listed = rule.columns or ()
+        for source_column, target_column in listed:
+            if source_column == column:
+                return target_column
+        return None if any(taken == column for _, taken in listed) else column
 
     def is_optional(self, column: str) -> bool:
         """Whether *column* may be missing at the target: it is not among those `columns` lists."""
