@@ -1,0 +1,167 @@
+"""What is encoded for COPY is what PostgreSQL would read: parsed here after its documentation."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.apply import copydata
+from streamer.apply.copydata import constant, encode_rows
+from streamer.decode.tuples import NULL, Row, read_binary_row, read_text_row
+from tests.property import encode
+
+Cells = list[bytes | None]
+
+SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def parse_text(data: bytes) -> Iterator[Cells]:
+    """COPY, "Text Format": lines end with a newline, values are separated by tabs."""
+    assert data == b"" or data.endswith(b"\n")
+    for line in data.split(b"\n")[:-1]:
+        assert line != b"\\.", "the end-of-data marker"
+        assert b"\r" not in line, "a carriage return that is not escaped"
+        yield [None if field == b"\\N" else unescape(field) for field in line.split(b"\t")]
+
+
+def unescape(field: bytes) -> bytes:
+    value, position = [], 0
+    while position < len(field):
+        letter = field[position : position + 1]
+        if letter == b"\\":
+            position += 1
+            letter = field[position : position + 1]
+            assert letter, "a backslash at the end of a value"
+            assert not letter.isdigit(), "an octal escape"
+            assert letter != b"x", "a hexadecimal escape"
+            letter = ESCAPES.get(letter, letter)
+        value.append(letter)
+        position += 1
+    return b"".join(value)
+
+
+def parse_binary(data: bytes) -> Iterator[Cells]:
+    """COPY, "Binary Format": a header, rows of values with their lengths, a trailer."""
+    assert data.startswith(SIGNATURE + struct.pack(">II", 0, 0))
+    position = len(SIGNATURE) + 8
+    while True:
+        (count,) = struct.unpack_from(">h", data, position)
+        position += 2
+        if count == -1:
+            break
+        row: Cells = []
+        for _ in range(count):
+            (length,) = struct.unpack_from(">i", data, position)
+            position += 4
+            row.append(None if length < 0 else data[position : position + length])
+            position += max(length, 0)
+        yield row
+    assert position == len(data)
+
+
+special = st.lists(
+    st.sampled_from([b"\\", b"\t", b"\n", b"\r", b"N", b".", b"a", b"\x08", b"0", b"x"]), max_size=6
+).map(b"".join)
+text_values = st.one_of(
+    special,
+    st.sampled_from([b"", b"\\N", b"\\.", b"\\", b"plain"]),
+    st.binary(max_size=6).map(lambda value: value.replace(b"\0", b"")),
+)
+binary_values = st.binary(max_size=6)
+
+
+def tables(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Cells]]:
+    return st.integers(1, 4).flatmap(
+        lambda width: st.lists(
+            st.lists(st.one_of(values, values, st.none()), min_size=width, max_size=width),
+            max_size=8,
+        )
+    )
+
+
+def as_rows(table: list[Cells], binary: bool) -> list[Row]:
+    """Rows as the decoder makes them."""
+    read = read_binary_row if binary else read_text_row
+    return [read(encode.insert(1, row, binary=binary))[0] for row in table]
+
+
+def encoded(
+    rows: Sequence[Row],
+    *,
+    binary: bool,
+    width: int,
+    pick: copydata.Picker = None,
+    prefix: Sequence[bytes] = (),
+    chunk_rows: int = 3,
+) -> list[Cells]:
+    with mock.patch.object(copydata, "CHUNK_ROWS", chunk_rows):
+        chunks = list(encode_rows(rows, pick=pick, prefix=prefix, width=width, binary=binary))
+    data = b"".join(chunks)
+    return list(parse_binary(data) if binary else parse_text(data))
+
+
+@given(tables(text_values), st.integers(1, 9))
+def test_text_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
+    width = len(table[0]) if table else 1
+    rows = as_rows(table, binary=False)
+    assert encoded(rows, binary=False, width=width, chunk_rows=chunk_rows) == table
+
+
+@given(tables(binary_values), st.integers(1, 9))
+def test_binary_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
+    width = len(table[0]) if table else 1
+    rows = as_rows(table, binary=True)
+    assert encoded(rows, binary=True, width=width, chunk_rows=chunk_rows) == table
+
+
+@st.composite
+def picks(draw: st.DrawFn) -> tuple[list[Cells], list[int], list[str | int | None], bool]:
+    binary = draw(st.booleans())
+    table = draw(tables(binary_values if binary else text_values))
+    width = len(table[0]) if table else 1
+    positions = draw(st.lists(st.integers(0, width - 1), min_size=1, max_size=4))
+    prefix: list[str | int | None] = draw(
+        st.lists(
+            st.one_of(st.none(), st.integers(-9, 9), st.sampled_from(["eu", "a\tb\\", "\\N", "é"])),
+            max_size=2,
+        )
+    )
+    return table, positions, prefix, binary
+
+
+@given(picks())
+def test_picked_columns_behind_a_prefix_are_read_back(
+    case: tuple[list[Cells], list[int], list[str | int | None], bool],
+) -> None:
+    table, positions, prefix, binary = case
+    pick = itemgetter(*positions) if len(positions) > 1 else lambda row: (row[positions[0]],)
+    read = encoded(
+        as_rows(table, binary),
+        binary=binary,
+        width=len(prefix) + len(positions),
+        pick=pick,
+        prefix=[constant(value, binary=binary, int_size=2) for value in prefix],
+    )
+    assert read == [
+        [*(as_cell(value, binary) for value in prefix), *(row[n] for n in positions)]
+        for row in table
+    ]
+
+
+def as_cell(value: str | int | None, binary: bool) -> bytes | None:
+    """What a constant of ours is in COPY data."""
+    if isinstance(value, int):
+        return struct.pack(">h", value) if binary else b"%d" % value
+    return None if value is None else value.encode()
+
+
+@given(tables(text_values))
+def test_rows_of_our_own_making_may_hold_nulls_in_plain_lists(table: list[Cells]) -> None:
+    """Rows for exact order are plain lists, not what the decoder makes."""
+    width = len(table[0]) if table else 1
+    rows = [[NULL if cell is None else cell for cell in row] for row in table]
+    assert encoded(rows, binary=False, width=width) == table

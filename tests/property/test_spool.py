@@ -1,0 +1,205 @@
+"""A lane's spool against a list, with files so small that every share crosses their edges."""
+
+import contextlib
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streamer.apply import spool
+from streamer.apply.lane import MappedRelation, Share
+from streamer.apply.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
+from streamer.decode.pgoutput import Relation
+from streamer.decode.transactions import Changes, Transaction
+from streamer.lsn import Lsn
+from tests.unit.build import mapped_relation, relation
+
+Flat = list[tuple[MappedRelation, Relation, bytes]]
+
+RELATIONS = [
+    (mapped, relation(columns, relid=relid))
+    for mapped, relid in ((mapped_relation(1), 1), (mapped_relation(2), 2))
+    for columns in (("a",), ("a", "b"))
+]
+
+payloads = st.one_of(
+    st.binary(min_size=1, max_size=12),
+    st.integers(40, 130).map(lambda size: b"x" * size),
+)
+contents = st.lists(
+    st.tuples(st.integers(0, len(RELATIONS) - 1), st.lists(payloads, min_size=1, max_size=4)),
+    max_size=4,
+)
+sizes = st.integers(40, 400)  # never less than what stands in front of the first change
+
+
+@dataclass
+class ModelShare:
+    transaction: Transaction
+    is_lead: bool
+    end_lsn: Lsn | None = None
+    changes: Flat = field(default_factory=list)
+
+
+def small_files() -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    for name, size in (("SEGMENT_BYTES", 200), ("_READ_BYTES", 64), ("_BUFFER_BYTES", 50)):
+        stack.enter_context(mock.patch.object(spool, name, size))
+    return stack
+
+
+class Spooling(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = small_files()
+        parent = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.directory = SpoolDirectory(parent)
+        self.stack.callback(self.directory.close)
+        self.spool = LaneSpool(self.directory)
+        self.finished: list[ModelShare] = []
+        self.open: ModelShare | None = None
+        self.released = 0
+        self.read_count = 0
+        self.partial: Flat = []
+        self.may_release = False
+        self.number = 0
+
+    def teardown(self) -> None:
+        self.spool.close()
+        assert list(self.directory.path.glob("*.spool")) == []
+        self.stack.close()
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    @rule(content=contents, is_last=st.booleans(), is_lead=st.booleans())
+    def append(self, content: list[tuple[int, list[bytes]]], is_last: bool, is_lead: bool) -> None:
+        self.number += 1
+        if self.open is None:
+            transaction = Transaction(self.number, Lsn(self.number * 100), -self.number)
+            self.open = ModelShare(transaction, is_lead)
+        end_lsn = Lsn(self.number * 100 + 50) if is_last else None
+        changes = []
+        for which, values in content:
+            mapped, definition = RELATIONS[which]
+            changes.append((mapped, Changes(definition, values)))
+            self.open.changes += [(mapped, definition, value) for value in values]
+        size = sum(change.size for _, change in changes)
+        self.spool.append(Share(self.open.transaction, changes, end_lsn, size, self.open.is_lead))
+        if is_last:
+            self.open.end_lsn = end_lsn
+            self.finished.append(self.open)
+            self.open = None
+
+    @rule()
+    def discard_open(self) -> None:
+        """The connection was lost; a reader learns of it if it has seen any of that share."""
+        self.spool.discard_open()
+        if self.open is None:
+            return
+        self.open = None
+        try:
+            shares = self.spool.read(40)
+        except OpenShareDiscarded:
+            with pytest.raises(OpenShareDiscarded):
+                self.spool.read(40)
+            self.rewind()
+        else:
+            assert not self.is_reading_the_open_share
+            self.check(shares)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @property
+    def is_reading_the_open_share(self) -> bool:
+        return bool(self.partial) and self.read_count == len(self.finished)
+
+    @rule(size=sizes)
+    def read(self, size: int) -> None:
+        self.check(self.spool.read(size))
+
+    def check(self, shares: list[Share]) -> None:
+        following = self.finished[self.read_count :] + ([self.open] if self.open else [])
+        if not shares:
+            # Nothing can be left but the beginning of the unfinished share, without a change.
+            assert [share for share in following if share.end_lsn is not None] == []
+            assert self.open is None or self.partial == self.open.changes
+            return
+        assert len(shares) <= len(following)
+        for share, model in zip(shares, following, strict=False):
+            assert share.transaction == model.transaction
+            assert share.is_lead == model.is_lead
+            flat = [(m, c.relation, p) for m, c in share.changes for p in c.payloads]
+            assert share.size == sum(len(payload) for _, _, payload in flat)
+            self.partial += flat
+            assert self.partial == model.changes[: len(self.partial)]
+            if share.end_lsn is None:
+                assert share is shares[0], "a piece comes alone"
+                assert len(shares) == 1
+                assert flat, "a piece holds something"
+                self.may_release = False
+                return
+            assert share.end_lsn == model.end_lsn
+            assert self.partial == model.changes
+            self.partial = []
+            self.read_count += 1
+        self.may_release = True
+
+    @precondition(lambda self: self.may_release)
+    @rule()
+    def release(self) -> None:
+        self.spool.release()
+        self.released = self.read_count
+        self.may_release = False
+
+    @rule()
+    def rewind(self) -> None:
+        self.spool.rewind()
+        self.read_count = self.released
+        self.partial = []
+        self.may_release = False
+
+    @rule()
+    def drain(self) -> None:
+        while shares := self.spool.read(1000):
+            self.check(shares)
+        self.check([])
+        if self.may_release:
+            self.release()
+
+    # ---- what must hold ------------------------------------------------------------------------
+
+    @invariant()
+    def it_is_empty_when_everything_is_released(self) -> None:
+        is_empty = self.released == len(self.finished) and self.open is None
+        assert self.spool.is_empty == is_empty
+        assert (self.spool.size_bytes == 0) == is_empty
+
+    @invariant()
+    def released_files_are_deleted(self) -> None:
+        if self.spool.is_empty:
+            assert len(list(self.directory.path.glob("*.spool"))) <= 1
+
+
+TestSpooling = Spooling.TestCase
+
+
+@given(st.lists(payloads, max_size=30))
+def test_a_streamed_transaction_is_replayed_as_it_came_and_as_often_as_asked(
+    messages: list[bytes],
+) -> None:
+    with small_files(), tempfile.TemporaryDirectory() as parent:
+        directory = SpoolDirectory(Path(parent))
+        streamed = StreamedSpool(directory)
+        for message in messages:
+            streamed.append(message)
+        assert list(streamed.replay()) == messages
+        streamed.append(b"more")
+        assert list(streamed.replay()) == [*messages, b"more"]
+        streamed.close()
+        assert list(directory.path.glob("*.spool")) == []
+        directory.close()

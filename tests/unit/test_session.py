@@ -1,0 +1,38 @@
+"""What is pinned on every connection."""
+
+import pytest
+
+from streamer import session
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "client_encoding",
+        "datestyle",
+        "intervalstyle",
+        "timezone",
+        "extra_float_digits",
+        "bytea_output",
+    ],
+)
+def test_everything_that_changes_how_values_are_written_is_pinned(name: str) -> None:
+    assert session.PINNED[name] == session.TEXT_FORMAT[name]
+
+
+def test_no_name_is_found_through_a_search_path() -> None:
+    assert session.PINNED["search_path"] == ""
+
+
+def test_no_time_out_of_the_server_ends_a_copy() -> None:
+    assert {value for name, value in session.PINNED.items() if name.endswith("_timeout")} == {"0"}
+
+
+def test_row_security_makes_a_copy_fail_rather_than_filter() -> None:
+    assert session.PINNED["row_security"] == "off"
+
+
+def test_names_are_written_as_pg_settings_would_match_them() -> None:
+    names = [*session.PINNED, *session.APPLY]
+    assert all(name == name.lower() for name in names)
+    assert not session.PINNED.keys() & session.APPLY.keys()

@@ -1,0 +1,54 @@
+"""Names and literals get into SQL text as what they are."""
+
+import pytest
+
+from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        ("orders", '"orders"'),
+        ("select", '"select"'),
+        ("Mixed Case", '"Mixed Case"'),
+        ('a"b', '"a""b"'),
+        ('"', '""""'),
+        ("a.b", '"a.b"'),
+        ('"; drop table t; --', '"""; drop table t; --"'),
+    ],
+)
+def test_an_identifier_is_always_quoted(name: str, quoted: str) -> None:
+    assert quote_identifier(name) == quoted
+
+
+def test_a_qualified_name_is_quoted_in_parts() -> None:
+    assert quote_qualified("my.schema", 'my"table') == '"my.schema"."my""table"'
+
+
+def test_columns_are_separated_by_commas() -> None:
+    assert quote_columns(["a", "b,c"]) == '"a", "b,c"'
+    assert quote_columns([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    [
+        ("eu", "'eu'"),
+        ("", "''"),
+        ("it's", "'it''s'"),
+        ("a\\b", " E'a\\\\b'"),
+        ("\\'", " E'\\\\'''"),
+        ("$streamer$", "'$streamer$'"),
+    ],
+)
+def test_a_literal_means_the_same_with_and_without_standard_strings(
+    value: str, quoted: str
+) -> None:
+    assert quote_literal(value) == quoted
+
+
+def test_nul_which_postgresql_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="identifier"):
+        quote_identifier("a\0b")
+    with pytest.raises(ValueError, match="string constant"):
+        quote_literal("a\0b")
