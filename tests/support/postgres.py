@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from streamer.commands.embedded import Server, packaged_binaries
-from streamer.sql import quote_identifier
+from streamer.sql import quote_identifier, quote_literal
 
 SETTINGS = {
     # Tests do not pull the plug of the machine; killed processes lose nothing by this.
@@ -90,10 +90,13 @@ class Database:
         self.name = name
         self.url_user = "postgres"
         """Who the program connects as; tests themselves are superusers."""
+        self.parameters = ""
+        """More libpq parameters for the program's connections."""
 
     @property
     def url(self) -> str:
-        return self.server.url(self.name, self.url_user)
+        separator = "?" if self.parameters else ""
+        return f"{self.server.url(self.name, self.url_user)}{separator}{self.parameters}"
 
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         return psycopg.connect(self.server.url(self.name), autocommit=True)
@@ -122,6 +125,8 @@ def drop_database(server: Server, name: str) -> None:
         "select pg_terminate_backend(active_pid) from pg_replication_slots"
         f" where database = '{name}' and active_pid is not null"
     )
+    for (gid,) in server.execute(f"select gid from pg_prepared_xacts where database = '{name}'"):
+        server.execute(f"rollback prepared {quote_literal(str(gid))}", name)
     for _ in range(100):
         server.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
