@@ -145,7 +145,7 @@ class TargetRejectedError(TargetError):
 
 
 class TargetContentionError(TargetError):
-    """The target is busy, locked or short of resources for now: SQLSTATE 40001, 40P01, 55P03, 53…"""
+    """The target is busy, locked or short of resources: SQLSTATE 40001, 40P01, 55P03, 53…"""
 
     code = "target_busy"
     retry = Retry.TIMED

@@ -1,4 +1,4 @@
-"""Where the SQL files of `migrations/` are, in a checkout and in a wheel, and what they are called."""
+"""Where the SQL files of `migrations/` are, in a checkout or in a wheel, and their names."""
 
 import re
 from dataclasses import dataclass

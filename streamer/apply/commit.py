@@ -304,8 +304,8 @@ class Applier:
             filled = await self._target.execute(statements.fill_moved(op, unchanged))
             if filled != len(rows):
                 raise ConflictError(
-                    f'target table "{plan.mapping.target}": a row whose key changed is missing, and its '
-                    "unchanged values with it",
+                    f'target table "{plan.mapping.target}": a row whose key changed is missing, '
+                    "and its unchanged values with it",
                     kind="update_missing",
                 )
             ops.append(op)
@@ -387,7 +387,7 @@ class Applier:
     async def _write_ordered(
         self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int
     ) -> None:
-        """Write one relation's changes in exact order, a run of each of its definitions at a time."""
+        """Write one relation's changes in exact order, a run for each definition of it."""
         runs: list[_OrderedRun] = []
         for number in range(start, stop):
             commit_time = window.shares[number].transaction.commit_time

@@ -31,7 +31,7 @@ from streamer.route.mapping import RelationMapping
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What applying a relation's changes needs to know of its source, besides what RELATION says."""
+    """What applying a relation's changes needs to know of its source, beyond what RELATION says."""
 
     database: str
     sid: str | None

@@ -1,4 +1,4 @@
-"""Plans for relations, made from the target's catalogs when a definition is met for the first time."""
+"""Plans for relations, made from the target's catalogs when a definition is first met."""
 
 import asyncio
 import itertools

@@ -128,8 +128,9 @@ class Statements:
     def missing_key(self, op: int) -> str:
         """Find a row staged as *op* that the target does not have; returns its key as text."""
         return (
-            f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s where s.op = {op} "
-            f"and not exists (select from {self.plan.table} t where {self._matches_new_key}) limit 1"
+            f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
+            f"where s.op = {op} and not exists "
+            f"(select from {self.plan.table} t where {self._matches_new_key}) limit 1"
         )
 
     def fill_moved(self, op: int, unchanged: frozenset[int]) -> str:
@@ -202,8 +203,8 @@ begin
 exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
         streamer_detail = pg_exception_detail, streamer_constraint = constraint_name;
-    raise exception using errcode = streamer_state, message = streamer_message, detail = streamer_detail,
-        constraint = streamer_constraint, datatype = s.seq::text;
+    raise exception using errcode = streamer_state, message = streamer_message,
+        detail = streamer_detail, constraint = streamer_constraint, datatype = s.seq::text;
 end"""
         tag = "$streamer$"
         while tag in body:
@@ -214,8 +215,8 @@ end"""
         if not partial:
             return [f"s.{self.new(column)}" for column in self.plan.columns]
         return [
-            f"case when substr(s.mask, {n + 1}, 1) = 'u' then {previous}.{quote_identifier(column.name)} "
-            f"else s.{self.new(column)} end"
+            f"case when substr(s.mask, {n + 1}, 1) = 'u' "
+            f"then {previous}.{quote_identifier(column.name)} else s.{self.new(column)} end"
             for n, column in enumerate(self.plan.columns)
         ]
 
@@ -260,7 +261,8 @@ end"""
                 old = f"s.{self.old(column)}"
                 return (
                     f"if {old} is null then {query} and t.{name} is null limit 1 for update; "
-                    f"else {query} and t.{name} {column.target.equality} {old} limit 1 for update; end if;"
+                    f"else {query} and t.{name} {column.target.equality} {old} limit 1 for update; "
+                    "end if;"
                 )
         return f"{query} limit 1 for update;"
 
@@ -294,10 +296,12 @@ end"""
         if first and self.plan.identity is Identity.KEY:
             prelude = (
                 f"select case when exists (select from {self.plan.table} t "
-                f"where {self._matches_new_key}) then {since} else {HISTORY_BEGIN} end into streamer_since;\n"
+                f"where {self._matches_new_key}) then {since} else {HISTORY_BEGIN} end "
+                "into streamer_since;\n"
                 f"if exists (select from {self.plan.table} t where {self._matches_new_key} "
                 f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
-                f"errcode = 'unique_violation', message = 'an open version of this key is already there', "
+                "errcode = 'unique_violation', "
+                "message = 'an open version of this key is already there', "
                 f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
             )
             begin = "streamer_since"
@@ -355,7 +359,8 @@ end"""
         if self.plan.identity is Identity.KEY:
             deleted = f"not ({self._same_key()})"
         close = (
-            f"update {table} t set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
+            f"update {table} t "
+            f"set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
             f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
         )

@@ -294,7 +294,7 @@ class TargetConnection:
         return bool(self._connection.is_closed())
 
     async def execute(self, sql: str, *parameters: Any) -> int:
-        """Run a statement; return how many rows it touched. Without parameters it may be several."""
+        """Run a statement, or several without parameters; return how many rows it touched."""
         with translating():
             status: str = await self._connection.execute(sql, *parameters)
         count = status.rpartition(" ")[2]
@@ -341,7 +341,7 @@ class TargetConnection:
         self._connection.terminate()
 
     async def close(self, seconds: float = 5.0) -> None:
-        """Close in order; at once if that takes longer than *seconds* or the connection is broken."""
+        """Close in order; at once if that takes over *seconds* or the connection is broken."""
         try:
             async with asyncio.timeout(seconds):
                 await self._connection.close()

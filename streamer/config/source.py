@@ -30,7 +30,7 @@ class Document:
     lines: dict[Location, int] = field(default_factory=dict)
 
     def where(self, location: Location) -> str:
-        """Say where the value at *location* is: file, and the line of it or of what it belongs to."""
+        """Say where the value at *location* is: file, and its line or that of what it is in."""
         for length in range(len(location), -1, -1):
             if (line := self.lines.get(location[:length])) is not None:
                 return f"{self.path}, line {line}"

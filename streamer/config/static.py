@@ -75,8 +75,9 @@ class _MappingBuilder:
                 conninfo_to_dict(url.url.reveal())
             except ProgrammingError as exc:
                 problem = str(exc).strip()
+                at = (*place, "url")
                 raise SettingsError(
-                    f"{self._document.where((*place, 'url'))}: {format_location((*place, 'url'))}: {problem}"
+                    f"{self._document.where(at)}: {format_location(at)}: {problem}"
                 ) from None
             sources.append(
                 SourceMapping(

@@ -53,7 +53,8 @@ class Metrics:
         self.errors = Counter("streamer_errors", "Errors, by code", (*SOURCE, "code"), registry=add)
         self.conflicts = Counter(
             "streamer_conflicts",
-            "Changes whose row was not as expected at the target and that were applied all the same",
+            "Changes whose row was not as expected at the target "
+            "and that were applied all the same",
             (*SOURCE, "table", "kind"),
             registry=add,
         )

@@ -82,7 +82,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RelationRecord:
-    """A row of streamer.relation. ``source`` and ``target`` are written as `RelationName` prints."""
+    """A row of streamer.relation. ``source`` and ``target``: as `RelationName` prints them."""
 
     relation_id: int
     source_id: int
@@ -116,8 +116,9 @@ select id as source_id, database, sid, system_identifier, slot, publication, sta
 from streamer.source order by database, sid
 """
 _RELATIONS_SQL: Final = """
-select id as relation_id, source_id, source, target, type, state, snapshot_lsn::text as snapshot_lsn,
-       end_lsn::text as end_lsn, attempt, rows_copied, bytes_copied, rows_total, error, target_created
+select id as relation_id, source_id, source, target, type, state,
+       snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
+       rows_copied, bytes_copied, rows_total, error, target_created
 from streamer.relation
 """
 
@@ -196,7 +197,8 @@ class Store:
                 source.publication,
             )
             rows = await connection.fetch(
-                f"select * from ({_SOURCES_SQL}) s where database = $1 and sid is not distinct from $2",
+                f"select * from ({_SOURCES_SQL}) s"
+                " where database = $1 and sid is not distinct from $2",
                 source.database,
                 source.sid,
             )
@@ -263,7 +265,8 @@ class Store:
     async def relations(self, source_id: int | None = None) -> list[RelationRecord]:
         async with self.connection() as connection:
             rows = await connection.fetch(
-                f"{_RELATIONS_SQL} where $1::int8 is null or source_id = $1 order by source_id, source",
+                f"{_RELATIONS_SQL} where $1::int8 is null or source_id = $1"
+                " order by source_id, source",
                 source_id,
             )
             return [_relation_record(row) for row in rows]
@@ -274,7 +277,8 @@ class Store:
         """
         async with self.connection() as connection:
             await connection.execute(
-                "insert into streamer.relation (source_id, source, target, type) values ($1, $2, $3, $4)"
+                "insert into streamer.relation (source_id, source, target, type)"
+                " values ($1, $2, $3, $4)"
                 " on conflict (source_id, source) do update set target = $3, type = $4"
                 " where (relation.target, relation.type) is distinct from ($3, $4)",
                 source_id,
@@ -296,7 +300,8 @@ class Store:
     async def set_state(self, relation_id: int, state: str, error: str | None = None) -> None:
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.relation set state = $2, error = $3, changed_at = now() where id = $1",
+                "update streamer.relation set state = $2, error = $3, changed_at = now()"
+                " where id = $1",
                 relation_id,
                 state,
                 error,

@@ -337,8 +337,8 @@ class Pipeline:
         if record.acknowledged_lsn != NOTHING and start_lsn > record.acknowledged_lsn:
             raise SourceDivergedError(
                 f'replication slot "{self.source.slot}" is at {start_lsn}, ahead of '
-                f"{record.acknowledged_lsn}, which is all that the target has: the target was restored to "
-                "an earlier time, or the slot was moved or made anew"
+                f"{record.acknowledged_lsn}, which is all that the target has: "
+                "the target was restored to an earlier time, or the slot was moved or made anew"
             )
 
     def _resync_hint(self, synced: list[MappedRelation]) -> str:
@@ -519,7 +519,7 @@ class Pipeline:
     # ---- acknowledging -------------------------------------------------------------------------
 
     async def _acknowledge(self) -> None:
-        """Acknowledge every durable advance, and often enough for the source to know that we live."""
+        """Acknowledge every durable advance, and often enough to show the source that we live."""
         timeout = self._server.wal_sender_timeout_seconds
         interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
         silence = max(SILENCE_SECONDS_MIN, 2 * interval)

@@ -11,7 +11,7 @@ log = structlog.get_logger()
 
 
 def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Call *stop* at the first SIGTERM or SIGINT and exit at the second; call *reload* at SIGHUP."""
+    """Call *stop* at the first SIGTERM or SIGINT, exit at the second; call *reload* at SIGHUP."""
     loop = asyncio.get_running_loop()
     asked = False
 

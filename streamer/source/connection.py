@@ -110,7 +110,7 @@ def translating(label: str) -> Iterator[None]:
 
 
 def conninfo(source: SourceMapping, **parameters: str) -> str:
-    """Return *source*'s connection string with our defaults below and *parameters* above its own."""
+    """Return *source*'s connection string, our defaults below and *parameters* above its own."""
     own = {k: str(v) for k, v in conninfo_to_dict(source.url.reveal()).items() if v is not None}
     defaults = _CONNECTION_DEFAULTS | {"application_name": f"streamer {source.label}"}
     return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))

@@ -35,7 +35,8 @@ async def read_publications(
     via_root = "pubviaroot" if version >= 13_00_00 else "false"
     rows = await fetch_all(
         connection,
-        f"select oid::int8 as oid, pubname as name, puballtables as everything, {via_root} as via_root"
+        "select oid::int8 as oid, pubname as name, puballtables as everything,"
+        f" {via_root} as via_root"
         " from pg_catalog.pg_publication where pubname = any (%s)",
         [source.publication, source.publication_inserts],
     )

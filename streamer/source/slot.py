@@ -76,7 +76,8 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
         )
     if slot.plugin != "pgoutput" or slot.database != database:
         raise SourceDivergedError(
-            f'replication slot "{name}" belongs to plugin "{slot.plugin}" and database "{slot.database}"'
+            f'replication slot "{name}" belongs to plugin "{slot.plugin}" '
+            f'and database "{slot.database}"'
         )
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
@@ -155,9 +156,9 @@ async def create_slot(
         kind = "TEMPORARY " if temporary else ""
         export = "(SNAPSHOT 'export')" if version >= 15_00_00 else "EXPORT_SNAPSHOT"
         with translating(source.label):
-            cursor = await connection.execute(
-                f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {kind}LOGICAL pgoutput {export}".encode()
-            )
+            slot = quote_identifier(name)
+            command = f"CREATE_REPLICATION_SLOT {slot} {kind}LOGICAL pgoutput {export}"
+            cursor = await connection.execute(command.encode())
             row = await cursor.fetchone()
         assert row is not None
         return ExportedSnapshot(

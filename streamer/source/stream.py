@@ -53,7 +53,7 @@ class StreamOptions:
     def for_version(
         cls, version: int, source: SourceMapping, publications: tuple[str, ...]
     ) -> "StreamOptions":
-        """Ask for what a server of *version* can do: binary and streaming from 14, origin from 16."""
+        """Ask for what *version* can do: binary and streaming from 14, origin from 16."""
         return cls(
             publications,
             protocol=2 if version >= 14_00_00 else 1,
@@ -76,7 +76,7 @@ class StreamOptions:
 
 @dataclass(slots=True)
 class Burst:
-    """What one read brought: pgoutput messages in order, and the last keepalive if there was one."""
+    """What one read brought: pgoutput messages in order, and the last keepalive if any."""
 
     payloads: list[bytes] = field(default_factory=list)
     wal_end_lsn: Lsn | None = None
@@ -106,7 +106,8 @@ class ReplicationStream:
         connection = await connect(source, replication=True)
         try:
             stream = cls(connection, source.label)
-            command = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn} ({options.sql()})"
+            start = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn}"
+            command = f"{start} ({options.sql()})"
             with translating(source.label):
                 await stream._execute(command.encode())
         except BaseException:

@@ -31,19 +31,22 @@ class SourceType:
 _TYPES_SQL: Final = """
 select t.oid::int8 as oid, n.nspname as namespace, t.typname as name, t.typtype as kind,
        t.typelem::int8 as element, t.typcategory = 'A' as is_array,
-       (select e.extname from pg_catalog.pg_depend d join pg_catalog.pg_extension e on e.oid = d.refobjid
+       (select e.extname
+          from pg_catalog.pg_depend d join pg_catalog.pg_extension e on e.oid = d.refobjid
          where d.classid = 'pg_catalog.pg_type'::regclass and d.objid = t.oid and d.deptype = 'e'
            and d.refclassid = 'pg_catalog.pg_extension'::regclass limit 1) as extension,
        t.typbasetype::int8 as base,
-       case when t.typtype = 'd' then pg_catalog.format_type(t.typbasetype, t.typtypmod) end as base_type,
+       case when t.typtype = 'd' then pg_catalog.format_type(t.typbasetype, t.typtypmod) end
+         as base_type,
        t.typnotnull as not_null,
        array(select e.enumlabel::text from pg_catalog.pg_enum e
               where e.enumtypid = t.oid order by e.enumsortorder) as labels,
        coalesce((select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attname,
-                pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid::int8) order by a.attnum)
+                pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid::int8)
+                order by a.attnum)
           from pg_catalog.pg_attribute a
-         where a.attrelid = t.typrelid and t.typtype = 'c' and a.attnum > 0 and not a.attisdropped), '[]')
-         as attributes,
+         where a.attrelid = t.typrelid and t.typtype = 'c' and a.attnum > 0
+           and not a.attisdropped), '[]') as attributes,
        array(select pg_catalog.pg_get_constraintdef(c.oid) from pg_catalog.pg_constraint c
               where c.contypid = t.oid and c.contype = 'c' order by c.oid) as checks,
        r.rngsubtype::int8 as subtype, pg_catalog.format_type(r.rngsubtype, null) as subtype_name,

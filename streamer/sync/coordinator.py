@@ -222,8 +222,8 @@ class SyncCoordinator:
         """
         sql = (
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"
-            " where application_name = $1 and datname = current_database() and usename = current_user"
-            " and pid <> pg_backend_pid()"
+            " where application_name = $1 and datname = current_database()"
+            " and usename = current_user and pid <> pg_backend_pid()"
         )
         async with target_connection(self._address, "streamer") as target:
             async with asyncio.timeout(TERMINATE_SECONDS):
@@ -267,7 +267,8 @@ class SyncCoordinator:
         if relation.row_security:
             raise SyncError(
                 f'row level security would hide rows of "{relation.name}" from the copy',
-                hint="run at the source: alter role … bypassrls, or make our role the table's owner",
+                hint="run at the source: alter role … bypassrls, "
+                "or make our role the table's owner",
             )
         if not relation.selectable:
             quoted = quote_qualified(relation.name.namespace, relation.name.name)
@@ -301,8 +302,9 @@ class SyncCoordinator:
         mapped = copy.mapped
         async with transaction(target):
             rows = await target.fetch(
-                "update streamer.relation set attempt = attempt + 1, state = 'copying', error = null,"
-                " snapshot_lsn = null, rows_total = null, rows_copied = 0, bytes_copied = 0,"
+                "update streamer.relation set attempt = attempt + 1, state = 'copying',"
+                " error = null, snapshot_lsn = null, rows_total = null,"
+                " rows_copied = 0, bytes_copied = 0,"
                 " target_created = target_created or $2, changed_at = now()"
                 " where id = $1 returning attempt, target_created",
                 mapped.relation_id,
@@ -315,8 +317,8 @@ class SyncCoordinator:
                 if not is_ours and not rule.truncate_target:
                     raise SyncError(
                         f'target table "{mapped.mapping.target}" already holds rows of this source',
-                        hint="empty it, or set `truncate_target: true`, or `initial: none` if it is in "
-                        "step with the source",
+                        hint="empty it, or set `truncate_target: true`, "
+                        "or `initial: none` if it is in step with the source",
                     )
                 await self._clear(target, copy)
             await target.execute(
@@ -374,13 +376,13 @@ class SyncCoordinator:
         for copy in copies:
             name = copy.relation.name
             only = "" if copy.relation.is_partitioned else "only "
-            await guard.execute(
-                f"lock table {only}{quote_qualified(name.namespace, name.name)} in access share mode".encode()
-            )
+            table = quote_qualified(name.namespace, name.name)
+            await guard.execute(f"lock table {only}{table} in access share mode".encode())
         rewritten = await fetch_all(
             guard,
             "select c.relname as name from pg_catalog.unnest(%s::oid[]) r (oid),"
-            " lateral (select r.oid union select relid from pg_catalog.pg_partition_tree(r.oid)) t (relid)"
+            " lateral (select r.oid union"
+            " select relid from pg_catalog.pg_partition_tree(r.oid)) t (relid)"
             " join pg_catalog.pg_class c on c.oid = t.relid"
             " where c.relkind = 'r' and c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)",
             [copy.relation.oid for copy in copies],
@@ -403,7 +405,8 @@ class SyncCoordinator:
                         copy.relation.row_count_estimate,
                     )
                     await target.execute(
-                        "insert into streamer.sync_partition (relation_id, part, attempt, description)"
+                        "insert into streamer.sync_partition"
+                        " (relation_id, part, attempt, description)"
                         " select $1, * from unnest($2::int4[], $3::int4[], $4::text[])",
                         copy.mapped.relation_id,
                         [part.part for part in copy.parts],
@@ -474,8 +477,8 @@ class SyncCoordinator:
             return (Heap(f"only {quoted}", row["size"]),), True
         leaves = await fetch_all(
             guard,
-            "select pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted, c.relkind as kind,"
-            " pg_catalog.pg_relation_size(c.oid) as size,"
+            "select pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,"
+            " c.relkind as kind, pg_catalog.pg_relation_size(c.oid) as size,"
             " pg_catalog.has_table_privilege(c.oid, 'select') as selectable"
             " from pg_catalog.pg_partition_tree(%s::oid) t"
             " join pg_catalog.pg_class c on c.oid = t.relid"
@@ -595,8 +598,9 @@ class SyncCoordinator:
         """From *lsn* on the stream brings the changes of a relation."""
         async with self._store.connection() as store:
             await store.execute(
-                "update streamer.relation set state = 'catching_up', snapshot_lsn = $2::text::pg_lsn,"
-                " end_lsn = $2::text::pg_lsn, rows_copied = $3, rows_total = $3, bytes_copied = $4,"
+                "update streamer.relation set state = 'catching_up',"
+                " snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,"
+                " rows_copied = $3, rows_total = $3, bytes_copied = $4,"
                 " error = null, changed_at = now() where id = $1",
                 copy.mapped.relation_id,
                 str(lsn),
@@ -638,7 +642,7 @@ _BUILTIN_BINARY: Final = frozenset(
 
 
 def _is_same_builtin(source_oid: int, target_oid: int) -> bool:
-    """Whether values of a column can travel in binary: the same type of every server on both sides."""
+    """Whether a column can travel in binary: both sides have the same type of every server."""
     return (
         source_oid == target_oid and source_oid < FIRST_USER_OID and source_oid in _BUILTIN_BINARY
     )

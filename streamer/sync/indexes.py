@@ -20,7 +20,8 @@ select pg_catalog.pg_get_indexdef(x.oid) as make,
        pg_catalog.format('comment on index %I.%I is %L', n.nspname, x.relname, d.description)
          as comment,
        case when i.indisclustered
-            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end as cluster
+            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end
+         as cluster
 from pg_catalog.pg_index i
 join pg_catalog.pg_class x on x.oid = i.indexrelid
 join pg_catalog.pg_namespace n on n.oid = x.relnamespace
@@ -42,7 +43,8 @@ select pg_catalog.format('alter table %s add constraint %I %s', $1::text, c.conn
        pg_catalog.format('comment on constraint %I on %s is %L', c.conname, $1::text, d.description)
          as comment,
        case when i.indisclustered
-            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end as cluster
+            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end
+         as cluster
 from pg_catalog.pg_constraint c
 join pg_catalog.pg_index i on i.indexrelid = c.conindid
 join pg_catalog.pg_class x on x.oid = i.indexrelid
