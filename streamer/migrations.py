@@ -19,11 +19,11 @@ class Migration:
 
 def read_migrations(kind: str) -> list[Migration]:
     """Return the migrations of *kind*, ``target`` or ``admin``, in order."""
-    migrations = []
-    for path in sorted(_directory(kind).iterdir()):
-        if match := _NAME.fullmatch(path.name):
-            migrations.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
-    return migrations
+    return [
+        Migration(int(match[1]), match[2], path.read_text(encoding="utf-8"))
+        for path in sorted(_directory(kind).iterdir())
+        if (match := _NAME.fullmatch(path.name))
+    ]
 
 
 def _directory(kind: str) -> Path:

@@ -1,11 +1,13 @@
 """What the target's catalogs say about a relation, as far as applying changes depends on it."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from streamer.apply.target import TargetConnection
 from streamer.route.mapping import RelationName
 from streamer.sql import quote_qualified
+
+if TYPE_CHECKING:  # plans are pure, and what they are made of is described here
+    from streamer.apply.target import TargetConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ order by i.indisprimary desc, i.indexrelid
 """
 
 
-async def read_relation(connection: TargetConnection, name: RelationName) -> TargetRelation | None:
+async def read_relation(
+    connection: "TargetConnection", name: RelationName
+) -> TargetRelation | None:
     """Read the definition of *name*; None if there is no such table."""
     rows = await connection.fetch(_RELATION_SQL, name.namespace, name.name)
     if not rows:
@@ -138,7 +142,7 @@ async def read_relation(connection: TargetConnection, name: RelationName) -> Tar
     )
 
 
-async def holds_rows(connection: TargetConnection, name: RelationName, sid: str | None) -> bool:
+async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:
     """Whether a table holds any row, or any of *sid*."""
     quoted = quote_qualified(name.namespace, name.name)
     if sid is None:

@@ -8,16 +8,18 @@ process, so that nothing looks healthy that is not.
 
 import asyncio
 import contextlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TargetFencedError
-from streamer.lsn import Lsn
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
 from streamer.runtime.pipeline import Health, Pipeline, Shared
+
+if TYPE_CHECKING:
+    from streamer.lsn import Lsn
 
 log = structlog.get_logger()
 

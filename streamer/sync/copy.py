@@ -9,7 +9,7 @@ wanted it, copies once or not at all.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,10 +67,9 @@ class PartCopier:
         self._pace = _Pace(ends.rows_per_second)
         source.execute("begin isolation level repeatable read read only")
         source.execute(f"set transaction snapshot '{ends.snapshot_name}'".encode())
-        try:
+        # Without the privilege triggers and foreign keys of the target apply.
+        with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
-        except psycopg.errors.InsufficientPrivilege:
-            pass  # then triggers and foreign keys of the target apply
         target.execute(
             "select set_config('synchronous_commit', 'on', false)"
             " where current_setting('synchronous_commit') <> 'remote_apply'"
