@@ -15,10 +15,9 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import asyncpg
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 
 from streamer import session
+from streamer.conninfo import parse_conninfo
 from streamer.errors import (
     ConflictError,
     SettingsError,
@@ -94,9 +93,12 @@ class TargetAddress:
     def parse(cls, url: Secret) -> "TargetAddress":
         """Translate *url*; raises SettingsError for what cannot be translated."""
         try:
-            given = {k: str(v) for k, v in conninfo_to_dict(url.reveal()).items() if v is not None}
-        except ProgrammingError as exc:
-            raise SettingsError(f"target.url: {str(exc).strip()}") from None
+            given = parse_conninfo(url.reveal())
+        except ValueError as exc:
+            raise SettingsError(f"target.url: {exc}") from None
+        for port in filter(None, given.get("port", "").split(",")):
+            if not port.isdecimal() or not 0 < int(port) < 65536:
+                raise SettingsError(f'target.url: "{port}" is not a port')
         for name, value in given.items():
             if name not in _PASSED and name not in _OTHERS and value not in _HARMLESS.get(name, ()):
                 raise SettingsError(

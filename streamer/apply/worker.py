@@ -298,7 +298,7 @@ class Worker:
             except (TargetConnectionError, TargetFencedError):
                 raise
             except StreamerError as exc:
-                log.info("handed to a drainer", lane=lane.name, error=str(exc))
+                log.debug("handed to a drainer", lane=lane.name, error=str(exc))
                 await self._applier.rollback()
                 self._fail(window, lane)
                 return False

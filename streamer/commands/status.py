@@ -3,7 +3,6 @@ runs.
 """
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -182,11 +181,10 @@ def _bytes(size: float) -> str:
 
 async def wait(address: TargetAddress, mapping: Mapping, seconds: float) -> str | None:
     """Wait until everything committed now is visible and every table ready; return why not, if so."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
+    """Wait until what is committed now is visible and every table ready; return why not, if so."""
+        async with asyncio.timeout(seconds):
             positions = await asyncio.gather(*(_position(source) for source in mapping.sources))
             wanted = dict(zip((s.label for s in mapping.sources), positions, strict=True))
-            del limit
             return await _wait_for(address, wanted, seconds)
     except TimeoutError:
         return f"not everything is visible after {seconds:g} s"
@@ -203,11 +201,13 @@ async def _wait_for(address: TargetAddress, wanted: dict[str, Lsn], seconds: flo
     missing = "nothing is set up yet: is `streamer run` running?"
     try:
         while asyncio.get_running_loop().time() < deadline:
-            with contextlib.suppress(StreamerError):
+            try:
                 found = await _missing(store, wanted)
-                if found is None:
-                    return None
-                missing = found
+            except StreamerError as exc:  # it may restart; there is time
+                found = str(exc)
+            if found is None:
+                return None
+            missing = found
             await asyncio.sleep(WAIT_POLL_SECONDS)
         return f"after {seconds:g} s: {missing}"
     finally:

@@ -230,7 +230,12 @@ class Engine:
                     {"source": label, "state": health.state, "error": health.error or ""}
                 )
             reasons += [
-                {"source": label, "table": table, "state": state}
+                {
+                    "source": label,
+                    "table": table,
+                    "state": state,
+                    "error": health.table_errors.get(table, ""),
+                }
                 for table, state in health.table_states.items()
                 if state != State.READY
             ]

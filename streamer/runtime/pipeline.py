@@ -109,6 +109,7 @@ class Health:
     restart_lsn: Lsn | None = None
     visible_time: datetime | None = None
     table_states: dict[str, str] = field(default_factory=dict)
+    table_errors: dict[str, str] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -258,7 +259,7 @@ class Pipeline:
     def _add(self, mapped: MappedRelation, record: RelationRecord) -> None:
         self._relations[mapped.relation_id] = mapped
         self._by_name[mapped.mapping.source] = mapped
-        self._set_state(mapped, State(record.state))
+        self._set_state(mapped, State(record.state), record.error)
         has_snapshot = record.snapshot_lsn is not None
         if needs_copy(State(record.state), has_snapshot=has_snapshot):
             self._hold_for_copy(mapped)
@@ -309,6 +310,7 @@ class Pipeline:
         source, record = self.source, self._record
         synced = [m for m in self._relations.values() if m.skip_through_lsn != EVERYTHING]
         slot = await read_slot(plain, source.slot)
+        is_foreign = slot is not None and slot.is_foreign(self._server.database)
         try:
             if slot is None and not synced:
                 return await self._make_slot(record)
@@ -316,6 +318,8 @@ class Pipeline:
             start_lsn = check_slot(slot, source.slot, self._server.database)
             self._check_position(start_lsn, record)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
+            if is_foreign:
+                raise  # somebody else's: neither to be used nor to be dropped
             if not synced:
                 # Everything is to be copied again anyway: a new slot mends it.
                 await drop_slot(plain, source.slot)
@@ -435,13 +439,15 @@ class Pipeline:
 
     async def _read(self) -> None:
         stream, assembler, budget = self._stream, self._assembler, self._shared.budget
-        while not self._has_passed_stop:
+        while True:
             burst = stream.read()
             for piece in assembler.feed(burst.payloads):
                 self._dispatch(piece)
                 if piece.end_lsn is None:
                     await asyncio.sleep(0)
             failpoint("reader.dispatched")
+            if self._has_passed_stop:
+                break  # a keepalive from here on speaks of transactions that were not dispatched
             if burst.wal_end_lsn is not None:
                 self._handle_keepalive(burst.wal_end_lsn, burst.source_time)
                 if burst.reply_requested:
@@ -642,15 +648,20 @@ class Pipeline:
             return [error.subject]
         return [mapped for mapped, its in self._lanes.items() if its is lane]
 
-    def _set_state(self, mapped: MappedRelation, state: State) -> None:
+    def _set_state(self, mapped: MappedRelation, state: State, error: str | None = None) -> None:
+        table = str(mapped.mapping.source)
         self._states[mapped] = state
-        self.health.table_states[str(mapped.mapping.source)] = state
+        self.health.table_states[table] = state
+        if error is None:
+            self.health.table_errors.pop(table, None)
+        else:
+            self.health.table_errors[table] = error
 
     async def _store_state(
         self, mapped: MappedRelation, state: State, error: str | None = None
     ) -> None:
         await self._shared.store.set_state(mapped.relation_id, state, error)
-        self._set_state(mapped, state)
+        self._set_state(mapped, state, error)
 
     # ---- copies (SyncEvents) -------------------------------------------------------------------
 
@@ -669,7 +680,7 @@ class Pipeline:
         self._lanes[mapped].release(Hold.SYNC)
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
-        self._set_state(mapped, State.ERROR)
+        self._set_state(mapped, State.ERROR, error)
         log.error(
             "table cannot be copied",
             source=self.source.label,
