@@ -180,8 +180,8 @@ def _bytes(size: float) -> str:
 
 
 async def wait(address: TargetAddress, mapping: Mapping, seconds: float) -> str | None:
-    """Wait until everything committed now is visible and every table ready; return why not, if so."""
     """Wait until what is committed now is visible and every table ready; return why not, if so."""
+    try:
         async with asyncio.timeout(seconds):
             positions = await asyncio.gather(*(_position(source) for source in mapping.sources))
             wanted = dict(zip((s.label for s in mapping.sources), positions, strict=True))
