@@ -11,6 +11,7 @@ import pytest
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.process import Process, caught_up, command, eventually, status
 from tests.support.streamer import write_config
+from tests.support.values import ROWS, TYPES, UPDATES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -242,4 +243,47 @@ def test_twenty_kills_under_mixed_load_end_equal(
         caught_up(process)
         assert_equal(source, target)
         assert_tidy(source, target)
+        assert process.terminate() == 0
+
+
+def test_every_value_is_the_same_on_every_path(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    """Copied at the start, streamed, and copied again by a resync."""
+    source.execute(TYPES)
+    source.execute(ROWS)
+    source.execute(
+        """
+        create table part (id int, day date, v text, primary key (id, day)) partition by range (day);
+        create table part_1 partition of part for values from ('2020-01-01') to ('2021-01-01');
+        create table part_2 (v text, day date not null, id int not null);
+        insert into part_2 values ('there before', '2021-05-05', 7);
+        alter table part attach partition part_2 for values from ('2021-01-01') to ('2022-01-01');
+        insert into part values (1, '2020-05-05', 'a');
+        create table "x""; drop table part; --" ("select" int primary key, "100%s {}" text);
+        insert into "x""; drop table part; --" values (1, 'copied');
+        create table no_columns (); insert into no_columns default values;
+        """
+    )
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, """every:\npart:\n'"x""; drop table part; --"':""")
+    names = ["every", "part", '"x""; drop table part; --"']
+    with Process(config) as process:
+        caught_up(process)
+        for name in names:
+            assert_same(source, target, name)
+        source.execute(UPDATES)
+        source.execute(
+            "insert into part values (2, '2020-06-06', 'b'); update part set day = '2021-01-01' where id = 2"
+        )
+        caught_up(process)
+        for name in names:
+            assert_same(source, target, name)
+        for name in names:
+            result = command(config, "resync", name)
+            assert result.returncode == 0, result.stderr
+        source.execute("update every set i2 = 7 where id = 1")
+        caught_up(process)
+        for name in names:
+            assert_same(source, target, name)
         assert process.terminate() == 0
