@@ -66,7 +66,9 @@ async def serving(listen: str, app: FastAPI) -> AsyncIterator[None]:
             f"http.listen: {listen} would serve the network without a password",
             hint="listen on 127.0.0.1",
         )
-    config = uvicorn.Config(app, host=host, port=int(port), log_config=None, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        app, host=host, port=int(port), log_config=None, log_level="warning", access_log=False
+    )
     server = _Server(config)
     try:
         sockets = [config.bind_socket()]
