@@ -1,0 +1,318 @@
+"""The tree keeps its shape: imports go down, what decides stays pure, nothing is caught for nothing.
+
+Read from the syntax trees, so nothing is imported and comments do not count. Each list of
+exceptions is exact: an entry that is no longer needed fails too.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINES_MAX = 800
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import of *module* (or of something in it); ``for_types``: it is not run."""
+
+    module: str
+    for_types: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of ours. ``name``: as it is imported, without ``streamer.``."""
+
+    path: Path
+    name: str
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def docstring(self) -> str | None:
+        return ast.get_docstring(self.tree)
+
+    @property
+    def part(self) -> str:
+        """The folder it is in, or the module itself if that is none."""
+        return self.name.split(".")[0]
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self.tree, for_types=False))
+
+
+def _imports(node: ast.AST, *, for_types: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, for_types) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            assert child.module is not None
+            for alias in child.names:
+                # `from streamer import session` names a module, `from streamer.sql import x` not.
+                inner = f"{child.module}.{alias.name}"
+                is_module = inner.removeprefix("streamer.") in NAMES
+                yield Import(inner if is_module else child.module, for_types)
+        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            yield from _imports(child, for_types=True)
+        else:
+            yield from _imports(child, for_types=for_types)
+
+
+def _modules() -> Iterator[Module]:
+    for path in sorted((ROOT / "streamer").rglob("*.py")):
+        parts = path.relative_to(ROOT / "streamer").with_suffix("").parts
+        yield Module(path, ".".join(parts).removesuffix("__init__").removesuffix("."))
+
+
+PURE = {
+    "decode.pgoutput",
+    "decode.transactions",
+    "decode.tuples",
+    "route.mapping",
+    "route.partition",
+    "apply.copydata",
+    "apply.fold",
+    "apply.plan",
+    "apply.statements",
+    "progress.tracker",
+    "sync.states",
+    "sync.plan",
+    "sql",
+}
+"""What decides, with all it needs. Other modules may say of themselves alone that they are pure."""
+
+MODULES = list(_modules())
+NAMES = {module.name: module for module in MODULES}
+
+
+def own_imports(module: Module, *, with_types: bool = True) -> set[str]:
+    """Return the modules of ours that *module* imports."""
+    return {
+        found.module.removeprefix("streamer").removeprefix(".")
+        for found in module.imports
+        if found.module.split(".")[0] == "streamer" and (with_types or not found.for_types)
+    }
+
+
+def outside_imports(module: Module) -> set[str]:
+    """Return the packages of others that *module* imports when it is run."""
+    return {found.module.split(".")[0] for found in module.imports if not found.for_types}
+
+
+def says_pure(module: Module) -> bool:
+    return re.search(r"\bpure\.$", module.docstring or "", re.IGNORECASE | re.MULTILINE) is not None
+
+
+def test_the_tree_was_found() -> None:
+    assert set(NAMES) >= PURE
+    assert own_imports(NAMES["route.mapping"]) == {"errors"}
+    assert "asyncpg" in outside_imports(NAMES["apply.target"])
+
+
+# ---- which way imports point -------------------------------------------------------------------
+
+LAYERS = [
+    {"", "lsn", "errors"},
+    {"sql", "session", "conninfo", "backoff", "failpoints", "migrations"},
+    {"decode", "route"},
+    {"source", "apply", "progress", "sync", "config", "observability"},
+    {"runtime"},
+    {"commands"},
+    {"cli"},
+    {"__main__"},
+]
+"""From below; a module imports from its own folder and from layers below its own."""
+
+BETWEEN_STAGES = {
+    # A lane carries what the tracker knows of it.
+    ("apply.lane", "progress.tracker"),
+    # The bookkeeping tables are in the target.
+    ("progress.store", "apply.target"),
+    # A sync reads from a source, writes to the target, and hands over to the stream's lanes.
+    ("sync.coordinator", "source.catalog"),
+    ("sync.coordinator", "source.connection"),
+    ("sync.coordinator", "source.slot"),
+    ("sync.coordinator", "source.types"),
+    ("sync.coordinator", "apply.catalog"),
+    ("sync.coordinator", "apply.lane"),
+    ("sync.coordinator", "apply.plan"),
+    ("sync.coordinator", "apply.target"),
+    ("sync.coordinator", "progress.store"),
+    ("sync.indexes", "apply.target"),
+    ("sync.tables", "source.catalog"),
+    ("sync.tables", "source.types"),
+    ("sync.tables", "apply.plan"),
+    ("sync.tables", "apply.target"),
+    # Metrics are counted where things happen, from what windows and shares hold.
+    ("apply.commit", "observability.metrics"),
+    ("apply.drainer", "observability.metrics"),
+    ("apply.worker", "observability.metrics"),
+    ("sync.coordinator", "observability.metrics"),
+    ("observability.metrics", "apply.fold"),
+    ("observability.metrics", "apply.lane"),
+}
+
+
+def layer(part: str) -> int:
+    found = [number for number, parts in enumerate(LAYERS) if part in parts]
+    assert len(found) == 1, f"{part!r} is in no layer"
+    return found[0]
+
+
+def test_imports_go_down() -> None:
+    wrong = set()
+    for module in MODULES:
+        for name in own_imports(module):
+            part = name.split(".")[0]
+            if part != module.part and layer(part) >= layer(module.part):
+                wrong.add((module.name, name))
+    assert wrong == BETWEEN_STAGES
+
+
+def test_no_module_needs_itself() -> None:
+    """Types only are allowed to, because they are not run."""
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"a circle: {' → '.join((*path, name))}"
+        assert name in NAMES, f"{path[-1]} imports {name}, which is not there"
+        if name not in done:
+            for imported in own_imports(NAMES[name], with_types=False):
+                visit(imported, (*path, name))
+            done.add(name)
+
+    for module in MODULES:
+        visit(module.name, ())
+
+
+# ---- what is pure, and who speaks to servers ---------------------------------------------------
+
+IMPURE = {
+    *("asyncio", "threading", "subprocess", "socket", "time", "logging", "structlog"),
+    *("psycopg", "asyncpg", "aiosqlite", "pyspark"),
+}
+DRIVERS = {
+    "asyncpg": {"apply.target"},
+    "pyspark": {"sync.spark_job"},
+    # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
+    # to servers for a person, not for the stream.
+    "psycopg": {"source", "sync", "commands", "conninfo"},
+}
+PARSERS = {"conninfo": {"psycopg"}}
+"""What is pure with a driver all the same: it has libpq read a string."""
+
+
+def reached(module: Module) -> Iterator[Module]:
+    """Yield *module* and every module of ours that is run to import it."""
+    seen: set[str] = set()
+    waiting = [module.name]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            yield NAMES[name]
+            waiting += own_imports(NAMES[name], with_types=False)
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_what_decides_reaches_no_server_no_loop_and_no_clock(name: str) -> None:
+    for needed in reached(NAMES[name]):
+        impure = outside_imports(needed) & IMPURE
+        assert not impure, f"{needed.name} imports {', '.join(sorted(impure))}"
+
+
+def test_a_module_that_calls_itself_pure_is() -> None:
+    used = {m.name: outside_imports(m) & IMPURE for m in MODULES if says_pure(m)}
+    assert {name: impure for name, impure in used.items() if impure} == PARSERS
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_driver_is_used_where_its_errors_are_translated(driver: str) -> None:
+    users = {module.name for module in MODULES if driver in outside_imports(module)}
+    allowed = DRIVERS[driver]
+    assert {name if name in allowed else name.split(".")[0] for name in users} == allowed
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+CATCH_ALL = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup"}
+SWALLOWS = {
+    # The last net of a command: one line for people, the rest for debugging.
+    "cli": 1,
+    # A process of its own, which reports to the one that started it, over a pipe.
+    "sync.spark_job": 3,
+}
+
+
+def catches_all(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    return any(isinstance(n, ast.Name) and n.id in CATCH_ALL for n in ast.walk(handler.type))
+
+
+def test_whoever_catches_everything_raises_it_again() -> None:
+    """Apart from the places above; cleaning up for whatever comes is welcome anywhere."""
+    swallowing: dict[str, int] = {}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ExceptHandler) and catches_all(node):
+                if not isinstance(node.body[-1], ast.Raise):
+                    swallowing[module.name] = swallowing.get(module.name, 0) + 1
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+                assert not CATCH_ALL & {ast.unparse(argument) for argument in node.args}, (
+                    f"{module.name}:{node.lineno} suppresses everything"
+                )
+    assert swallowing == SWALLOWS
+
+
+# ---- each file ---------------------------------------------------------------------------------
+
+NAMELESS = {"utils", "common", "helpers", "types", "base", "manager"}
+
+
+def test_a_module_says_what_it_is_for() -> None:
+    assert [module.name for module in MODULES if not module.docstring] == []
+
+
+def test_a_module_can_be_read_at_one_sitting() -> None:
+    sizes = {module.name: len(module.text.splitlines()) for module in MODULES}
+    assert {name: size for name, size in sizes.items() if size > LINES_MAX} == {}
+
+
+def test_nothing_is_printed_past_the_log() -> None:
+    printed = [
+        f"{module.name}:{node.lineno}"
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Name) and node.id in ("print", "pprint", "breakpoint")
+    ]
+    assert printed == []
+
+
+def test_nothing_is_left_for_later_in_a_comment() -> None:
+    later = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+    assert [module.name for module in MODULES if later.search(module.text)] == []
+
+
+def test_a_package_re_exports_nothing() -> None:
+    packages = [module for module in MODULES if module.path.name == "__init__.py"]
+    assert [module.name for module in packages if module.imports] == []
+
+
+def test_a_module_is_named_for_what_it_holds() -> None:
+    nameless = {module.name for module in MODULES if module.name.split(".")[-1] in NAMELESS}
+    assert nameless == {"source.types"}  # types of a database are what it holds
