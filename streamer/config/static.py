@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
-
 from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
 from streamer.config.source import Document, Location, format_location, read_document
+from streamer.conninfo import parse_conninfo
 from streamer.errors import MappingError, SettingsError
 from streamer.route.mapping import (
     Mapping,
@@ -72,12 +70,11 @@ class _MappingBuilder:
                     hint="give each of them a sid of its own",
                 )
             try:
-                conninfo_to_dict(url.url.reveal())
-            except ProgrammingError as exc:
-                problem = str(exc).strip()
+                parse_conninfo(url.url.reveal())
+            except ValueError as exc:
                 at = (*place, "url")
                 raise SettingsError(
-                    f"{self._document.where(at)}: {format_location(at)}: {problem}"
+                    f"{self._document.where(at)}: {format_location(at)}: {exc}"
                 ) from None
             sources.append(
                 SourceMapping(

@@ -57,7 +57,7 @@ def first_line(error: BaseException) -> str:
     """Return the first line of a driver's message: the rest is context that may show values."""
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary
-    lines = str(error).strip().splitlines()
+    lines = str(error).removeprefix("connection failed: ").strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
