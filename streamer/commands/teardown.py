@@ -1,4 +1,4 @@
-"""``streamer teardown``: take away everything that streamer made on the sources, and its bookkeeping.
+"""``streamer teardown``: take away what streamer made on the sources, and its bookkeeping.
 
 Rows in the target stay. Doing it twice is fine.
 """
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import psycopg
 
 from streamer.apply.target import TargetAddress
-from streamer.errors import MappingError, SourceConnectionError, SourceRejectedError
+from streamer.errors import MappingError, SourceError
 from streamer.progress.store import Store
 from streamer.route.mapping import Mapping, SourceMapping
 from streamer.source.connection import connection
 from streamer.source.publication import drop_publications, drop_publications_sql
-from streamer.source.slot import drop_slot, read_slot
-from streamer.sql import quote_literal
+from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,7 @@ async def _teardown_source(source: SourceMapping) -> Teardown:
                 )
             await drop_slot(plain, source.slot)
             await drop_publications(plain, source)
-    except (SourceConnectionError, SourceRejectedError, psycopg.Error) as exc:
-        slot_sql = (
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
-            f"where slot_name = {quote_literal(source.slot)}"
-        )
-        return Teardown(source.label, str(exc), (slot_sql, *drop_publications_sql(source)))
+    except (SourceError, psycopg.Error) as exc:
+        left = (drop_slot_sql(source.slot), *drop_publications_sql(source))
+        return Teardown(source.label, str(exc), left)
     return Teardown(source.label)

@@ -77,11 +77,20 @@ class SourceRelation:
     row_security: bool
     owned: bool
     selectable: bool
+    full_needs_generated: bool = False
+    """From PostgreSQL 18 on, REPLICA IDENTITY FULL is refused where columns are generated."""
+
+    @property
+    def has_generated_key(self) -> bool:
+        """Whether the key has a generated column: it is not sent, so the rest identifies no row."""
+        return any(column.generated and column.name in self.key for column in self.columns)
 
     @property
     def has_usable_identity(self) -> bool:
         """Whether UPDATE and DELETE can be published without making them fail at the source."""
-        return self.replica_identity == "f" or bool(self.key)
+        if self.replica_identity == "f":
+            return not (self.full_needs_generated and any(c.generated for c in self.columns))
+        return bool(self.key) and not self.has_generated_key
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -102,8 +111,17 @@ select current_setting('server_version_num')::int as version,
        current_setting('max_replication_slots')::int as max_replication_slots,
        current_setting('max_wal_senders')::int as max_wal_senders,
        (select pg_catalog.jsonb_object_agg(name, setting) from pg_catalog.pg_settings
-         where name in ('max_slot_wal_keep_size', 'logical_decoding_work_mem')) as settings
+         where name in ('wal_sender_timeout', 'max_slot_wal_keep_size',
+                        'idle_replication_slot_timeout', 'logical_decoding_work_mem')) as settings
 from pg_catalog.pg_roles r where r.rolname = current_user
+"""
+
+
+_IDENTITY_SQL: Final = """
+select (select system_identifier from pg_catalog.pg_control_system()) as systemid,
+       (select timeline_id from pg_catalog.pg_control_checkpoint()) as timeline,
+       case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+            else pg_catalog.pg_current_wal_flush_lsn() end::text as xlogpos
 """
 
 
@@ -112,17 +130,26 @@ async def read_server(connection: Connection) -> SourceServer:
 
     Raises SourceUnreadyError for a server that is too old.
     """
-    identity = await fetch_one(connection, "IDENTIFY_SYSTEM")
-    facts = await fetch_one(connection, _SERVER_SQL)
-    if facts["version"] < VERSION_MIN:
+    return await _read_server(connection, "IDENTIFY_SYSTEM")
+
+
+async def read_server_plainly(connection: Connection) -> SourceServer:
+    """The same over an ordinary connection, for who may not replicate yet."""
+    return await _read_server(connection, _IDENTITY_SQL)
+
+
+async def _read_server(connection: Connection, identity_sql: str) -> SourceServer:
+    if connection.info.server_version < VERSION_MIN:
         raise SourceUnreadyError(
-            f"PostgreSQL {facts['version_text']} is too old", hint="12 is the oldest that works"
+            f"PostgreSQL {connection.info.server_version // 10000} is too old",
+            hint="12 is the oldest that works",
         )
+    identity = await fetch_one(connection, identity_sql)
     return SourceServer(
         system_identifier=str(identity["systemid"]),
         timeline=int(identity["timeline"]),
         flush_lsn=Lsn.parse(identity["xlogpos"]),
-        **facts,
+        **await fetch_one(connection, _SERVER_SQL),
     )
 
 
@@ -161,7 +188,8 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
          and not (select rolsuper or rolbypassrls from pg_catalog.pg_roles
                    where rolname = current_user) as row_security,
        pg_catalog.pg_has_role(c.relowner, 'usage') as owned,
-       pg_catalog.has_table_privilege(c.oid, 'select') as selectable
+       pg_catalog.has_table_privilege(c.oid, 'select') as selectable,
+       current_setting('server_version_num')::int4 >= 180000 as full_needs_generated
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
   and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'

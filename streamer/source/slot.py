@@ -12,11 +12,16 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from streamer.errors import SlotInvalidatedError, SlotMissingError, SourceDivergedError
+from streamer.errors import (
+    SlotInUseError,
+    SlotInvalidatedError,
+    SlotMissingError,
+    SourceDivergedError,
+)
 from streamer.lsn import Lsn
 from streamer.route.mapping import SourceMapping
 from streamer.source.connection import Connection, connect, fetch_all, translating
-from streamer.sql import quote_identifier
+from streamer.sql import quote_identifier, quote_literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class Slot:
             or ("wal_removed" if lost else None),
         )
 
+    def is_foreign(self, database: str) -> bool:
+        """Whether it cannot be one of ours, whatever it is called."""
+        return self.plugin != "pgoutput" or self.database != database
+
 
 def _lsn(text: str | None) -> Lsn | None:
     return None if text is None else Lsn.parse(text)
@@ -74,10 +83,12 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
         raise SlotInvalidatedError(
             f'replication slot "{name}" was invalidated: {slot.invalidation}'
         )
-    if slot.plugin != "pgoutput" or slot.database != database:
+    if slot.is_foreign(database):
         raise SourceDivergedError(
-            f'replication slot "{name}" belongs to plugin "{slot.plugin}" '
-            f'and database "{slot.database}"'
+            f'replication slot "{name}" belongs to plugin "{slot.plugin}" and database '
+            f'"{slot.database}"',
+            hint="give this `database` of the configuration another name or, if nobody needs that "
+            f"slot, run there: {drop_slot_sql(name)}",
         )
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
@@ -87,25 +98,31 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
 DROP_SECONDS: Final = 10.0
 
 
+def drop_slot_sql(name: str) -> str:
+    """Return the statement that drops a slot, and does nothing if it is gone. Pure."""
+    return (
+        "select pg_catalog.pg_drop_replication_slot(slot_name) "
+        f"from pg_catalog.pg_replication_slots where slot_name = {quote_literal(name)}"
+    )
+
+
 async def drop_slot(connection: Connection, name: str) -> None:
     """Drop a slot; one that is already gone is fine, because a crashed run may have left none.
 
-    A slot whose walsender is still ending is waited for a moment.
+    A slot whose walsender is still ending is waited for a moment. Raises SlotInUseError.
     """
-    async with asyncio.timeout(DROP_SECONDS):
-        while True:
-            try:
-                await connection.execute(
-                    "select pg_catalog.pg_drop_replication_slot(slot_name)"
-                    " from pg_catalog.pg_replication_slots where slot_name = %s",
-                    (name,),
-                )
-            except psycopg.errors.ObjectInUse:
-                await asyncio.sleep(0.2)
-            except psycopg.errors.UndefinedObject:
-                return
-            else:
-                return
+    deadline = asyncio.get_running_loop().time() + DROP_SECONDS
+    while True:
+        try:
+            await connection.execute(drop_slot_sql(name).encode())
+        except psycopg.errors.ObjectInUse:
+            if asyncio.get_running_loop().time() > deadline:
+                raise SlotInUseError(f'replication slot "{name}" is in use') from None
+            await asyncio.sleep(0.2)
+        except psycopg.errors.UndefinedObject:
+            return
+        else:
+            return
 
 
 class ExportedSnapshot:

@@ -264,19 +264,8 @@ class SyncCoordinator:
         mapped: MappedRelation,
         relation: SourceRelation,
     ) -> _Copy:
-        if relation.row_security:
-            raise SyncError(
-                f'row level security would hide rows of "{relation.name}" from the copy',
-                hint="run at the source: alter role … bypassrls, "
-                "or make our role the table's owner",
-            )
-        if not relation.selectable:
-            quoted = quote_qualified(relation.name.namespace, relation.name.name)
-            raise SyncError(
-                f'"{relation.name}" cannot be read by role "{self._server.role}"',
-                hint=f"run at the source: grant select on {quoted} "
-                f"to {quote_identifier(self._server.role)}",
-            )
+        if mapped.mapping.rule.initial is not Initial.NONE:
+            self._check_readable(relation)
         was_created = False
         there = await read_relation(target, mapped.mapping.target)
         if there is None and self._settings.create_tables:
@@ -292,6 +281,22 @@ class SyncCoordinator:
                 hint="create it, or set target.create_tables: true",
             )
         return _Copy(mapped, relation, there, was_created)
+
+    def _check_readable(self, relation: SourceRelation) -> None:
+        """Refuse what a copy could not read, or not all of."""
+        if relation.row_security:
+            raise SyncError(
+                f'row level security would hide rows of "{relation.name}" from the copy',
+                hint="run at the source: alter role … bypassrls, "
+                "or make our role the table's owner",
+            )
+        if not relation.selectable:
+            quoted = quote_qualified(relation.name.namespace, relation.name.name)
+            raise SyncError(
+                f'"{relation.name}" cannot be read by role "{self._server.role}"',
+                hint=f"run at the source: grant select on {quoted} "
+                f"to {quote_identifier(self._server.role)}",
+            )
 
     async def _begin_attempt(self, target: TargetConnection, copy: _Copy) -> int:
         """Store ``copying`` and a new attempt, with nothing of this source left in the target

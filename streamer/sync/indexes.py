@@ -4,7 +4,8 @@ A definition is stored in the transaction that drops the index, and removed in t
 again, so a crash at any moment loses none. Only what nothing hangs on is put off: the primary key
 (unless a foreign key, a view or a publication needs it) and indexes that are not of constraints, of
 the replica identity, of a non-default tablespace, or with settings of their own that a definition
-does not hold. Several sources may fill one table at once: the last to finish puts its indexes back.
+does not hold. Tables that are not our role's own keep theirs. Several sources may fill one table at
+once: the last to finish puts its indexes back.
 """
 
 from typing import Final
@@ -29,6 +30,7 @@ left join pg_catalog.pg_description d
        on d.objoid = x.oid and d.classoid = 'pg_catalog.pg_class'::regclass and d.objsubid = 0
 where i.indrelid = pg_catalog.to_regclass($1::text)
   and not i.indisprimary and not i.indisreplident and i.indisvalid and x.reltablespace = 0
+  and pg_catalog.pg_has_role(x.relowner, 'usage')
   and not exists (select from pg_catalog.pg_constraint c where c.conindid = x.oid)
   and not exists (select from pg_catalog.pg_attribute a
                    where a.attrelid = x.oid and a.attstattarget > 0)
@@ -52,6 +54,7 @@ left join pg_catalog.pg_description d
        on d.objoid = c.oid and d.classoid = 'pg_catalog.pg_constraint'::regclass
 where c.conrelid = pg_catalog.to_regclass($1::text) and c.contype = 'p'
   and i.indisvalid and not i.indisreplident and x.reltablespace = 0 and x.reloptions is null
+  and pg_catalog.pg_has_role(x.relowner, 'usage')
   and pg_catalog.obj_description(x.oid, 'pg_class') is null
   and not exists (select from pg_catalog.pg_constraint f where f.confrelid = c.conrelid)
   and not exists (select from pg_catalog.pg_depend p where p.refobjid = c.oid and p.deptype = 'n')
