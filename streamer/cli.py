@@ -23,6 +23,7 @@ from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
 from streamer.commands import teardown as teardown_command
+from streamer.commands.check import command as check_command
 from streamer.commands.demo import show as demo_command
 from streamer.config import static
 from streamer.errors import StreamerError
@@ -142,6 +143,22 @@ def run(
             )
     condition = StopCondition(lsn, stop_when_caught_up)
     _run(run_command.run(_globals.config, _globals.overrides, only or [], condition))
+
+
+@app.command()
+def check(as_json: JsonOption = False) -> None:
+    """Look for everything that would stop `run`; change nothing."""
+    settings, mapping = _load()
+    report = _run(check_command.check(settings, mapping))
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        for finding in report.findings:
+            typer.echo(str(finding))
+    if report.exit_code:
+        _fail(report.summary, report.exit_code)
+    if not as_json:
+        typer.echo(report.summary)
 
 
 @app.command()

@@ -198,6 +198,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of a driver's message: the rest is context that may show values."""
     if isinstance(error, TimeoutError) and not str(error):
         return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -1,0 +1,97 @@
+"""``streamer check``: facts first, of all sources side by side; then what they mean.
+
+The trouble of one source keeps nobody from checking the others.
+"""
+
+import asyncio
+from typing import Final
+
+from streamer.apply.target import TargetAddress, target_connection
+from streamer.commands.check.findings import TARGET, Report, from_error, in_order
+from streamer.commands.check.source import check_capacity, check_source
+from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
+from streamer.commands.check.target import VERSION_MIN, check_server, check_target
+from streamer.commands.check.target_facts import (
+    TargetFacts,
+    read_records,
+    read_server,
+    read_tables,
+)
+from streamer.commands.check.target_tables import check_target_tables
+from streamer.config.settings import Settings
+from streamer.errors import MappingError, StreamerError
+from streamer.route.mapping import Mapping, SourceMapping
+
+SOURCES_AT_ONCE: Final = 16
+
+
+async def check(settings: Settings, mapping: Mapping) -> Report:
+    """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
+    if not mapping.sources:
+        raise MappingError("no sources", hint="list at least one under `sources`")
+    address = TargetAddress.parse(settings.target.url)
+    create_tables = settings.target.create_tables
+    sources = await _read_sources(mapping)
+    report = Report(
+        source_count=len(sources),
+        table_count=sum(len(facts.mappings) for facts in sources),
+        is_reachable=not any(facts.is_out_of_reach for facts in sources),
+    )
+    target: TargetFacts | None = None
+    try:
+        target = await _read_target(address, sources)
+    except StreamerError as exc:
+        report.is_reachable &= exc.exit_code != 3
+        report.findings.append(from_error(TARGET, exc))
+    else:
+        if target.server.version < VERSION_MIN:
+            report.findings += check_server(target.server)
+            target = None
+        else:
+            report.findings += in_order(check_target(target, sources, create_tables=create_tables))
+    report.findings += check_capacity(sources, target)
+    for facts in sources:
+        findings = check_source(facts, target)
+        if target is not None:
+            findings += check_target_tables(facts, target, create_tables=create_tables)
+        report.findings += in_order(findings)
+    return report
+
+
+async def _read_sources(mapping: Mapping) -> list[SourceFacts]:
+    limit = asyncio.Semaphore(SOURCES_AT_ONCE)
+
+    async def read(source: SourceMapping) -> SourceFacts:
+        async with limit:
+            return await read_source(source, mapping.target_namespace)
+
+    async with asyncio.TaskGroup() as group:
+        reading = [
+            group.create_task(read(source), name=f"check {source.label}")
+            for source in mapping.sources
+        ]
+    return [task.result() for task in reading]
+
+
+async def _read_target(address: TargetAddress, sources: list[SourceFacts]) -> TargetFacts:
+    """Read the target. Raises TargetError."""
+    async with target_connection(address, "streamer check") as connection:
+        facts = await read_server(connection)
+        if facts.server.version < VERSION_MIN:
+            return facts
+        if facts.bookkeeping.is_readable and facts.knows_records:
+            await read_records(address, facts)
+            await _follow_running(facts, sources)
+        await read_tables(connection, facts, sources)
+    return facts
+
+
+async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
+    """Look again at sources of which the target had more than there was when we looked at them.
+
+    Most likely somebody streams them. Otherwise they went back in time.
+    """
+    for source in sources:
+        record = facts.sources.get(source.label)
+        if record and source.server and source.server.flush_lsn < record.acknowledged_lsn:
+            await read_server_again(source)

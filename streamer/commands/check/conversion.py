@@ -1,0 +1,131 @@
+"""Whether every value of one type, as text, is a value of another. Pure.
+
+Types are written as format_type writes them. What is not known to fit is said to be at risk: the
+check warns, the target decides.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_TYPE: Final = re.compile(
+    r"(?P<base>[a-z ]+?)(?:\((?P<modifiers>-?\d+(?:,-?\d+)?)\))?(?P<zone> with(?:out)? time zone)?"
+)
+_DIGITS: Final = {"smallint": 5, "integer": 10, "bigint": 19}
+_EXACT_DIGITS: Final = {"real": 7, "double precision": 15}
+_STRINGS: Final = ("text", "character varying", "character")
+_TIMES: Final = (
+    "timestamp without time zone",
+    "timestamp with time zone",
+    "time without time zone",
+    "time with time zone",
+)
+_FRACTION_DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    base: str
+    modifiers: tuple[int, ...]
+
+
+def _parse(text: str) -> _Type:
+    match = _TYPE.fullmatch(text)
+    if match is None:
+        return _Type(text, ())
+    modifiers = tuple(int(m) for m in (match["modifiers"] or "").split(",") if m)
+    return _Type(match["base"] + (match["zone"] or ""), modifiers)
+
+
+def type_risk(source: str, target: str) -> str | None:
+    """Say what could go wrong when text of type *source* is read as *target*; None for nothing."""
+    if source == target:
+        return None
+    if source.endswith("[]") and target.endswith("[]"):
+        return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
+    theirs, ours = _parse(source), _parse(target)
+    if ours.base in _STRINGS:
+        return _string_risk(theirs, ours)
+    if theirs.base in _DIGITS or theirs.base == "numeric" or theirs.base in _EXACT_DIGITS:
+        return _number_risk(theirs, ours)
+    if theirs.base in (*_TIMES, "date") and ours.base in (*_TIMES, "date"):
+        return _time_risk(theirs, ours)
+    if {theirs.base, ours.base} == {"json", "jsonb"}:
+        return None if ours.base == "json" else "its order and its duplicate keys are lost"
+    return "not every value of the one is a value of the other"
+
+
+def _string_risk(source: _Type, target: _Type) -> str | None:
+    if not target.modifiers:
+        # "character" has a length, always; what remains takes everything.
+        return None if target.base != "character" else "only one character fits"
+    (length,) = target.modifiers
+    is_padded = target.base == "character" and source.base != "character"
+    if source.base not in _STRINGS:
+        digits = _DIGITS.get(source.base)
+        fits = digits is not None and digits < length
+    else:
+        fits = bool(source.modifiers) and source.modifiers[0] <= length
+    if not fits:
+        return f"values longer than {length} characters are refused"
+    return "values are padded with blanks" if is_padded else None
+
+
+def _whole_digits(kind: _Type) -> int | None:
+    """Return how many digits stand before the decimal point at most; None for no limit."""
+    if kind.base in _DIGITS:
+        return _DIGITS[kind.base]
+    if not kind.modifiers:
+        return None
+    scale = kind.modifiers[1] if len(kind.modifiers) > 1 else 0
+    return kind.modifiers[0] - scale
+
+
+def _scale(kind: _Type) -> int | None:
+    """Return how many digits stand behind the decimal point at most; None for no limit."""
+    if kind.base in _DIGITS:
+        return 0
+    if not kind.modifiers:
+        return None
+    return kind.modifiers[1] if len(kind.modifiers) > 1 else 0
+
+
+def _number_risk(source: _Type, target: _Type) -> str | None:
+    if target.base in _EXACT_DIGITS:
+        exact = _EXACT_DIGITS[target.base]
+        digits = _EXACT_DIGITS.get(source.base) or _DIGITS.get(source.base)
+        if digits is None and source.modifiers:
+            digits = source.modifiers[0]
+        return None if digits is not None and digits <= exact else "values are rounded"
+    if target.base not in _DIGITS and target.base != "numeric":
+        return "not every value of the one is a value of the other"
+    if target.base == "numeric" and not target.modifiers:
+        return None
+    if source.base in _EXACT_DIGITS:
+        return "large values are refused, others are rounded"
+    wanted, room = _whole_digits(source), _whole_digits(target)
+    if target.base in _DIGITS and source.base not in _DIGITS and room is not None:
+        room -= 1  # of the numbers with as many digits as its largest has, some are larger
+    scale, kept = _scale(source), _scale(target)
+    assert room is not None
+    assert kept is not None
+    if wanted is None or wanted > room:
+        return "large values are refused"
+    if scale is None or scale > kept:
+        return "fractions are refused" if target.base in _DIGITS else "fractions are rounded"
+    return None
+
+
+def _time_risk(source: _Type, target: _Type) -> str | None:
+    if source.base == target.base:
+        wanted, kept = (
+            k.modifiers[0] if k.modifiers else _FRACTION_DIGITS for k in (source, target)
+        )
+        return None if wanted <= kept else "fractions of a second are rounded"
+    if source.base == "date":
+        return None if target.base.startswith("timestamp") else "it is refused"
+    if target.base == "date":
+        return "the time of day is lost"
+    if target.base.endswith("with time zone"):
+        return "values are taken as UTC"
+    return "the time zone is lost: values are written in UTC"

@@ -1,0 +1,183 @@
+"""What a check finds: where, what is wrong, and the exact command or SQL that mends it. Pure."""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from streamer.errors import SourceConnectionError, StreamerError, TargetConnectionError
+from streamer.observability.logs import redact
+from streamer.route.mapping import RelationName
+from streamer.sql import quote_qualified
+
+
+class Severity(enum.StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"  # `run` would stop, or one table of it
+    WARNING = "warning"  # something is not replicated, at risk, or slow
+    INFO = "info"  # good to know
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is wrong. Without a source it is the target; without an object the server."""
+
+    source: str | None = None
+    object: str | None = None
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.source or "target", self.object) if part)
+
+
+TARGET = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What mends it: statements to run at one side or commands to run here, and words."""
+
+    at: Literal["source", "target", "here"] | None = None
+    sql: tuple[str, ...] = ()
+    words: str | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.sql:
+            where = "run" if self.at == "here" else f"run at the {self.at}"
+            parts.append(f"{where}: {'; '.join(self.sql)}")
+        if self.words:
+            parts.append(self.words)
+        return "; ".join(parts)
+
+
+def at_source(*sql: str, words: str | None = None) -> Fix:
+    return Fix("source", sql, words)
+
+
+def at_target(*sql: str, words: str | None = None) -> Fix:
+    return Fix("target", sql, words)
+
+
+def run_here(*commands: str) -> Fix:
+    return Fix("here", commands)
+
+
+def in_words(words: str) -> Fix:
+    return Fix(words=words)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a check."""
+
+    severity: Severity
+    place: Place
+    problem: str
+    fix: Fix | None = None
+
+    def __str__(self) -> str:
+        fix = f"; {self.fix}" if self.fix else ""
+        line = f"{self.severity:<7} {self.place}: {self.problem}{fix}"
+        # A name may hold anything, but a finding is one line.
+        return redact(line.replace("\n", "\\n").replace("\r", "\\r"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "severity": self.severity.value,
+            "source": self.place.source,
+            "object": self.place.object,
+            "problem": redact(self.problem),
+            "fix": redact(str(self.fix)) if self.fix else None,
+            "at": self.fix.at if self.fix else None,
+            "sql": [redact(sql) for sql in self.fix.sql] if self.fix else [],
+        }
+
+
+def error(place: Place, problem: str, fix: Fix | None = None) -> Finding:
+    return Finding(Severity.ERROR, place, problem, fix)
+
+
+def warning(place: Place, problem: str, fix: Fix | None = None) -> Finding:
+    return Finding(Severity.WARNING, place, problem, fix)
+
+
+def info(place: Place, problem: str, fix: Fix | None = None) -> Finding:
+    return Finding(Severity.INFO, place, problem, fix)
+
+
+def from_error(place: Place, exc: StreamerError) -> Finding:
+    """Say what kept us from looking further."""
+    side = f'source "{place.source}"' if place.source else "target"
+    hint = exc.hint
+    if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
+        hint = "correct its url, or see that its server runs and can be reached from here"
+    return error(place, exc.message.removeprefix(f"{side}: "), in_words(hint) if hint else None)
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return each finding once, the worst first."""
+    worst = list(Severity)
+    return sorted(dict.fromkeys(findings), key=lambda finding: worst.index(finding.severity))
+
+
+def quote_relation(name: RelationName) -> str:
+    """Quote the name of a relation or a type."""
+    return quote_qualified(name.namespace, name.name)
+
+
+SHOWN_MAX = 5
+
+
+def some_of(names: Iterable[str]) -> str:
+    """List names, the first few of many."""
+    listed = list(names)
+    more = f" and {len(listed) - SHOWN_MAX} more" if len(listed) > SHOWN_MAX else ""
+    return ", ".join(listed[:SHOWN_MAX]) + more
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found. ``is_reachable``: all servers are there and let us in."""
+
+    findings: list[Finding] = field(default_factory=list)
+    source_count: int = 0
+    table_count: int = 0
+    is_reachable: bool = True
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self.findings)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.count(Severity.ERROR)
+
+    @property
+    def exit_code(self) -> int:
+        if self.is_ready:
+            return 0
+        return 1 if self.is_reachable else 3
+
+    @property
+    def summary(self) -> str:
+        errors, warnings = self.count(Severity.ERROR), self.count(Severity.WARNING)
+        counted = [_count(errors, "error"), _count(warnings, "warning")]
+        listed = " and ".join(text for text in counted if text)
+        tables = f"{_count(self.table_count, 'table')} of {_count(self.source_count, 'source')}"
+        if not self.is_ready:
+            return f"not ready: {listed}; each finding says what to do"
+        return f"ready, with {listed}: {tables}" if listed else f"everything is ready: {tables}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ready": self.is_ready,
+            "sources": self.source_count,
+            "tables": self.table_count,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def _count(number: int, what: str) -> str:
+    if number == 0:
+        return ""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

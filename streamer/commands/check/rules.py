@@ -1,0 +1,206 @@
+"""What the rules of a source mean for the relations it has: everything that is wrong with them, not
+only the first. Pure.
+
+`streamer.route.mapping.resolve` decides, relation by relation, as it does for `run`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    Severity,
+    at_source,
+    error,
+    in_words,
+    info,
+    quote_relation,
+    some_of,
+    warning,
+)
+from streamer.errors import MappingError
+from streamer.route.mapping import (
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    TableRule,
+    resolve,
+)
+
+_KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A relation of a source, whether or not it can be replicated.
+
+    ``root``: of a partition, the namespace and name of the table it is a part of. ``parents``: what
+    it inherits from otherwise.
+    """
+
+    namespace: str
+    name: str
+    kind: str
+    persistence: str
+    root: list[str] | None
+    parents: list[list[str]]
+
+    @property
+    def relation(self) -> RelationName:
+        return RelationName(self.namespace, self.name)
+
+    @property
+    def root_name(self) -> RelationName | None:
+        return RelationName(*self.root) if self.root else None
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot be replicated, as "is …"; None if it can."""
+        if self.persistence == "t":
+            return "a temporary table"
+        if self.kind in _KINDS:
+            return _KINDS[self.kind]
+        if self.root_name is not None:
+            return f"a partition of {self.root_name}"
+        return "unlogged" if self.persistence == "u" else None
+
+
+def resolve_rules(
+    source: SourceMapping, seen: Iterable[Seen], target_namespace: str
+) -> tuple[list[RelationMapping], list[Finding]]:
+    """Apply *source*'s rules to all that was *seen*; what is wrong with them becomes findings.
+
+    A relation that two rules claim is left out.
+    """
+    relations = list(seen)
+    possible = [r for r in relations if r.obstacle is None]
+    mapped, findings = _resolve_each(source, [r.relation for r in possible], target_namespace)
+    present = {relation.relation for relation in possible}
+    for rule in source.rules:
+        if rule.pattern.is_pattern:
+            findings += _check_pattern(source, rule, relations, mapped)
+        elif (name := _name(rule)) not in present:
+            findings.append(_missing(source, name, relations))
+    findings += _check_shared_targets(source, mapped)
+    findings += _check_parents(source, possible, {m.source for m in mapped})
+    if not mapped and not any(finding.severity is Severity.ERROR for finding in findings):
+        problem = "no table matches its rules"
+        findings.append(error(Place(source.label), problem, in_words("correct `tables`")))
+    return mapped, findings
+
+
+def _name(rule: TableRule) -> RelationName:
+    return RelationName(rule.pattern.namespace, rule.pattern.name)
+
+
+def _resolve_each(
+    source: SourceMapping, names: list[RelationName], target_namespace: str
+) -> tuple[list[RelationMapping], list[Finding]]:
+    patterns = tuple(rule for rule in source.rules if rule.pattern.is_pattern)
+    exact = {_name(rule): rule for rule in source.rules if not rule.pattern.is_pattern}
+    mapped: list[RelationMapping] = []
+    findings: list[Finding] = []
+    for name in names:
+        own = (exact[name],) if name in exact else ()
+        try:
+            mapped += resolve(replace(source, rules=patterns + own), [name], target_namespace)
+        except MappingError as exc:
+            fix = in_words(exc.hint) if exc.hint else None
+            findings.append(error(Place(source.label, str(name)), exc.message, fix))
+    return mapped, findings
+
+
+def _missing(source: SourceMapping, name: RelationName, relations: list[Seen]) -> Finding:
+    """Say why the table of an exact rule is not there to be replicated."""
+    place = Place(source.label, str(name))
+    for relation in relations:
+        is_meant = relation.relation == name or (
+            relation.persistence == "t" and relation.name == name.name
+        )
+        if not is_meant or relation.obstacle is None:
+            continue
+        problem = f"is {relation.obstacle} and cannot be replicated"
+        if relation.root_name is not None:
+            fix = in_words(f"put its root {relation.root_name} into `tables` in its place")
+            return error(place, problem, fix)
+        if relation.persistence == "u" and relation.kind in "rp":
+            words = "or take it out of `tables`"
+            logged = f"alter table {quote_relation(name)} set logged"
+            return error(place, problem, at_source(logged, words=words))
+        return error(place, problem, in_words("take it out of `tables`"))
+    similar = [
+        str(relation.relation)
+        for relation in relations
+        if relation.name.lower() == name.name.lower() and relation.obstacle is None
+    ]
+    hint = "create it there, correct its name in `tables`, or take it out of there"
+    if similar:
+        hint = (
+            f"write {' or '.join(similar)} in `tables`, if that is meant, or take it out of there"
+        )
+    return error(place, "is in `tables`, but not in the source", in_words(hint))
+
+
+def _check_pattern(
+    source: SourceMapping, rule: TableRule, relations: list[Seen], mapped: list[RelationMapping]
+) -> list[Finding]:
+    """Name what a pattern matches but does not replicate."""
+    findings: list[Finding] = []
+    place = Place(source.label, str(rule.pattern))
+    matching = [r for r in relations if rule.pattern.matches(r.relation)]
+    if not any(relation.obstacle is None for relation in matching):
+        findings.append(warning(place, "matches no table", in_words("correct `tables`")))
+    roots = {mapping.source for mapping in mapped}
+    shown: dict[str, list[str]] = defaultdict(list)
+    for relation in matching:
+        own = Place(source.label, str(relation.relation))
+        if relation.persistence == "t":
+            shown["temporary tables"].append(relation.name)
+        elif relation.kind == "v":
+            shown["views"].append(str(relation.relation))
+        elif relation.kind in _KINDS:
+            findings.append(warning(own, f"is {relation.obstacle}: not replicated"))
+        elif relation.root_name is not None:
+            if relation.root_name not in roots:
+                fix = in_words(f"put {relation.root_name} into `tables`")
+                findings.append(warning(own, f"is {relation.obstacle}: not replicated", fix))
+        elif relation.obstacle is not None:
+            fix = at_source(f"alter table {quote_relation(relation.relation)} set logged")
+            findings.append(warning(own, "is unlogged: not replicated", fix))
+    for what, names in shown.items():
+        findings.append(info(place, f"also matches {what}, not replicated: {some_of(names)}"))
+    return findings
+
+
+def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) -> list[Finding]:
+    writers: dict[RelationName, list[RelationName]] = defaultdict(list)
+    for mapping in mapped:
+        writers[mapping.target].append(mapping.source)
+    return [
+        error(
+            Place(source.label, str(names[0])),
+            f"{' and '.join(map(str, names))} would both be written to target table {target}",
+            in_words("give all but one of them another `target`"),
+        )
+        for target, names in writers.items()
+        if len(names) > 1
+    ]
+
+
+def _check_parents(
+    source: SourceMapping, relations: list[Seen], mapped: set[RelationName]
+) -> list[Finding]:
+    """Find tables whose rows show in a mapped table that they inherit from, but only there."""
+    findings = []
+    for relation in relations:
+        for parent in (RelationName(*parent) for parent in relation.parents):
+            if parent in mapped and relation.relation not in mapped:
+                problem = (
+                    f"inherits from {parent}, which is replicated without the rows of its children"
+                )
+                fix = in_words("put it into `tables` too")
+                findings.append(warning(Place(source.label, str(relation.relation)), problem, fix))
+    return findings

@@ -1,0 +1,497 @@
+"""What is wrong at a source: server, slot, publications, tables, transactions in the way. Pure."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from streamer.commands.check.findings import (
+    Finding,
+    Fix,
+    Place,
+    at_source,
+    error,
+    from_error,
+    in_words,
+    info,
+    quote_relation,
+    run_here,
+    some_of,
+    warning,
+)
+from streamer.commands.check.source_facts import IdentityDetails, SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.errors import (
+    SlotInvalidatedError,
+    SlotMissingError,
+    SourceDivergedError,
+    StreamerError,
+)
+from streamer.lsn import NOTHING
+from streamer.progress.store import SourceRecord
+from streamer.route.mapping import Initial, RelationMapping, SourceMapping, TableType
+from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
+from streamer.source.publication import publication_sql
+from streamer.source.slot import check_slot, drop_slot_sql
+from streamer.sql import quote_identifier, quote_literal
+
+VERSION_TESTED: Final = 18
+TIMEOUT_MILLISECONDS_LOW: Final = 10_000
+DECODING_KB_LOW: Final = 16 * 1024
+RELOAD: Final = "select pg_reload_conf()"
+
+
+def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding]:
+    """Judge everything at a source."""
+    place = Place(facts.label)
+    findings: list[Finding] = []
+    if facts.error is not None:
+        findings.append(from_error(place, facts.error))
+    if facts.server is None or facts.usage is None:
+        return findings
+    findings += check_server(place, facts.server)
+    findings += check_settings(place, facts.server, streams=facts.source.streaming)
+    if not facts.is_complete:
+        return findings
+    if target is not None:
+        findings += check_encoding(place, facts.usage.encoding, target.server.encoding)
+    findings += facts.mapping_findings
+    findings += check_position(facts, target)
+    if facts.mappings:
+        findings += check_publications(facts)
+    findings += check_transactions(facts, target)
+    findings += check_tables(facts, target)
+    findings += check_unreplicated(facts)
+    return findings
+
+
+def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMapping]:
+    """Return the tables that `run` would begin with a copy."""
+    return [
+        mapping
+        for mapping in facts.mappings
+        if mapping.rule.initial is Initial.COPY
+        and (target is None or target.needs_copy(facts.source, mapping))
+    ]
+
+
+def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
+    """Version, wal_level, the role's right to replicate, standby."""
+    if server.major > VERSION_TESTED:
+        problem = f"PostgreSQL {server.version_text} is newer than any this was tested with"
+        yield warning(place, problem, in_words("look for a newer streamer"))
+    if server.wal_level != "logical":
+        fix = at_source(
+            "alter system set wal_level = 'logical'", words="and restart that server after it"
+        )
+        yield error(place, f"wal_level is {server.wal_level}", fix)
+    if not server.role_may_replicate:
+        fix = at_source(f"alter role {quote_identifier(server.role)} replication")
+        yield error(place, f'role "{server.role}" may not replicate', fix)
+    if server.in_recovery:
+        if server.version < 16_00_00:
+            words = "connect to the primary, or upgrade to PostgreSQL 16"
+            yield error(place, "is a standby, which cannot decode its WAL", in_words(words))
+        else:
+            words = "create them on the primary, or connect there"
+            problem = "is a standby: publications cannot be changed here"
+            yield warning(place, problem, in_words(words))
+
+
+def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iterable[Finding]:
+    """Settings that end the stream, lose the slot, or make decoding slow."""
+    settings = {name: int(value) for name, value in server.settings.items()}
+    role = quote_identifier(server.role)
+    timeout = settings["wal_sender_timeout"]
+    if 0 < timeout < TIMEOUT_MILLISECONDS_LOW:
+        yield warning(
+            place,
+            f"wal_sender_timeout is {timeout} ms: any longer silence of ours ends the stream",
+            at_source(f"alter role {role} set wal_sender_timeout = '60s'"),
+        )
+    kept = settings.get("max_slot_wal_keep_size", -1)
+    if kept >= 0:
+        yield warning(
+            place,
+            f"max_slot_wal_keep_size is {kept} MB: when more WAL than that waits for us, the slot "
+            "is lost and everything must be copied again",
+            at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
+        )
+    idle = settings.get("idle_replication_slot_timeout", 0)
+    if idle > 0:
+        yield warning(
+            place,
+            f"idle_replication_slot_timeout is {idle} s: when streamer stands still for longer, "
+            "the slot is lost and everything must be copied again",
+            at_source("alter system set idle_replication_slot_timeout = 0", RELOAD),
+        )
+    memory = settings.get("logical_decoding_work_mem")
+    if memory is not None and memory < DECODING_KB_LOW:
+        is_streamed = streams and server.version >= 14_00_00
+        effect = "sent before they end" if is_streamed else "written to the source's disk first"
+        yield info(
+            place,
+            f"logical_decoding_work_mem is {memory} kB: transactions larger than that are {effect}",
+            at_source(f"alter role {role} set logical_decoding_work_mem = '64MB'"),
+        )
+
+
+def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
+    """Text that the target may refuse."""
+    words = "create the target database with: encoding 'UTF8' template template0"
+    if source == "SQL_ASCII":
+        problem = "its encoding is SQL_ASCII: text that is not valid UTF-8 is refused"
+        yield warning(place, problem, in_words("convert the database to UTF8"))
+    elif target == "SQL_ASCII":
+        yield warning(place, "the target's encoding is SQL_ASCII", in_words(words))
+    elif target not in (source, "UTF8"):
+        problem = (
+            f"its encoding is {source}, the target's {target}: text that only one has is refused"
+        )
+        yield warning(place, problem, in_words(words))
+
+
+def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -> Iterable[Finding]:
+    """Free slots and walsenders, of all sources that are on one server together.
+
+    A source that somebody streams already has what it needs.
+    """
+    servers: dict[tuple[str, bool], list[SourceFacts]] = defaultdict(list)
+    for facts in sources:
+        if facts.server is not None and facts.is_complete:
+            key = (facts.server.system_identifier, facts.server.in_recovery)
+            servers[key].append(facts)
+    for group in servers.values():
+        server, usage = group[0].server, group[0].usage
+        assert server is not None
+        assert usage is not None
+        place = Place(", ".join(facts.label for facts in group))
+        idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]
+        copies = [facts for facts in idle if copied(facts, target)]
+        # The first copy uses the snapshot of the slot that is made for it; later ones make a slot.
+        has_waiting_copy = any(facts.slot is not None for facts in copies)
+        yield from _check_free(
+            place,
+            "max_replication_slots",
+            (server.max_replication_slots, usage.slots),
+            sum(facts.slot is None for facts in idle),
+            is_copying=has_waiting_copy,
+        )
+        yield from _check_free(
+            place,
+            "max_wal_senders",
+            (server.max_wal_senders, usage.walsenders),
+            len(idle),
+            is_copying=bool(copies),
+        )
+
+
+def _check_free(
+    place: Place, setting: str, most_and_used: tuple[int, int], needed: int, *, is_copying: bool
+) -> Iterable[Finding]:
+    """*needed* are held all the time; one more is, while tables are copied."""
+    most, used = most_and_used
+    free = max(0, most - used)
+    if free > needed:
+        return
+    fix = at_source(
+        f"alter system set {setting} = {used + needed + 1}",
+        words="and restart that server after it",
+    )
+    problem = (
+        f"{setting} is {most}, of which {free} are free: {needed} needed, and one more while "
+        "tables are copied"
+    )
+    is_short = free < needed or is_copying
+    yield (error if is_short else warning)(place, problem, fix)
+
+
+def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """Whether slot, source and target belong together, as the pipeline decides it at its start."""
+    place, slot, source, server = Place(facts.label), facts.slot, facts.source, facts.server
+    assert server is not None
+    record = target.sources.get(source.label) if target is not None else None
+    if slot is not None and slot.is_foreign(server.database):
+        try:
+            check_slot(slot, source.slot, server.database)
+        except StreamerError as exc:
+            words = "or give this `database` of the configuration another name"
+            yield error(place, exc.message, at_source(drop_slot_sql(slot.name), words=words))
+        return
+    if target is None or not target.knows_records:
+        return
+    if slot is not None and slot.active_pid is not None and record is None:
+        yield error(
+            place,
+            f'replication slot "{source.slot}" is used by process {slot.active_pid}, and not for '
+            "this target",
+            at_source(
+                f"select pg_terminate_backend({slot.active_pid})",
+                words="or give this `database` of the configuration another name",
+            ),
+        )
+    synced = [
+        str(mapping.source)
+        for mapping in facts.mappings
+        if target.record(source, mapping) is not None and not target.needs_copy(source, mapping)
+    ]
+    if slot is None and not synced:
+        return
+    try:
+        _check_history(facts, server, record)
+    except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
+        if synced:
+            problem = f"{exc.message}; these tables need a resync: {some_of(synced)}"
+            yield error(place, problem, run_here(_resync_command(source)))
+        else:
+            yield warning(place, f"{exc.message}; nothing depends on it, so `run` makes it anew")
+
+
+def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:
+    if record is not None:
+        check_same_history(server, record.system_identifier, record.acknowledged_lsn)
+    position = check_slot(facts.slot, facts.source.slot, server.database)
+    if record is not None and NOTHING != record.acknowledged_lsn < position:
+        raise SourceDivergedError(
+            f'replication slot "{facts.source.slot}" is at {position}, ahead of '
+            f"{record.acknowledged_lsn}, which is all that the target has"
+        )
+
+
+def _resync_command(source: SourceMapping) -> str:
+    command = ["streamer", "resync", "*.*", "--database", source.database]
+    if source.sid is not None:
+        command += ["--sid", source.sid]
+    return shlex.join(command)
+
+
+def check_publications(facts: SourceFacts) -> Iterable[Finding]:
+    """Whether what is to be published is, or can be by us."""
+    place, source, server = Place(facts.label), facts.source, facts.server
+    assert server is not None
+    if server.version < 13_00_00:
+        for mapping, relation in facts.mapped():
+            if relation.is_partitioned:
+                problem = "is partitioned, and PostgreSQL 12 cannot publish that"
+                fix = in_words("take it out of `tables`, or upgrade that server")
+                yield error(Place(facts.label, str(mapping.source)), problem, fix)
+    relations = facts.relations.values()
+    statements = publication_sql(source, relations, facts.publications, server.version)
+    if statements:
+        obstacles = _publishing_obstacles(facts)
+        if obstacles:
+            problem = f'role "{server.role}" cannot publish the tables: {"; ".join(obstacles)}'
+            yield error(place, problem, at_source(*statements, words="as an administrator"))
+        elif server.in_recovery:
+            problem = "the tables are not published"
+            yield error(place, problem, at_source(*statements, words="on the primary"))
+    yield from _check_publication_details(facts)
+
+
+def _publishing_obstacles(facts: SourceFacts) -> list[str]:
+    """Say what our role lacks to run what `publication_sql` returns."""
+    server, usage = facts.server, facts.usage
+    assert server is not None
+    assert usage is not None
+    obstacles = []
+    present = facts.publications
+    names = (facts.source.publication, facts.source.publication_inserts)
+    if not usage.may_create and any(name not in present for name in names):
+        obstacles.append(f'it lacks CREATE on database "{server.database}"')
+    wanted = {relation.name: relation for relation in facts.relations.values()}
+    published = set()
+    for name, publication in present.items():
+        relations = publication.relations
+        usable = name == facts.source.publication
+        its = {r.name for r in wanted.values() if r.has_usable_identity is usable}
+        published |= its if relations is None else its & relations
+        details = facts.publication_details.get(name)
+        if relations is not None and relations != its and details and not details.owned:
+            obstacles.append(f'it does not own publication "{name}"')
+    missing = sorted(wanted.keys() - published)
+    if foreign := [str(name) for name in missing if not wanted[name].owned]:
+        obstacles.append(f"it does not own {some_of(foreign)}")
+    namespaces = {name.namespace for name in missing if wanted[name].owned}
+    if hidden := sorted(namespaces - facts.usable_namespaces):
+        obstacles.append(f"it may not use schema {some_of(hidden)}")
+    return obstacles
+
+
+def _check_publication_details(facts: SourceFacts) -> Iterable[Finding]:
+    """A publication that somebody made beforehand and that keeps something back."""
+    source = facts.source
+    assert facts.server is not None
+    has_partitioned = any(relation.is_partitioned for relation in facts.relations.values())
+    for details in facts.publication_details.values():
+        place = Place(facts.label, f'publication "{details.name}"')
+        quoted = quote_identifier(details.name)
+        operations = ["insert", "truncate"]
+        if details.name == source.publication:
+            operations = ["insert", "update", "delete", "truncate"]
+        if held := [name for name in operations if name not in details.publishes]:
+            publish = quote_literal(", ".join(operations))
+            fix = at_source(f"alter publication {quoted} set (publish = {publish})")
+            yield error(place, f"does not publish {some_of(held)}", fix)
+        if has_partitioned and not details.via_root and facts.server.version >= 13_00_00:
+            fix = at_source(f"alter publication {quoted} set (publish_via_partition_root = true)")
+            yield error(place, "publishes partitions by their own names, which nobody maps", fix)
+        for member, what in details.narrowed.items():
+            yield warning(
+                Place(facts.label, member),
+                f'publication "{details.name}" keeps back {what}',
+                in_words("make it a plain member of the publication"),
+            )
+
+
+def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """Transactions that the making of a slot would wait for."""
+    if facts.slot is not None and not copied(facts, target):
+        return
+    place = Place(facts.label)
+    for open_one in facts.open_transactions:
+        age = "for a while" if open_one.seconds is None else f"for {open_one.seconds} s"
+        yield warning(
+            place,
+            f"the making of a slot waits for a transaction that is open {age}: pid {open_one.pid}, "
+            f'user "{open_one.user}", database "{open_one.database}"',
+            at_source(
+                f"select pg_terminate_backend({open_one.pid})", words="or let it come to its end"
+            ),
+        )
+    for prepared in facts.prepared_transactions:
+        gid = quote_literal(prepared.gid).strip()
+        yield warning(
+            place,
+            f"the making of a slot waits for prepared transaction {gid}",
+            at_source(
+                f"rollback prepared {gid}",
+                words=f'or commit prepared, in database "{prepared.database}"',
+            ),
+        )
+
+
+def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """Judge every mapped table of a source."""
+    to_copy = copied(facts, target)
+    yield from check_usage(facts, to_copy)
+    for mapping, relation in facts.mapped():
+        if mapping.rule.initial is Initial.COPY:
+            yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
+        yield from check_identity(facts, mapping, relation)
+        yield from check_rule(facts, mapping, relation)
+
+
+def _place(facts: SourceFacts, mapping: RelationMapping) -> Place:
+    return Place(facts.label, str(mapping.source))
+
+
+def check_usage(facts: SourceFacts, to_copy: list[RelationMapping]) -> Iterable[Finding]:
+    """Schemas whose tables cannot be read, whatever is granted on these."""
+    assert facts.server is not None
+    namespaces = {mapping.source.namespace for mapping in to_copy}
+    role = facts.server.role
+    for namespace in sorted(namespaces - facts.usable_namespaces):
+        grant = f"grant usage on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
+        place = Place(facts.label, f'schema "{namespace}"')
+        yield error(place, f'role "{role}" may not use it', at_source(grant))
+
+
+def check_readable(
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, *, is_copied: bool
+) -> Iterable[Finding]:
+    """Whether a copy, now or after a resync, can read every row. The stream needs no right to."""
+    assert facts.server is not None
+    make = error if is_copied else warning
+    role, place = facts.server.role, _place(facts, mapping)
+    if not relation.selectable:
+        grant = f"grant select on {quote_relation(relation.name)} to {quote_identifier(role)}"
+        yield make(place, f'role "{role}" may not read it', at_source(grant))
+    if relation.row_security:
+        yield make(
+            place,
+            "row level security would hide rows from the copy",
+            at_source(f"alter role {quote_identifier(role)} bypassrls"),
+        )
+
+
+def check_identity(
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
+) -> Iterable[Finding]:
+    """Whether updates and deletes are published at all."""
+    if relation.has_usable_identity:
+        return
+    details = facts.identities[relation.oid]
+    lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
+    reason = "has no primary key"
+    if relation.replica_identity == "n":
+        reason = "has REPLICA IDENTITY NOTHING"
+    elif relation.replica_identity == "i":
+        reason = "has a replica identity whose index is gone or not valid"
+    elif relation.replica_identity == "f":
+        reason = (
+            "has REPLICA IDENTITY FULL and generated columns, which PostgreSQL 18 cannot publish"
+        )
+    elif relation.has_generated_key:
+        reason = "has a generated column in its replica identity, which is not published"
+    elif details.has_deferrable_primary_key:
+        reason = "has a primary key that is deferrable, which is of no use here"
+    yield warning(
+        _place(facts, mapping),
+        f"{reason}, so {lost} are not replicated",
+        _identity_fix(relation, details),
+    )
+
+
+def _identity_fix(relation: SourceRelation, details: IdentityDetails) -> Fix:
+    alter = f"alter table {quote_relation(relation.name)} replica identity"
+    if details.is_primary_key_usable:
+        return at_source(f"{alter} default")
+    if details.usable_index is not None:
+        return at_source(f"{alter} using index {quote_identifier(details.usable_index)}")
+    if relation.full_needs_generated and any(column.generated for column in relation.columns):
+        return in_words("add a primary key, or a unique index over NOT NULL columns, that has none")
+    words = "or, which is faster, add a primary key"
+    if details.has_deferrable_primary_key:
+        words = "or, which is faster, make the primary key anew without DEFERRABLE"
+    return at_source(f"{alter} full", words=words)
+
+
+def check_rule(
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
+) -> Iterable[Finding]:
+    """Columns that a rule for this one table names and that are not there."""
+    rule = mapping.rule
+    if rule.pattern.is_pattern:
+        return
+    named = {name for name, _ in rule.columns or ()} | rule.exclude
+    for name in sorted(named - set(relation.column_names)):
+        yield warning(
+            _place(facts, mapping),
+            f'its rule names column "{name}", which is not there',
+            in_words(f"correct it; its columns are: {', '.join(relation.column_names)}"),
+        )
+
+
+def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
+    """What PostgreSQL's logical replication leaves out, whatever the mapping says."""
+    place, usage = Place(facts.label), facts.usage
+    assert usage is not None
+    if usage.large_objects:
+        yield warning(
+            place,
+            f"{usage.large_objects} large objects are not replicated",
+            in_words("keep such data in bytea columns"),
+        )
+    if facts.sequences:
+        yield info(
+            place,
+            f"sequences are not replicated, at the target they keep their values: "
+            f"{some_of(facts.sequences)}",
+            in_words("set them there before anybody else writes to these tables"),
+        )
+    if any(relation.is_partitioned for relation in facts.relations.values()):
+        yield info(
+            place,
+            "TRUNCATE of a single partition is not replicated",
+            in_words("truncate the whole table, or delete the rows"),
+        )

@@ -1,0 +1,325 @@
+"""What a check reads from a source. Nothing here judges, and nothing writes."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamer.commands.check.findings import Finding
+from streamer.commands.check.rules import Seen, resolve_rules
+from streamer.errors import SourceConnectionError, StreamerError
+from streamer.route.mapping import RelationMapping, RelationName, SourceMapping
+from streamer.source.catalog import (
+    SourceRelation,
+    SourceServer,
+    read_relations,
+    read_server,
+    read_server_plainly,
+)
+from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.publication import Publication, read_publications
+from streamer.source.slot import Slot, read_slot
+from streamer.source.types import FIRST_USER_OID, SourceType, read_types
+
+READ_SECONDS: Final = 60.0
+"""Catalogs answer at once; what takes longer waits for a lock on a table."""
+LONG_SECONDS: Final = 5.0
+"""A transaction that has run this long is worth a word before a slot waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What of a source's server is in use, and what else our role finds there."""
+
+    encoding: str
+    may_create: bool
+    slots: int
+    walsenders: int
+    large_objects: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationDetails:
+    """A publication of ours as it is, beyond the tables in it. ``narrowed``: members by name, with
+    what is left of them (a row filter or a list of columns).
+    """
+
+    name: str
+    owned: bool
+    publishes: frozenset[str]
+    via_root: bool
+    narrowed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityDetails:
+    """What could be a relation's replica identity."""
+
+    has_deferrable_primary_key: bool
+    is_primary_key_usable: bool
+    usable_index: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that a new slot would wait for; ``seconds`` is None where we may not see it."""
+
+    pid: int
+    user: str
+    database: str
+    seconds: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A prepared transaction that a new slot would wait for."""
+
+    gid: str
+    database: str
+
+
+@dataclass(slots=True)
+class SourceFacts:
+    """Everything read from one source; ``error`` says why the rest is missing, unless
+    ``is_complete``.
+    """
+
+    source: SourceMapping
+    error: StreamerError | None = None
+    server: SourceServer | None = None
+    usage: Usage | None = None
+    is_complete: bool = False
+    slot: Slot | None = None
+    seen: list[Seen] = field(default_factory=list)
+    mappings: list[RelationMapping] = field(default_factory=list)
+    mapping_findings: list[Finding] = field(default_factory=list)
+    relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
+    identities: dict[int, IdentityDetails] = field(default_factory=dict)
+    usable_namespaces: frozenset[str] = frozenset()
+    sequences: list[str] = field(default_factory=list)
+    types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
+    labels: dict[RelationName, list[str]] = field(default_factory=dict)
+    publications: dict[str, Publication] = field(default_factory=dict)
+    publication_details: dict[str, PublicationDetails] = field(default_factory=dict)
+    open_transactions: list[OpenTransaction] = field(default_factory=list)
+    prepared_transactions: list[PreparedTransaction] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether it cannot be reached, or refuses us, so that nothing is known of it."""
+        return self.server is None and self.error is not None and self.error.exit_code == 3
+
+    def mapped(self) -> Iterable[tuple[RelationMapping, SourceRelation]]:
+        """Go through the mapped relations with their definitions."""
+        for mapping in self.mappings:
+            relation = self.relations.get(mapping.source)
+            if relation is not None:
+                yield mapping, relation
+
+
+async def read_source(source: SourceMapping, target_namespace: str) -> SourceFacts:
+    """Read everything a check wants to know; an error becomes part of the facts."""
+    facts = SourceFacts(source)
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            await _read(facts, target_namespace)
+    except TimeoutError:
+        facts.error = SourceConnectionError(
+            f"its catalogs did not answer in {READ_SECONDS:g} s",
+            hint="something may hold a lock on a table: look at pg_locks there",
+        )
+    except StreamerError as exc:
+        facts.error = exc
+    return facts
+
+
+async def read_server_again(facts: SourceFacts) -> None:
+    """Look again how far a source is; an error leaves what was known."""
+    with contextlib.suppress(StreamerError):
+        async with connection(facts.source) as plain:
+            facts.server = await read_server_plainly(plain)
+
+
+async def _read(facts: SourceFacts, target_namespace: str) -> None:
+    source = facts.source
+    async with connection(source) as plain:
+        server = await read_server_plainly(plain)
+        facts.usage = usage = Usage(**await fetch_one(plain, _USAGE_SQL))
+        facts.server = server
+        before = {} if server.in_recovery else await _read_transactions(plain)
+        facts.slot = await read_slot(plain, source.slot)
+        facts.seen = [Seen(**row) for row in await fetch_all(plain, _SEEN_SQL)]
+        facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
+        await _read_relations(plain, facts)
+        facts.publications = await read_publications(plain, source, server.version)
+        facts.publication_details = await _read_publication_details(plain, source)
+        rows = await fetch_all(plain, "select gid, database from pg_catalog.pg_prepared_xacts")
+        facts.prepared_transactions = [PreparedTransaction(**row) for row in rows]
+        if before:
+            after = await _read_transactions(plain)
+            facts.open_transactions = [after[key] for key in after if key in before]
+    facts.is_complete = True
+    if server.role_may_replicate and usage.walsenders < server.max_wal_senders:
+        # Whatever is between us and the server may let ordinary connections through only.
+        async with connection(source, replication=True) as replication:
+            await read_server(replication)
+
+
+_USAGE_SQL: Final = """
+select pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
+       pg_catalog.has_database_privilege(d.oid, 'create') as may_create,
+       (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
+       (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
+       (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects
+from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
+"""
+
+# Everything that a rule could mean, also what cannot be replicated.
+_SEEN_SQL: Final = """
+select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
+       c.relpersistence::text as persistence,
+       case when c.relispartition then
+         (select array[rn.nspname::text, rc.relname::text]
+            from pg_catalog.pg_class rc join pg_catalog.pg_namespace rn on rn.oid = rc.relnamespace
+           where rc.oid = pg_catalog.pg_partition_root(c.oid)) end as root,
+       array(select array[pn.nspname::text, pc.relname::text]
+          from pg_catalog.pg_inherits i join pg_catalog.pg_class pc on pc.oid = i.inhparent
+          join pg_catalog.pg_namespace pn on pn.oid = pc.relnamespace
+         where i.inhrelid = c.oid and not c.relispartition order by i.inhseqno) as parents
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema'
+  and (n.nspname !~ '^pg_' or c.relpersistence = 't') and n.nspname !~ '^pg_toast'
+order by 1, 2
+"""
+
+
+async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:
+    """Read who has changed something in a transaction that is still open, and has been for long.
+
+    Without the right to see when a transaction began there is no telling; it counts if it is there
+    at the second look as well.
+    """
+    return {
+        (row["pid"], row["virtual"]): OpenTransaction(
+            row["pid"], row["username"], row["database"], row["seconds"]
+        )
+        for row in await fetch_all(plain, _TRANSACTIONS_SQL, LONG_SECONDS)
+    }
+
+
+# Whoever has a transaction id holds a lock on it. Without a user it is a server's own, and short.
+_TRANSACTIONS_SQL: Final = """
+select distinct l.pid, l.virtualtransaction as virtual, a.usename as username,
+       a.datname as database,
+       pg_catalog.date_part('epoch', pg_catalog.now() - a.xact_start)::int4 as seconds
+from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
+  and l.pid <> pg_catalog.pg_backend_pid() and a.usename is not null
+  and coalesce(a.xact_start <= pg_catalog.now() - pg_catalog.make_interval(secs => %s), true)
+order by l.pid
+"""
+
+
+async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
+    assert facts.server is not None
+    names = [mapping.source for mapping in facts.mappings]
+    facts.relations = await read_relations(plain, names)
+    oids = [relation.oid for relation in facts.relations.values()]
+    for row in await fetch_all(plain, _IDENTITIES_SQL, oids, oids):
+        oid = row.pop("relid")
+        facts.identities[oid] = IdentityDetails(**row)
+    rows = await fetch_all(
+        plain,
+        "select nspname as name from pg_catalog.pg_namespace"
+        " where pg_catalog.has_schema_privilege(oid, 'usage')",
+    )
+    facts.usable_namespaces = frozenset(row["name"] for row in rows)
+    facts.sequences = [row["name"] for row in await fetch_all(plain, _SEQUENCES_SQL, oids)]
+    types: dict[int, SourceType] = {}
+    for name, relation in facts.relations.items():
+        used = {c.type_oid for c in relation.columns if c.type_oid >= FIRST_USER_OID}
+        if used:
+            facts.types[name] = await read_types(plain, used, facts.server.version)
+            types |= {kind.oid: kind for kind in facts.types[name]}
+    for row in await fetch_all(plain, _LABELS_SQL, list(types)):
+        facts.labels[types[row["oid"]].name] = row["labels"]
+
+
+# An index can be a replica identity if it is unique, immediate and complete, over plain columns
+# that are NOT NULL; and of use to us if none of them is generated.
+_IDENTITIES_SQL: Final = """
+with indexes as (
+  select i.indrelid, x.relname, i.indisprimary, i.indnkeyatts
+    from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+   where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
+     and i.indpred is null and i.indexprs is null
+     and not exists (
+       select from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where k.position <= i.indnkeyatts and (not a.attnotnull or a.attgenerated <> '')))
+select c.oid::int8 as relid,
+       exists (select from pg_catalog.pg_index i
+                where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
+         as has_deferrable_primary_key,
+       exists (select from indexes i where i.indrelid = c.oid and i.indisprimary)
+         as is_primary_key_usable,
+       (select i.relname from indexes i where i.indrelid = c.oid
+         order by i.indnkeyatts, i.relname limit 1) as usable_index
+from pg_catalog.pg_class c where c.oid = any (%s)
+"""
+_SEQUENCES_SQL: Final = """
+select pg_catalog.format('%%s.%%s', n.nspname, s.relname) as name
+from pg_catalog.pg_class s
+join pg_catalog.pg_namespace n on n.oid = s.relnamespace
+join pg_catalog.pg_depend d on d.objid = s.oid and d.classid = 'pg_catalog.pg_class'::regclass
+ and d.refclassid = 'pg_catalog.pg_class'::regclass and d.deptype in ('a', 'i')
+where s.relkind = 'S' and d.refobjid = any (%s) order by 1
+"""
+_LABELS_SQL: Final = """
+select e.enumtypid::int8 as oid,
+       pg_catalog.array_agg(e.enumlabel::text order by e.enumsortorder) as labels
+from pg_catalog.pg_enum e where e.enumtypid = any (%s) group by 1
+"""
+_PUBLICATION_DETAILS_SQL: Final = """
+select pg_catalog.to_jsonb(p) as publication,
+       pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
+       array(select pg_catalog.jsonb_build_array(n.nspname, c.relname,
+                    pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
+                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
+               from pg_catalog.pg_publication_rel r
+               join pg_catalog.pg_class c on c.oid = r.prrelid
+               join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+              where r.prpubid = p.oid) as members
+from pg_catalog.pg_publication p where p.pubname = any (%s)
+"""
+
+
+async def _read_publication_details(
+    plain: Connection, source: SourceMapping
+) -> dict[str, PublicationDetails]:
+    names = [source.publication, source.publication_inserts]
+    details = {}
+    for row in await fetch_all(plain, _PUBLICATION_DETAILS_SQL, names):
+        publication: dict[str, Any] = row["publication"]
+        narrowed = {}
+        for namespace, name, is_filtered, is_listed in row["members"]:
+            if is_filtered or is_listed:
+                what = "rows by a filter" if is_filtered else "columns by a list"
+                narrowed[str(RelationName(namespace, name))] = what
+        details[publication["pubname"]] = PublicationDetails(
+            name=publication["pubname"],
+            owned=row["owned"],
+            publishes=frozenset(
+                operation
+                for operation in ("insert", "update", "delete", "truncate")
+                if publication[f"pub{operation}"]
+            ),
+            via_root=publication.get("pubviaroot", False),
+            narrowed=narrowed,
+        )
+    return details

@@ -1,0 +1,256 @@
+"""What is wrong with the target as a whole, and where sources get in each other's way. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from streamer.apply.plan import SID
+from streamer.commands.check.findings import (
+    TARGET,
+    Finding,
+    Place,
+    at_target,
+    error,
+    in_words,
+    info,
+    quote_relation,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import (
+    Bookkeeping,
+    TargetFacts,
+    TargetServer,
+    written_sid,
+)
+from streamer.migrations import read_migrations
+from streamer.route.mapping import RelationMapping, RelationName
+from streamer.source.catalog import SourceRelation
+from streamer.sql import quote_columns, quote_identifier, quote_literal
+
+VERSION_MIN: Final = 12_00_00
+VERSION_TESTED: Final = 18
+_OUR_TABLES: Final = frozenset(
+    ["source", "relation", "sync_partition", "deferred_index", "request"]
+)
+
+
+def check_target(
+    facts: TargetFacts, sources: list[SourceFacts], *, create_tables: bool
+) -> Iterable[Finding]:
+    """Judge everything at the target but its tables."""
+    yield from check_server(facts.server)
+    yield from check_bookkeeping(facts.server, facts.bookkeeping)
+    yield from check_namespaces(facts, sources, create_tables=create_tables)
+    yield from check_collisions(facts, sources)
+    yield from check_loops(facts, sources)
+
+
+def check_server(server: TargetServer) -> Iterable[Finding]:
+    """Version, what the role may do, and whether a commit is durable."""
+    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    if server.version < VERSION_MIN:
+        problem = f"PostgreSQL {server.version_text} is too old"
+        yield error(TARGET, problem, in_words("12 is the oldest that works"))
+    elif server.version // 10000 > VERSION_TESTED:
+        problem = f"PostgreSQL {server.version_text} is newer than any this was tested with"
+        yield warning(TARGET, problem, in_words("look for a newer streamer"))
+    if server.in_recovery:
+        yield error(
+            TARGET, "is a standby: nothing can be written", in_words("connect to its primary")
+        )
+    if not server.may_use_temporary:
+        grant = at_target(f"grant temporary on database {database} to {role}")
+        problem = f'role "{server.role}" may not make temporary tables, which changes go through'
+        yield error(TARGET, problem, grant)
+    if not server.has_plpgsql:
+        problem = "has no language plpgsql, which applies changes in order"
+        yield error(TARGET, problem, at_target("create extension plpgsql"))
+    elif not server.may_use_plpgsql:
+        problem = f'role "{server.role}" may not use language plpgsql'
+        yield error(TARGET, problem, at_target(f"grant usage on language plpgsql to {role}"))
+    if server.synchronous_commit in ("off", "local"):
+        problem = (
+            f"synchronous_commit is {server.synchronous_commit}; streamer sets it to on for its "
+            "own sessions"
+        )
+        yield info(TARGET, problem)
+    if server.fsync == "off":
+        problem = (
+            "fsync is off: what the target loses when its machine goes down does not come again"
+        )
+        fix = at_target("alter system set fsync = on", "select pg_reload_conf()")
+        yield warning(TARGET, problem, fix)
+
+
+def check_bookkeeping(server: TargetServer, bookkeeping: Bookkeeping) -> Iterable[Finding]:
+    """Whether schema streamer can be made, or is ours and can be used."""
+    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    place = Place(None, 'schema "streamer"')
+    if not server.may_create:
+        # Also when it is there: CREATE SCHEMA IF NOT EXISTS asks for the right first.
+        problem = f'role "{server.role}" may not make schemas in database "{server.database}"'
+        yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
+    if not bookkeeping.exists:
+        return
+    if not bookkeeping.may_use:
+        grant = at_target(f"grant usage, create on schema streamer to {role}")
+        yield error(place, f'role "{server.role}" may not use it', grant)
+    if taken := _OUR_TABLES.intersection(bookkeeping.tables):
+        if "migration" not in bookkeeping.tables:
+            problem = f"is not streamer's, but has a table {min(taken)}"
+            fix = at_target("alter schema streamer rename to streamer_other")
+            yield error(place, problem, fix)
+        elif bookkeeping.forbidden_tables:
+            grant = at_target(f"grant all on all tables in schema streamer to {role}")
+            problem = f'role "{server.role}" may not write its tables'
+            yield error(place, problem, grant)
+    newest = read_migrations("target")[-1].number
+    if bookkeeping.migration is not None and bookkeeping.migration > newest:
+        problem = f"was made by a newer streamer (migration {bookkeeping.migration})"
+        yield error(place, problem, in_words("run that version or a later one"))
+
+
+def check_namespaces(
+    facts: TargetFacts, sources: Iterable[SourceFacts], *, create_tables: bool
+) -> Iterable[Finding]:
+    """Whether tables can be written, and made, in the schemas they belong to."""
+    role = quote_identifier(facts.server.role)
+    names = {mapping.target for source in sources for mapping in source.mappings}
+    makes: set[str] = set()
+    if create_tables:
+        makes = {name.namespace for name in names if name not in facts.tables}
+        makes |= set(_namespaces_of_types(facts, sources))
+    for namespace in sorted({name.namespace for name in names} | makes):
+        place = Place(None, f'schema "{namespace}"')
+        quoted = quote_identifier(namespace)
+        there = facts.namespaces.get(namespace)
+        if there is None:
+            if namespace in makes and not facts.server.may_create:
+                fix = at_target(f"create schema {quoted} authorization {role}")
+                yield error(place, "is not there, and may not be made by us", fix)
+            continue
+        if not there.may_use:
+            grant = at_target(f"grant usage on schema {quoted} to {role}")
+            yield error(place, f'role "{facts.server.role}" may not use it', grant)
+        if namespace in makes and not there.may_create:
+            grant = at_target(f"grant create on schema {quoted} to {role}")
+            problem = f'role "{facts.server.role}" may not make there what is missing'
+            yield error(place, problem, grant)
+
+
+def _namespaces_of_types(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[str]:
+    """Schemas where types are made, along with the tables that have them."""
+    for source in sources:
+        for mapping in source.mappings:
+            if mapping.target not in facts.tables:
+                for kind in source.types.get(mapping.source, []):
+                    if kind.create_sql is not None and kind.name not in facts.types:
+                        yield kind.name.namespace
+
+
+_Writer = tuple[SourceFacts, RelationMapping, SourceRelation]
+
+
+def check_collisions(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
+    """Sources that would write the same rows, or whose keys would meet."""
+    writers: dict[RelationName, list[_Writer]] = defaultdict(list)
+    for source in sources:
+        for mapping, relation in source.mapped():
+            if all(known is not source for known, _, _ in writers[mapping.target]):
+                writers[mapping.target].append((source, mapping, relation))
+    for target, several in writers.items():
+        if len(several) > 1:
+            yield from _check_writers(facts, target, several)
+
+
+def _check_writers(
+    facts: TargetFacts, target: RelationName, writers: list[_Writer]
+) -> Iterable[Finding]:
+    table = facts.tables.get(target)
+    there = table.relation if table is not None else None
+    by_sid: dict[str | None, list[_Writer]] = defaultdict(list)
+    for writer in writers:
+        source, mapping, relation = writer
+        sid = source.source.sid
+        if there is not None:
+            sid = written_sid(source.source, mapping, relation, there)
+        by_sid[sid].append(writer)
+    for sid, same in by_sid.items():
+        if len(same) < 2:
+            continue
+        labels = " and ".join(source.label for source, _, _ in same)
+        problem = f"would write the same rows of target table {target}: {labels}"
+        words = "give their urls different sids, or one of the tables another `target`"
+        fix = in_words(words)
+        if sid is None and there is not None and not there.has_sid:
+            problem += ", because it has no column sid"
+            if len({source.source.sid for source, _, _ in same}) == len(same):
+                words = "or give one of the tables another `target`"
+                fix = at_target(*_add_sid(facts, target, same[0][0].source.sid), words=words)
+        place = Place(", ".join(source.label for source, _, _ in same), str(same[0][1].source))
+        yield error(place, problem, fix)
+    if there is None and None in by_sid and len(by_sid) > 1:
+        # Whoever makes it first decides whether it has a column sid.
+        labels = ", ".join(source.label for source, _, _ in writers)
+        place = Place(labels, str(writers[0][1].source))
+        problem = f"not all sources of target table {target} have a sid"
+        yield error(place, problem, in_words("give each of their urls a sid"))
+    if there is not None and there.has_sid:
+        yield from _check_keys(facts, target, writers)
+
+
+def _add_sid(facts: TargetFacts, target: RelationName, first: str | None) -> list[str]:
+    """Return what gives a table a sid, also as part of its primary key.
+
+    Rows that are there already are taken for those of the *first* source.
+    """
+    quoted = quote_relation(target)
+    default = f" default {quote_literal(first)}" if first is not None else ""
+    return [
+        f"alter table {quoted} add column {quote_identifier(SID)} text not null{default}",
+        *_key_with_sid(facts, target),
+    ]
+
+
+def _key_with_sid(facts: TargetFacts, target: RelationName) -> list[str]:
+    table = facts.tables[target]
+    if table.primary_key_constraint is None or table.relation is None:
+        return []
+    columns = quote_columns([SID, *table.relation.primary_key])
+    drop = f"drop constraint {quote_identifier(table.primary_key_constraint)}"
+    return [f"alter table {quote_relation(target)} {drop}, add primary key ({columns})"]
+
+
+def _check_keys(
+    facts: TargetFacts, target: RelationName, writers: list[_Writer]
+) -> Iterable[Finding]:
+    """Find a unique key that rows of two sources could share."""
+    there = facts.tables[target].relation
+    assert there is not None
+    labels = ", ".join(source.label for source, _, _ in writers)
+    for key in there.unique_keys:
+        if SID in key:
+            continue
+        problem = (
+            f"target table {target} has a unique key ({', '.join(key)}) without the sid: rows of "
+            "two sources with the same key cannot both be there"
+        )
+        fix = in_words("put the sid into that key")
+        if key == there.primary_key:
+            fix = at_target(*_key_with_sid(facts, target))
+        yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
+
+
+def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
+    """Tables that would be written to themselves."""
+    here = (facts.server.system_identifier, facts.server.database)
+    for source in sources:
+        server = source.server
+        if server is None or (server.system_identifier, server.database) != here:
+            continue
+        for mapping in source.mappings:
+            if mapping.source == mapping.target:
+                problem = "is its own target: source and target are one database"
+                fix = in_words("give it another `target`, or correct a url")
+                yield error(Place(source.label, str(mapping.source)), problem, fix)

@@ -1,0 +1,313 @@
+"""What a check reads from the target. Nothing here judges, and nothing writes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamer.apply.catalog import TargetRelation, holds_rows, read_relation
+from streamer.apply.plan import SID
+from streamer.apply.target import TargetAddress, TargetConnection, transaction
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.migrations import read_migrations
+from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.source.catalog import SourceRelation
+from streamer.sync.states import State, needs_copy
+
+STATEMENT_SECONDS: Final = 20
+"""How long looking for rows may take: a table may be large, or locked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetServer:
+    """The target's server and database."""
+
+    version: int
+    version_text: str
+    database: str
+    encoding: str
+    role: str
+    is_superuser: bool
+    may_create: bool
+    may_use_temporary: bool
+    may_use_plpgsql: bool
+    has_plpgsql: bool
+    may_replace_role: bool
+    in_recovery: bool
+    system_identifier: str
+    synchronous_commit: str
+    fsync: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeeping:
+    """Schema streamer. ``migration``: None if no table says how far it is."""
+
+    exists: bool
+    may_use: bool
+    tables: tuple[str, ...]
+    forbidden_tables: tuple[str, ...]
+    migration: int | None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is streamer's, and of a version that we know."""
+        newest = read_migrations("target")[-1].number
+        return self.migration is not None and self.migration <= newest
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """A relation of the target; ``relation`` is None if it is not a table."""
+
+    kind: str
+    is_unlogged: bool
+    missing_privileges: tuple[str, ...]
+    row_security: bool
+    has_foreign_keys: bool
+    triggers: tuple[str, ...]
+    primary_key_constraint: str | None
+    relation: TargetRelation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A schema of the target that is there."""
+
+    may_use: bool
+    may_create: bool
+
+
+@dataclass(slots=True)
+class TargetFacts:
+    """Everything read from the target."""
+
+    server: TargetServer
+    bookkeeping: Bookkeeping
+    sources: dict[str, SourceRecord] = field(default_factory=dict)
+    relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
+    namespaces: dict[str, Namespace] = field(default_factory=dict)
+    tables: dict[RelationName, TargetTable] = field(default_factory=dict)
+    types: dict[RelationName, list[str]] = field(default_factory=dict)
+    collations: frozenset[str] = frozenset()
+    """As `SourceColumn.collation` is written."""
+    extensions: dict[str, str] = field(default_factory=dict)
+    available_extensions: frozenset[str] = frozenset()
+    occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
+    """By source and source table: whether the target holds rows of it, or why that is not known."""
+
+    @property
+    def knows_records(self) -> bool:
+        """Whether what `run` has stored is known: it was read, or there is nothing."""
+        bookkeeping = self.bookkeeping
+        if "migration" not in bookkeeping.tables:
+            return bookkeeping.may_use
+        return bookkeeping.is_readable and not bookkeeping.forbidden_tables
+
+    def record(self, source: SourceMapping, mapping: RelationMapping) -> RelationRecord | None:
+        return self.relations.get((source.label, str(mapping.source)))
+
+    def needs_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
+        """Whether `run` would begin with a copy of this table, or with handing it over."""
+        record = self.record(source, mapping)
+        if record is None:
+            return True
+        return needs_copy(State(record.state), has_snapshot=record.snapshot_lsn is not None)
+
+
+def written_sid(
+    source: SourceMapping,
+    mapping: RelationMapping,
+    relation: SourceRelation,
+    target: TargetRelation,
+) -> str | None:
+    """Return the sid that this source writes into *target*, if it does."""
+    own = {mapping.target_column(name) for name in relation.column_names}
+    return source.sid if target.has_sid and SID not in own else None
+
+
+async def read_server(connection: TargetConnection) -> TargetFacts:
+    """Read what does not depend on the mapping."""
+    row = dict((await connection.fetch(_SERVER_SQL))[0])
+    row["may_replace_role"] = await _may_replace_role(connection)
+    return TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
+
+
+async def _may_replace_role(connection: TargetConnection) -> bool:
+    """Whether session_replication_role can be set: by doing it, in a transaction that is undone."""
+    try:
+        async with transaction(connection):
+            await connection.execute("set local session_replication_role = replica")
+            await connection.execute("set local session_replication_role = origin")
+    except TargetRejectedError:
+        return False
+    return True
+
+
+_SERVER_SQL: Final = """
+select current_setting('server_version_num')::int4 as version,
+       current_setting('server_version') as version_text,
+       d.datname as database, pg_encoding_to_char(d.encoding) as encoding,
+       current_user as role, r.rolsuper as is_superuser,
+       has_database_privilege(d.oid, 'create') as may_create,
+       has_database_privilege(d.oid, 'temporary') as may_use_temporary,
+       exists (select from pg_language where lanname = 'plpgsql') as has_plpgsql,
+       exists (select from pg_language where lanname = 'plpgsql'
+                 and has_language_privilege(oid, 'usage')) as may_use_plpgsql,
+       pg_is_in_recovery() as in_recovery,
+       (select system_identifier::text from pg_control_system()) as system_identifier,
+       (select reset_val from pg_settings where name = 'synchronous_commit') as synchronous_commit,
+       current_setting('fsync') as fsync
+from pg_roles r, pg_database d
+where r.rolname = current_user and d.datname = current_database()
+"""
+_BOOKKEEPING_SQL: Final = """
+select n.oid is not null as exists,
+       coalesce(has_schema_privilege(n.oid, 'usage')
+         and has_schema_privilege(n.oid, 'create'), true) as may_use,
+       array(select c.relname::text from pg_class c
+              where c.relnamespace = n.oid and c.relkind in ('r', 'p', 'v', 'm')
+              order by 1) as tables,
+       array(select c.relname::text from pg_class c
+              where c.relnamespace = n.oid and c.relkind = 'r'
+                and exists (select from unnest('{select,insert,update,delete}'::text[]) p
+                             where not has_table_privilege(c.oid, p))
+              order by 1) as forbidden_tables
+from (select 1) one left join pg_namespace n on n.nspname = 'streamer'
+"""
+
+
+async def _read_bookkeeping(connection: TargetConnection) -> Bookkeeping:
+    (row,) = await connection.fetch(_BOOKKEEPING_SQL)
+    tables, forbidden = tuple(row["tables"]), tuple(row["forbidden_tables"])
+    migration = None
+    if "migration" in tables and row["may_use"] and "migration" not in forbidden:
+        try:
+            migration = await connection.fetch_value("select max(number) from streamer.migration")
+        except TargetSchemaError:
+            migration = None  # somebody else's table of that name
+    return Bookkeeping(row["exists"], row["may_use"], tables, forbidden, migration)
+
+
+async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
+    """Read the bookkeeping; only when it is ours, may be read and is not from the future."""
+    store = Store(address, "streamer check")
+    try:
+        if await store.exists():
+            sources = {record.source_id: record for record in await store.sources()}
+            facts.sources = {record.label: record for record in sources.values()}
+            facts.relations = {
+                (sources[record.source_id].label, record.source): record
+                for record in await store.relations()
+            }
+    finally:
+        await store.close()
+
+
+async def read_tables(
+    connection: TargetConnection, facts: TargetFacts, sources: Iterable[SourceFacts]
+) -> None:
+    """Read all target tables, schemas and types that the sources need."""
+    sources = list(sources)
+    names = sorted({mapping.target for source in sources for mapping in source.mappings})
+    types = {kind.name for source in sources for kinds in source.types.values() for kind in kinds}
+    namespaces = {name.namespace for name in (*names, *types)}
+    for row in await connection.fetch(_NAMESPACES_SQL, list(namespaces)):
+        facts.namespaces[row["name"]] = Namespace(row["may_use"], row["may_create"])
+    for row in await connection.fetch(_TABLES_SQL, *_columns(names)):
+        fields = dict(row)
+        name = RelationName(fields.pop("namespace"), fields.pop("name"))
+        for listed in ("missing_privileges", "triggers"):
+            fields[listed] = tuple(fields[listed])
+        facts.tables[name] = TargetTable(relation=await read_relation(connection, name), **fields)
+    for row in await connection.fetch(_TYPES_SQL, *_columns(sorted(types))):
+        facts.types[RelationName(row["namespace"], row["name"])] = row["labels"]
+    rows = await connection.fetch(_COLLATIONS_SQL)
+    facts.collations = frozenset(row["name"] for row in rows)
+    rows = await connection.fetch(_EXTENSIONS_SQL)
+    facts.extensions = {row["name"]: row["namespace"] for row in rows if row["namespace"]}
+    facts.available_extensions = frozenset(row["name"] for row in rows)
+    await connection.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
+    if not facts.knows_records:
+        return
+    for source in sources:
+        for mapping, relation in source.mapped():
+            await _read_occupied(connection, facts, source.source, mapping, relation)
+
+
+def _columns(names: Iterable[RelationName]) -> tuple[list[str], list[str]]:
+    listed = list(names)
+    return [name.namespace for name in listed], [name.name for name in listed]
+
+
+_NAMESPACES_SQL: Final = """
+select nspname as name, has_schema_privilege(oid, 'usage') as may_use,
+       has_schema_privilege(oid, 'create') as may_create
+from pg_namespace where nspname = any ($1::text[])
+"""
+_TABLES_SQL: Final = """
+select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
+       c.relpersistence = 'u' as is_unlogged,
+       array(select p from unnest('{select,insert,update,delete,truncate}'::text[]) p
+              where not has_table_privilege(c.oid, p)) as missing_privileges,
+       c.relrowsecurity and (c.relforcerowsecurity or not pg_has_role(c.relowner, 'usage'))
+         and not r.rolsuper and not r.rolbypassrls as row_security,
+       exists (select from pg_constraint k
+                where k.contype = 'f' and c.oid in (k.conrelid, k.confrelid)) as has_foreign_keys,
+       array(select t.tgname::text from pg_trigger t
+              where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled = 'O' order by 1)
+         as triggers,
+       (select k.conname from pg_constraint k where k.conrelid = c.oid and k.contype = 'p')
+         as primary_key_constraint
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+join unnest($1::text[], $2::text[]) w (namespace, name)
+  on (w.namespace, w.name) = (n.nspname, c.relname),
+pg_roles r where r.rolname = current_user
+"""
+_TYPES_SQL: Final = """
+select n.nspname as namespace, t.typname as name,
+       array(select e.enumlabel::text from pg_enum e
+              where e.enumtypid = t.oid order by e.enumsortorder) as labels
+from pg_type t join pg_namespace n on n.oid = t.typnamespace
+join unnest($1::text[], $2::text[]) w (namespace, name)
+  on (w.namespace, w.name) = (n.nspname, t.typname)
+"""
+_COLLATIONS_SQL: Final = """
+select quote_ident(n.nspname) || '.' || quote_ident(c.collname) as name
+from pg_collation c join pg_namespace n on n.oid = c.collnamespace
+where c.collencoding in (-1, (select encoding from pg_database where datname = current_database()))
+"""
+_EXTENSIONS_SQL: Final = """
+select name, (select n.nspname from pg_extension e join pg_namespace n on n.oid = e.extnamespace
+               where e.extname = a.name) as namespace
+from pg_available_extensions a
+"""
+
+
+async def _read_occupied(
+    connection: TargetConnection,
+    facts: TargetFacts,
+    source: SourceMapping,
+    mapping: RelationMapping,
+    relation: SourceRelation,
+) -> None:
+    """See whether rows are in the way of a copy."""
+    table, record = facts.tables.get(mapping.target), facts.record(source, mapping)
+    is_ours = record is not None and (record.target_created or record.attempt > 0)
+    rule = mapping.rule
+    if rule.initial is Initial.NONE or rule.truncate_target or is_ours:
+        return
+    if table is None or table.relation is None or not facts.needs_copy(source, mapping):
+        return
+    namespace = facts.namespaces[mapping.target.namespace]
+    if not namespace.may_use or "select" in table.missing_privileges or table.row_security:
+        return
+    sid = written_sid(source, mapping, relation, table.relation)
+    key = (source.label, mapping.source)
+    try:
+        facts.occupied[key] = await holds_rows(connection, mapping.target, sid)
+    except StreamerError as exc:
+        if connection.is_closed:
+            raise
+        facts.occupied[key] = exc.message

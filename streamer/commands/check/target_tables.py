@@ -1,0 +1,495 @@
+"""What is wrong with the target tables: what a plan says, rights, types, keys, rows in the way.
+
+Plans are made by `streamer.apply.plan` from the source's catalogs as they are now, so the answer is
+the one that `run` would give at the first change. Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.apply.catalog import TargetColumn, TargetRelation
+from streamer.apply.plan import HISTORY_COLUMNS, SID, ApplyPlan, Identity, make_plan
+from streamer.commands.check.conversion import type_risk
+from streamer.commands.check.findings import (
+    Finding,
+    Fix,
+    Place,
+    at_source,
+    at_target,
+    error,
+    in_words,
+    info,
+    quote_relation,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
+from streamer.decode.pgoutput import Column, Relation
+from streamer.errors import TargetSchemaError
+from streamer.route.mapping import Initial, RelationMapping, RelationName, TableType
+from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.types import SourceType
+from streamer.sql import quote_columns, quote_identifier, quote_literal
+from streamer.sync.tables import create_table_sql
+
+_KINDS: Final = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A table of a source and its target."""
+
+    facts: SourceFacts
+    target: TargetFacts
+    mapping: RelationMapping
+    relation: SourceRelation
+
+    @property
+    def place(self) -> Place:
+        return Place(self.facts.label, str(self.mapping.source))
+
+    @property
+    def sid(self) -> str | None:
+        return self.facts.source.sid
+
+    @property
+    def name(self) -> RelationName:
+        return self.mapping.target
+
+    @property
+    def quoted(self) -> str:
+        return quote_relation(self.mapping.target)
+
+    @property
+    def types(self) -> list[SourceType]:
+        return self.facts.types.get(self.mapping.source, [])
+
+
+def check_target_tables(
+    facts: SourceFacts, target: TargetFacts, *, create_tables: bool
+) -> Iterable[Finding]:
+    """Judge the target of every mapped table of a source."""
+    for mapping, relation in facts.mapped():
+        pair = Pair(facts, target, mapping, relation)
+        table = target.tables.get(mapping.target)
+        if table is None:
+            yield from check_missing(pair, create_tables=create_tables)
+        elif table.relation is None:
+            problem = f"its target {pair.name} is {_KINDS.get(table.kind, 'no table')}"
+            yield error(pair.place, problem, in_words("give it another `target`"))
+        else:
+            yield from check_table(pair, table, table.relation)
+    yield from check_labels(facts, target)
+
+
+# ---- tables that are not there -----------------------------------------------------------------
+
+
+def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
+    """A target table that `run` would make, or should find."""
+    if not create_tables:
+        statements = [*missing_types_sql(pair)]
+        if pair.name.namespace not in pair.target.namespaces:
+            statements.insert(0, f"create schema {quote_identifier(pair.name.namespace)}")
+        statements += create_table_sql(pair.relation, pair.mapping, pair.sid)
+        fix = at_target(*statements, words="or set `target.create_tables: true`")
+        yield error(pair.place, f"its target table {pair.name} is not there", fix)
+        return
+    yield from check_extensions(pair)
+    yield from check_collations(pair)
+    try:
+        make_pair_plan(pair, expected_relation(pair))
+    except TargetSchemaError as exc:
+        yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
+
+
+def check_collations(pair: Pair) -> Iterable[Finding]:
+    """Collations that the columns of the table have, and the target has not."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        if name is None or column.collation is None or column.collation in pair.target.collations:
+            continue
+        problem = (
+            f'the target has no collation {column.collation}, which column "{column.name}" has'
+        )
+        words = "make the collation there, or the table itself with another one"
+        yield error(pair.place, problem, in_words(words))
+
+
+def check_extensions(pair: Pair) -> Iterable[Finding]:
+    """Types of extensions that the target lacks; others are made along with the table."""
+    for kind in pair.types:
+        if kind.name in pair.target.types or kind.create_sql is not None:
+            continue
+        problem = f"the target has no type {kind.name}"
+        extension = kind.extension
+        if extension is None:
+            yield error(pair.place, problem, in_words("make it there"))
+        elif extension not in pair.target.available_extensions:
+            words = f"install the package of extension {extension} on that server"
+            yield error(pair.place, problem, in_words(words))
+        else:
+            yield error(pair.place, problem, at_target(*_extension_sql(pair, kind, extension)))
+
+
+def _extension_sql(pair: Pair, kind: SourceType, extension: str) -> list[str]:
+    quoted, namespace = quote_identifier(extension), quote_identifier(kind.name.namespace)
+    statements = []
+    if kind.name.namespace not in pair.target.namespaces:
+        statements.append(f"create schema if not exists {namespace}")
+    if extension in pair.target.extensions:
+        statements.append(f"alter extension {quoted} set schema {namespace}")
+    else:
+        statements.append(f"create extension {quoted} schema {namespace}")
+    return statements
+
+
+def missing_types_sql(pair: Pair) -> list[str]:
+    """Return what makes the types of the source's table that the target lacks."""
+    statements = []
+    for kind in pair.types:
+        if kind.name in pair.target.types:
+            continue
+        if kind.create_sql is None:
+            if kind.extension is not None:
+                statements += _extension_sql(pair, kind, kind.extension)
+            continue
+        if kind.name.namespace not in pair.target.namespaces:
+            namespace = quote_identifier(kind.name.namespace)
+            statements.append(f"create schema if not exists {namespace}")
+        statements.append(kind.create_sql)
+    return list(dict.fromkeys(statements))
+
+
+def expected_relation(pair: Pair) -> TargetRelation:
+    """Return what `create_table_sql` would make, as the catalogs would show it."""
+    relation, mapping = pair.relation, pair.mapping
+    columns: dict[str, TargetColumn] = {}
+    if pair.sid is not None:
+        columns[SID] = _column(SID, "text", not_null=True)
+    key = tuple(
+        name
+        for name in map(mapping.target_column, relation.key or relation.primary_key)
+        if name is not None
+    )
+    for column in relation.columns:
+        name = mapping.target_column(column.name)
+        if name is not None and (name in key or not mapping.is_optional(column.name)):
+            columns[name] = _column(
+                name, column.type, not_null=column.not_null, generated=bool(column.generated)
+            )
+    if mapping.type is TableType.HISTORY:
+        for name in HISTORY_COLUMNS:
+            columns[name] = _column(name, "timestamp with time zone", has_default=True)
+    primary_key = ((SID,) if pair.sid is not None else ()) + key if key else ()
+    is_unique = primary_key and mapping.type is not TableType.HISTORY
+    return TargetRelation(
+        oid=0,
+        name=pair.name,
+        is_partitioned=False,
+        columns=columns,
+        primary_key=primary_key,
+        unique_keys=(primary_key,) if is_unique else (),
+        leading_index_columns=frozenset(primary_key[:1]),
+        has_row_triggers=False,
+        has_ordinary_triggers=False,
+        is_referenced=False,
+        is_writable=True,
+    )
+
+
+def _column(
+    name: str,
+    kind: str,
+    *,
+    not_null: bool = False,
+    has_default: bool = False,
+    generated: bool = False,
+) -> TargetColumn:
+    return TargetColumn(
+        name=name,
+        type=kind,
+        base_type=kind,
+        equality="=",
+        type_oid=0,
+        not_null=not_null,
+        has_default=has_default,
+        generated=generated,
+        identity_always=False,
+    )
+
+
+# ---- tables that are there ---------------------------------------------------------------------
+
+
+def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
+    """A target table as it is."""
+    yield from check_rights(pair, table, relation)
+    try:
+        plan = make_pair_plan(pair, relation)
+    except TargetSchemaError as exc:
+        yield error(pair.place, exc.message, plan_fix(pair, relation, exc))
+    else:
+        yield from check_key(pair, plan)
+    yield from check_columns(pair, relation)
+    yield from check_triggers(pair, table)
+    yield from check_occupied(pair, relation)
+    if table.is_unlogged:
+        problem = f"its target table {pair.name} is unlogged: a crash there empties it"
+        yield warning(pair.place, problem, at_target(f"alter table {pair.quoted} set logged"))
+
+
+def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
+    """Plan as `run` does at the first change. Raises TargetSchemaError."""
+    relation = pair.relation
+    return make_plan(
+        published_relation(relation),
+        pair.mapping,
+        target,
+        sid=pair.sid,
+        primary_key=relation.primary_key,
+        type_names={column.name: column.type for column in relation.columns},
+    )
+
+
+def published_relation(relation: SourceRelation) -> Relation:
+    """Return the RELATION message that pgoutput would send: without what is generated."""
+    return Relation(
+        relid=relation.oid,
+        namespace=relation.name.namespace,
+        name=relation.name.name,
+        replica_identity=relation.replica_identity,
+        columns=tuple(
+            Column(column.name, column.type_oid, -1, column.name in relation.key)
+            for column in relation.columns
+            if not column.generated
+        ),
+    )
+
+
+_RUN_THERE: Final = "run there: "
+_OR_EXCLUDE: Final = "; or exclude the column in the mapping"
+
+
+def plan_fix(pair: Pair, relation: TargetRelation, exc: TargetSchemaError) -> Fix | None:
+    """Turn what a plan advises into statements."""
+    for column in relation.columns.values():
+        if exc.message.startswith(f'column "{column.name}" of target table') and column.not_null:
+            its_source = _generated_source(pair, column.name)
+            if its_source is not None:
+                return generated_fix(pair, its_source, column.name, is_there=True)
+            if "identity" not in (exc.hint or "") and exc.hint and _RUN_THERE not in exc.hint:
+                nullable = f"alter column {quote_identifier(column.name)} drop not null"
+                words = "or give it a default, or map a column to it"
+                return at_target(f"alter table {pair.quoted} {nullable}", words=words)
+    if exc.hint is None:
+        return None
+    if not exc.hint.startswith(_RUN_THERE):
+        return in_words(exc.hint)
+    sql = exc.hint.removeprefix(_RUN_THERE)
+    if not sql.endswith(_OR_EXCLUDE):
+        return at_target(sql)
+    statements = [*missing_types_sql(pair), sql.removesuffix(_OR_EXCLUDE)]
+    return at_target(*statements, words=_OR_EXCLUDE.removeprefix("; "))
+
+
+def _generated_source(pair: Pair, target_name: str) -> SourceColumn | None:
+    for column in pair.relation.columns:
+        if column.generated and pair.mapping.target_column(column.name) == target_name:
+            return column
+    return None
+
+
+def generated_fix(pair: Pair, column: SourceColumn, name: str, *, is_there: bool) -> Fix:
+    """Return what lets the target compute a column as the source does."""
+    quoted = quote_identifier(name)
+    drop = f"drop column {quoted}, " if is_there else ""
+    sql = (
+        f"alter table {pair.quoted} {drop}add column {quoted} {column.type} "
+        f"generated always as ({column.generation_expression}) stored"
+    )
+    is_renamed = pair.mapping.rule.columns is not None
+    words = "with the names that its columns have there" if is_renamed else None
+    return at_target(sql, words=words)
+
+
+def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
+    """What the role must be allowed to do with the table."""
+    role = pair.target.server.role
+    deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
+    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    wanted = {"select", "insert", "update", "delete"}
+    if deletes and sid is None:
+        wanted.add("truncate")
+    missing = [name for name in table.missing_privileges if name in wanted]
+    grant = f"grant {{}} on {pair.quoted} to {quote_identifier(role)}"
+    if missing:
+        listed = ", ".join(missing)
+        problem = f'role "{role}" lacks {listed} on its target table {pair.name}'
+        yield error(pair.place, problem, at_target(grant.format(listed)))
+    elif (
+        "truncate" in table.missing_privileges
+        and pair.mapping.rule.initial is Initial.COPY
+        and sid is None
+        and not relation.is_referenced
+    ):
+        problem = (
+            f'role "{role}" lacks truncate on its target table {pair.name}, so a copy that is '
+            "interrupted, or a resync, cannot begin again"
+        )
+        yield warning(pair.place, problem, at_target(grant.format("truncate")))
+    if table.row_security:
+        problem = f"row level security hides rows of its target table {pair.name}"
+        fix = at_target(f"alter role {quote_identifier(role)} bypassrls")
+        yield error(pair.place, problem, fix)
+
+
+def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
+    """Whether rows to change are found by an index."""
+    key = [SID] if plan.sid is not None else []
+    key += [column.name for column in plan.key]
+    if plan.identity is Identity.ROW:
+        yield warning(
+            pair.place,
+            "has no key, so every update and delete compares whole rows: slow",
+            _no_key_fix(pair),
+        )
+    elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
+        if not plan.target.leading_index_columns.intersection(key):
+            sql = f"create index on {pair.quoted} ({quote_columns([*key, 'kvsz_end'])})"
+            problem = f"target table {pair.name} has no index on ({', '.join(key)}): slow"
+            yield warning(pair.place, problem, at_target(sql))
+    elif plan.identity is Identity.KEY and not plan.key_is_indexed:
+        sql = f"create unique index on {pair.quoted} ({quote_columns(key)})"
+        problem = f"target table {pair.name} has no unique index on ({', '.join(key)}): slow"
+        yield warning(pair.place, problem, at_target(sql))
+
+
+def _no_key_fix(pair: Pair) -> Fix:
+    alter = f"alter table {quote_relation(pair.mapping.source)} replica identity"
+    details = pair.facts.identities[pair.relation.oid]
+    if details.is_primary_key_usable:
+        return at_source(f"{alter} default")
+    if details.usable_index is not None:
+        return at_source(f"{alter} using index {quote_identifier(details.usable_index)}")
+    return in_words("add a primary key at the source, or a unique index over NOT NULL columns here")
+
+
+def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Columns whose values may not fit, or do not come."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        there = relation.columns.get(name) if name is not None else None
+        if name is None:
+            continue
+        if column.generated:
+            yield from _check_generated(pair, column, name, there)
+        elif there is not None and not there.generated:
+            yield from _check_type(pair, column, there)
+
+
+def _check_generated(
+    pair: Pair, column: SourceColumn, name: str, there: TargetColumn | None
+) -> Iterable[Finding]:
+    if there is not None and there.generated:
+        return
+    fix = generated_fix(pair, column, name, is_there=there is not None)
+    if there is None:
+        problem = f'column "{column.name}" is generated, and the target has none of that name'
+        yield info(pair.place, problem, fix)
+    elif not there.not_null or there.has_default:  # otherwise the plan has said so
+        problem = (
+            f'column "{column.name}" is generated and not delivered: at the target it stays empty'
+        )
+        yield warning(pair.place, problem, fix)
+
+
+def _check_type(pair: Pair, column: SourceColumn, there: TargetColumn) -> Iterable[Finding]:
+    risk = type_risk(column.type, there.base_type)
+    if risk is None or column.type == there.type:
+        return
+    quoted = quote_identifier(there.name)
+    yield warning(
+        pair.place,
+        f'column "{column.name}" has type {column.type}, at the target {there.type}: {risk}',
+        at_target(
+            *missing_types_sql(pair),
+            f"alter table {pair.quoted} alter column {quoted} type {column.type} "
+            f"using {quoted}::{column.type}",
+        ),
+    )
+
+
+def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
+    """Foreign keys and triggers that would act on changes, because we may not stop them."""
+    server = pair.target.server
+    if server.may_replace_role or not (table.has_foreign_keys or table.triggers):
+        return
+    role = quote_identifier(server.role)
+    statement = f"alter role {role} superuser"
+    if server.version >= 15_00_00:
+        statement = f"grant set on parameter session_replication_role to {role}"
+    fix = at_target(statement, words="or drop them")
+    reason = f'because role "{server.role}" may not set session_replication_role'
+    if table.has_foreign_keys:
+        problem = (
+            f"foreign keys of target table {pair.name} would be checked, {reason}; tables are "
+            "written side by side, so rows would be refused"
+        )
+        yield error(pair.place, problem, fix)
+    if table.triggers:
+        listed = ", ".join(table.triggers)
+        problem = f"triggers of target table {pair.name} would fire ({listed}), {reason}"
+        yield warning(pair.place, problem, fix)
+
+
+def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Rows in the way of a copy."""
+    found = pair.target.occupied.get((pair.facts.label, pair.mapping.source))
+    if found is None or found is False:
+        return
+    if isinstance(found, str):
+        problem = f"whether target table {pair.name} holds rows could not be seen: {found}"
+        yield warning(pair.place, problem, in_words("try again when it is not locked"))
+        return
+    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    empty = f"truncate {pair.quoted}"
+    if sid is not None:
+        own = f"{quote_identifier(SID)} = {quote_literal(sid).strip()}"
+        empty = f"delete from {pair.quoted} where {own}"  # noqa: S608  # quoted, and only shown
+    elif relation.is_referenced:
+        empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
+    words = "or set `truncate_target: true`, or `initial: none` if it is in step with the source"
+    problem = f"target table {pair.name} already holds rows of this source, and is to be copied"
+    yield error(pair.place, problem, at_target(empty, words=words))
+
+
+def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
+    """Labels of enum types that the target's type of that name lacks."""
+    for name, labels in sorted(facts.labels.items()):
+        there = target.types.get(name)
+        if there is None or not there:
+            continue
+        statements = []
+        for number, label in enumerate(labels):
+            if label in there:
+                continue
+            add = f"alter type {quote_relation(name)} add value {quote_literal(label).strip()}"
+            if number:
+                add += f" after {quote_literal(labels[number - 1]).strip()}"
+            else:
+                add += f" before {quote_literal(there[0]).strip()}"
+            statements.append(add)
+        if statements:
+            missing = ", ".join(f'"{label}"' for label in labels if label not in there)
+            problem = f"the target's type lacks {missing}, so rows with that are refused"
+            yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))
