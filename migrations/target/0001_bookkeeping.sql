@@ -41,6 +41,8 @@ create table streamer.relation (
     error text,
     -- Whether streamer created the target table, and whether its rows there are all streamer's.
     target_created boolean not null default false,
+    -- Tells its present membership in the publication from one that was ended and made anew.
+    publication_mark text,
     changed_at timestamptz not null default now(),
     unique (source_id, source)
 );

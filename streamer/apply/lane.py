@@ -37,6 +37,7 @@ class SourceFacts:
     sid: str | None
     binary: bool
     primary_key: tuple[str, ...]
+    has_partial_key: bool
     types: dict[str, str]
 
 

@@ -130,13 +130,16 @@ def make_plan(
     *,
     sid: str | None,
     primary_key: tuple[str, ...] = (),
+    has_partial_key: bool = False,
     type_names: dict[str, str] | None = None,
     binary: bool = False,
     number: int = 0,
 ) -> ApplyPlan:
     """Decide how changes of *relation* are applied.
 
-    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *type_names*: the
+    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *has_partial_key*:
+    columns of the key are generated, so they are not sent and the others tell no rows apart.
+    *type_names*: the
     source's types by column, to name in an ALTER TABLE. Raises TargetSchemaError with what to run
     at the target.
     """
@@ -173,7 +176,10 @@ def make_plan(
     if mapping.type is TableType.HISTORY:
         _check_history_columns(mapping, target)
     _check_unfilled_columns(mapping, target, columns, has_sid)
-    identity, key = _identify(relation, mapping, target, columns, primary_key)
+    identity: Identity = Identity.NONE
+    key: tuple[PlanColumn, ...] = ()
+    if not has_partial_key:
+        identity, key = _identify(relation, mapping, target, columns, primary_key)
     if identity is not Identity.NONE:
         _check_identity_columns(target, columns, key)
     return ApplyPlan(

@@ -48,6 +48,7 @@ class Planner:
             target,
             sid=mapped.source.sid,
             primary_key=mapped.source.primary_key,
+            has_partial_key=mapped.source.has_partial_key,
             type_names=mapped.source.types,
             binary=mapped.source.binary,
             number=next(self._numbers),

@@ -98,6 +98,7 @@ class RelationRecord:
     rows_total: int | None
     error: str | None
     target_created: bool
+    publication_mark: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, target_created
+       rows_copied, bytes_copied, rows_total, error, target_created, publication_mark
 from streamer.relation
 """
 
@@ -272,30 +273,47 @@ class Store:
             return [_relation_record(row) for row in rows]
 
     async def register_relation(self, source_id: int, mapping: RelationMapping) -> RelationRecord:
-        """Return the record of a mapped relation, made if it is new; target and type are brought up
-        to date.
+        """Return the record of a mapped relation, made if it is new.
+
+        With another target it is new: a copy fills that one. With another type, the same target is
+        filled anew.
         """
-        async with self.connection() as connection:
+        key = (source_id, str(mapping.source))
+        async with self.connection() as connection, transaction(connection):
+            await connection.execute(
+                "delete from streamer.relation"
+                " where source_id = $1 and source = $2 and target <> $3",
+                *key,
+                str(mapping.target),
+            )
             await connection.execute(
                 "insert into streamer.relation (source_id, source, target, type)"
-                " values ($1, $2, $3, $4)"
-                " on conflict (source_id, source) do update set target = $3, type = $4"
-                " where (relation.target, relation.type) is distinct from ($3, $4)",
-                source_id,
-                str(mapping.source),
+                " values ($1, $2, $3, $4) on conflict (source_id, source) do update"
+                " set type = $4, state = 'init', snapshot_lsn = null, error = null"
+                " where relation.type <> $4",
+                *key,
                 str(mapping.target),
                 mapping.type.value,
             )
             rows = await connection.fetch(
-                f"{_RELATIONS_SQL} where source_id = $1 and source = $2",
-                source_id,
-                str(mapping.source),
+                f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key
             )
         return _relation_record(rows[0])
 
     async def forget_relation(self, relation_id: int) -> None:
         async with self.connection() as connection:
             await connection.execute("delete from streamer.relation where id = $1", relation_id)
+
+    async def set_publication_marks(self, marks: dict[int, str]) -> None:
+        """Store the marks that relations, by their id, have now."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation r set publication_mark = m.mark"
+                " from unnest($1::int8[], $2::text[]) m (id, mark)"
+                " where r.id = m.id and r.publication_mark is distinct from m.mark",
+                list(marks),
+                list(marks.values()),
+            )
 
     async def set_state(self, relation_id: int, state: str, error: str | None = None) -> None:
         async with self.connection() as connection:

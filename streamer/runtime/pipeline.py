@@ -63,7 +63,11 @@ from streamer.source.catalog import (
     read_server,
 )
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.publication import ensure_publications
+from streamer.source.publication import (
+    ensure_publications,
+    publication_mark,
+    read_publications,
+)
 from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.sync.coordinator import SyncCoordinator, SyncSettings
@@ -134,6 +138,7 @@ class Pipeline:
         self._common_lane: Lane | None = None
         self._open_lanes: dict[Lane, None] = {}
         self._states: dict[MappedRelation, State] = {}
+        self._marks: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             self._is_wanted,
             lambda xid: StreamedSpool(shared.spools),
@@ -202,7 +207,10 @@ class Pipeline:
         async with connection(source) as plain:
             mappings, relations = await self._resolve(plain)
             await self._register(mappings, relations)
+            await self._check_history(plain)
             await ensure_publications(plain, source, relations.values(), server.version)
+            self._marks = await self._read_marks(plain)
+            await store.set_publication_marks(self._marks)
             start_lsn, snapshot = await self._open_slot(plain)
         try:
             self._record = await store.register_source(source)
@@ -252,9 +260,53 @@ class Pipeline:
                 sid=source.sid,
                 binary=False,
                 primary_key=relation.primary_key,
+                has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
                 types={column.name: column.type for column in relation.columns},
             )
             self._add(MappedRelation(record.relation_id, mapping, record.end_lsn, facts), record)
+            if record.publication_mark is not None:
+                self._marks[record.relation_id] = record.publication_mark
+
+    async def _read_marks(self, plain: Connection) -> dict[int, str]:
+        """Return what tells each relation's present membership in our publications, by its id."""
+        with translating(self.source.label):
+            publications = await read_publications(plain, self.source, self._server.version)
+        marks = {
+            relation_id: publication_mark(publications.values(), mapped.mapping.source)
+            for relation_id, mapped in self._relations.items()
+        }
+        return {relation_id: mark for relation_id, mark in marks.items() if mark is not None}
+
+    async def _check_history(self, plain: Connection) -> None:
+        """Refuse a source that cannot go on where the target stands."""
+        synced, record = self._synced(), self._record
+        if not synced:
+            return
+        try:
+            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
+        except SourceDivergedError as exc:
+            exc.hint = self._resync_hint(synced)
+            raise
+        self._check_published(await self._read_marks(plain))
+
+    def _check_published(self, marks: dict[int, str]) -> None:
+        """Raise SourceDivergedError if relations in step were not published for a while."""
+        broken = [
+            mapped
+            for mapped in self._synced()
+            if marks.get(mapped.relation_id) != self._marks.get(mapped.relation_id)
+            and mapped.relation_id in self._marks
+        ]
+        if broken:
+            raise SourceDivergedError(
+                f'publications of source "{self.source.label}" were changed by somebody else, '
+                "so changes may be missing",
+                hint=self._resync_hint(broken),
+            )
+
+    def _synced(self) -> list[MappedRelation]:
+        """Return the relations that have no copy still to be made."""
+        return [m for m in self._relations.values() if m.skip_through_lsn != EVERYTHING]
 
     def _add(self, mapped: MappedRelation, record: RelationRecord) -> None:
         self._relations[mapped.relation_id] = mapped
@@ -308,20 +360,23 @@ class Pipeline:
         resync.
         """
         source, record = self.source, self._record
-        synced = [m for m in self._relations.values() if m.skip_through_lsn != EVERYTHING]
+        synced = self._synced()
         slot = await read_slot(plain, source.slot)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
         try:
             if slot is None and not synced:
                 return await self._make_slot(record)
-            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
+            if not synced and not is_foreign and record.acknowledged_lsn != NOTHING:
+                # Everything is copied again, so begin at the end of the WAL: what lies before may
+                # not even be readable, as when a publication was dropped (before PostgreSQL 18).
+                await drop_slot(plain, source.slot)
+                return await self._make_slot(record)
             start_lsn = check_slot(slot, source.slot, self._server.database)
             self._check_position(start_lsn, record)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:
                 raise  # somebody else's: neither to be used nor to be dropped
             if not synced:
-                # Everything is to be copied again anyway: a new slot mends it.
                 await drop_slot(plain, source.slot)
                 return await self._make_slot(record)
             exc.hint = self._resync_hint(synced)
@@ -499,6 +554,8 @@ class Pipeline:
             if lane not in shares:
                 shares[lane] = Share(transaction, [], end_lsn, 0)
         self._open_lanes.clear()
+        if self._tracker.is_idle:  # all that was committed before is visible
+            self._durable_time = max(self._durable_time, transaction.commit_time)
         self._tracker.dispatched(end_lsn, [lane.pending for lane in shares])
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
@@ -576,7 +633,9 @@ class Pipeline:
         """How long ago, at most, what is visible in the target was all there was to see."""
         if self._tracker.is_idle and self.lag_bytes == 0:
             return 0.0
-        return max(0.0, (now - self._visible_time).total_seconds()) if self._visible_time else 0.0
+        if not self._durable_time:
+            return 0.0
+        return max(0.0, (now - to_datetime(self._durable_time)).total_seconds())
 
     async def _monitor(self, lock: SourceLock) -> None:
         """Look at the slot now and then, and whether the source is still ours to run."""
@@ -592,6 +651,7 @@ class Pipeline:
                     )
                 check_slot(slot, self.source.slot, self._server.database)
                 assert slot is not None
+                self._check_published(await self._read_marks(plain))
                 self.health.restart_lsn = slot.restart_lsn
                 self._check_reached_stop()
                 await asyncio.sleep(MONITOR_SECONDS)

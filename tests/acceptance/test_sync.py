@@ -34,7 +34,7 @@ class Writer:
                 while not self._stop.wait(self._pause):
                     statement = generator.choice(self._statements)
                     connection.execute(statement.format(n=generator.randrange(5000)).encode())
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001  # raised at the end of the block
             self.errors.append(exc)
 
     def __enter__(self) -> "Writer":

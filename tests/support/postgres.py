@@ -66,7 +66,7 @@ def running(
     try:
         server.create()
         server.start()
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001  # no test can run without it
         pytest.exit(f"PostgreSQL does not start: {exc}", 3)
     try:
         yield server
@@ -132,7 +132,7 @@ def drop_database(server: Server, name: str) -> None:
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
             f" where database = '{name}' and not active"
         )
-        left = f"select from pg_replication_slots where database = '{name}'"
+        left = f"select 1 from pg_replication_slots where database = '{name}'"
         if not server.execute(left):
             break
     server.execute(f"drop database if exists {quote_identifier(name)} with (force)")
@@ -154,12 +154,9 @@ def contents(
     db: Database, table: str, columns: str = "*", order: str = "1"
 ) -> list[tuple[object, ...]]:
     """Return a table's rows, each as text."""
-    rows = (
-        db.execute(f"select ({columns})::text from {table} order by {order}")
-        if columns != "*"
-        else (db.execute(f"select t::text from {table} t order by 1"))
-    )
-    return rows
+    if columns == "*":
+        return db.execute(f"select t::text from {table} t order by 1")
+    return db.execute(f"select ({columns})::text from {table} order by {order}")
 
 
 def assert_same(source: Database, target: Database, table: str, other: str | None = None) -> None:

@@ -217,6 +217,8 @@ def mapped_relation(
     end_lsn: int = 0,
     table_type: TableType = TableType.CLONE,
 ) -> MappedRelation:
-    facts = SourceFacts(database="shop", sid=None, binary=False, primary_key=(), types={})
+    facts = SourceFacts(
+        database="shop", sid=None, binary=False, primary_key=(), has_partial_key=False, types={}
+    )
     mapping = relation_mapping(source=source, target=source, table_type=table_type)
     return MappedRelation(relation_id, mapping, Lsn(end_lsn), facts)

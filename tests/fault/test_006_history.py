@@ -1,0 +1,225 @@
+"""What breaks the link between a slot and the target is noticed, said, and healed by a resync."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamer.commands.embedded import Server
+from tests.support.postgres import Database, assert_same, running, versions
+from tests.support.process import Process, caught_up, command, eventually, status
+from tests.support.streamer import write_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+DDL = "create table t (id int primary key, v text); create table log (line text)"
+SETTINGS = {"wal_level": "logical", "max_slot_wal_keep_size": "32MB", "max_wal_size": "64MB"}
+
+
+class Pair:
+    """A source and a target of a test's own, and the program's configuration for them."""
+
+    def __init__(self, source_server: Server, target_server: Server, directory: Path) -> None:
+        source_server.execute("create database shop")
+        target_server.execute("create database dw")
+        self.source = Database(source_server, "shop")
+        self.target = Database(target_server, "dw")
+        self.source.execute(DDL)
+        self.config = directory / "config.yaml"
+        write_config(self.config, self.source, self.target, "t:\nlog:")
+
+    def write(self, first: int, last: int) -> None:
+        self.source.execute(
+            f"insert into t select g, 'x' from generate_series({first}, {last}) g;"
+            f" insert into log select g::text from generate_series({first}, {last}) g"
+        )
+
+    def assert_equal(self) -> None:
+        assert_same(self.source, self.target, "t")
+        assert_same(self.source, self.target, "log")
+
+    def error(self) -> str | None:
+        (source,) = status(self.config)
+        return str(source["error"]) if source["state"] == "error" else None
+
+
+def lose_wal(pair: Pair) -> None:
+    for _ in range(6):
+        pair.source.execute("select pg_switch_wal(); insert into log values ('lost'); checkpoint")
+    eventually(
+        lambda: (
+            pair.source.value("select wal_status from pg_replication_slots") == "lost"
+            or pair.source.execute(
+                "insert into log values ('lost'); select pg_switch_wal(); checkpoint"
+            )
+            is None
+        )
+    )
+
+
+def drop_slot(pair: Pair) -> None:
+    pair.source.execute("select pg_drop_replication_slot('streamer_shop')")
+
+
+def make_slot_anew(pair: Pair) -> None:
+    drop_slot(pair)
+    pair.write(1000, 1010)
+    pair.source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
+
+
+def advance_slot(pair: Pair) -> None:
+    pair.write(1000, 1010)
+    pair.source.execute(
+        "select pg_replication_slot_advance('streamer_shop', pg_current_wal_flush_lsn())"
+    )
+
+
+def keep(server: Server) -> Path:
+    """Take a backup of a server's files."""
+    server.stop("fast")
+    kept = server.directory.with_name(server.directory.name + "-kept")
+    shutil.copytree(server.directory, kept, copy_function=shutil.copy2)
+    give(server.directory, kept)
+    server.start()
+    return kept
+
+
+def restore(server: Server, kept: Path) -> None:
+    server.stop("fast")
+    shutil.rmtree(server.directory)
+    kept.rename(server.directory)
+    server.start()
+
+
+def give(like: Path, path: Path) -> None:
+    """Let *path* belong to who *like* belongs to."""
+    owner = like.stat()
+    for each in (path, *path.rglob("*")):
+        shutil.chown(each, owner.st_uid, owner.st_gid)
+
+
+BREAKS = {
+    "dropped": (drop_slot, "streamer_shop"),
+    "made anew": (make_slot_anew, "streamer_shop"),
+    "advanced": (advance_slot, "streamer_shop"),
+    "invalidated": (lose_wal, "streamer_shop"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_slot_is_said_and_healed(
+    name: str, tmp_path: Path, server_directory: Path
+) -> None:
+    break_it: Callable[[Pair], None]
+    break_it, says = BREAKS[name]
+    place = server_directory / f"history-{name.replace(' ', '-')}"
+    with running(place, versions()["18"], SETTINGS) as server:
+        pair = Pair(server, server, tmp_path)
+        pair.write(1, 10)
+        with Process(pair.config) as process:
+            caught_up(process)
+            assert process.terminate() == 0
+        pair.write(11, 20)
+        break_it(pair)
+        with Process(pair.config) as process:
+            error = eventually(pair.error)
+            assert says in error
+            assert "streamer resync '*.*' --database shop" in error
+            assert "public.t" in error
+            # Nothing goes on with a hole.
+            pair.source.execute("insert into t values (5000, 'after')")
+            assert not pair.target.execute("select id from t where id > 10")
+            result = command(pair.config, "resync", "*.*", "--database", "shop")
+            assert result.returncode == 0, result.stderr
+            caught_up(process)
+            pair.assert_equal()
+            pair.write(6000, 6010)
+            caught_up(process)
+            pair.assert_equal()
+            assert process.terminate() == 0
+
+
+def test_the_target_is_restored_to_an_earlier_time(tmp_path: Path, server_directory: Path) -> None:
+    with (
+        running(server_directory / "restored-source", versions()["18"], SETTINGS) as source,
+        running(server_directory / "restored-target", versions()["18"]) as target,
+    ):
+        pair = Pair(source, target, tmp_path)
+        pair.write(1, 10)
+        with Process(pair.config) as process:
+            caught_up(process)
+            assert process.terminate() == 0
+            kept = keep(target)
+        with Process(pair.config) as process:
+            pair.write(11, 20)
+            caught_up(process)
+            restore(target, kept)
+            error = eventually(pair.error)
+            assert "restored" in error
+            pair.write(21, 30)
+            assert command(pair.config, "resync", "*.*", "--database", "shop").returncode == 0
+            caught_up(process)
+            pair.assert_equal()
+            assert process.terminate() == 0
+
+
+def test_the_source_is_restored_to_an_earlier_time(tmp_path: Path, server_directory: Path) -> None:
+    with (
+        running(server_directory / "older-source", versions()["18"], SETTINGS) as source,
+        running(server_directory / "older-target", versions()["18"]) as target,
+    ):
+        pair = Pair(source, target, tmp_path)
+        pair.write(1, 10)
+        with Process(pair.config) as process:
+            caught_up(process)
+            assert process.terminate() == 0
+        kept = keep(source)
+        with Process(pair.config) as process:
+            pair.write(11, 20)
+            caught_up(process)
+            restore(source, kept)
+            error = eventually(pair.error)
+            assert "restored" in error
+            assert command(pair.config, "resync", "*.*", "--database", "shop").returncode == 0
+            caught_up(process)
+            pair.assert_equal()
+            assert process.terminate() == 0
+
+
+def test_another_server_in_its_place(tmp_path: Path, server_directory: Path) -> None:
+    with (
+        running(server_directory / "first", versions()["18"], SETTINGS) as first,
+        running(server_directory / "other", versions()["18"], SETTINGS) as other,
+    ):
+        pair = Pair(first, first, tmp_path)
+        pair.write(1, 10)
+        with Process(pair.config) as process:
+            caught_up(process)
+        elsewhere = Pair(other, other, tmp_path)
+        elsewhere.write(100, 110)
+        write_config(pair.config, elsewhere.source, pair.target, "t:\nlog:")
+        with Process(pair.config) as process:
+            error = eventually(pair.error)
+            assert "system identifier" in error
+            assert not pair.target.execute("select id from t where id >= 100")
+
+
+def test_a_dropped_publication(tmp_path: Path, server_directory: Path) -> None:
+    with running(server_directory / "publication", versions()["18"], SETTINGS) as server:
+        pair = Pair(server, server, tmp_path)
+        pair.write(1, 10)
+        with Process(pair.config) as process:
+            caught_up(process)
+            pair.source.execute("drop publication streamer_shop")
+            pair.write(11, 20)
+            pair.source.execute("create publication streamer_shop for table t, log")
+            error = eventually(pair.error)
+            assert "publication" in error
+            assert "streamer resync '*.*' --database shop" in error
+            assert command(pair.config, "resync", "*.*", "--database", "shop").returncode == 0
+            caught_up(process)
+            pair.assert_equal()
