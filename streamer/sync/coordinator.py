@@ -18,6 +18,7 @@ Dying anywhere leaves a state that says where to begin again (`streamer.sync.sta
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -26,7 +27,7 @@ import structlog
 
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import SID
+from streamer.apply.plan import SID, make_plan
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
 from streamer.errors import (
@@ -37,6 +38,7 @@ from streamer.errors import (
     StreamerError,
     SyncError,
     TargetContentionError,
+    TargetRejectedError,
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
@@ -45,7 +47,13 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store
 from streamer.route.mapping import Initial, SourceMapping, TableType, parse_name
 from streamer.source.catalog import SourceRelation, SourceServer, read_relations
-from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.connection import (
+    Connection,
+    connection,
+    fetch_all,
+    fetch_one,
+    translating,
+)
 from streamer.source.slot import ExportedSnapshot, create_slot
 from streamer.source.types import FIRST_USER_OID, read_types
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
@@ -53,7 +61,7 @@ from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.plan import CopyPart, CopySource, Heap, cut, group
 from streamer.sync.states import State
-from streamer.sync.tables import create_table
+from streamer.sync.tables import create_table, published_relation
 
 log = structlog.get_logger()
 
@@ -191,6 +199,11 @@ class SyncCoordinator:
         for mapped in batch:
             await self._fail(mapped, str(error))
 
+    async def _refuse(self, mapped: MappedRelation, error: StreamerError) -> None:
+        """*mapped* cannot be copied; the others of its round can."""
+        self._metrics.count_error(error, self._source.database, self._source.sid)
+        await self._fail(mapped, str(error))
+
     async def _fail(self, mapped: MappedRelation, error: str) -> None:
         await self._store.set_state(mapped.relation_id, State.ERROR, error)
         self._events.copy_failed(mapped, error)
@@ -254,7 +267,7 @@ class SyncCoordinator:
                 except StreamerError as exc:
                     if exc.retry is Retry.TIMED:
                         raise
-                    await self._fail(mapped, str(exc))
+                    await self._refuse(mapped, exc)
         return copies
 
     async def _prepare_one(
@@ -279,6 +292,16 @@ class SyncCoordinator:
             raise TargetSchemaError(
                 f'target table "{mapped.mapping.target}" does not exist',
                 hint="create it, or set target.create_tables: true",
+            )
+        if mapped.mapping.rule.initial is not Initial.NONE:
+            # What the stream would refuse is refused before anything is copied.
+            make_plan(
+                published_relation(relation),
+                mapped.mapping,
+                there,
+                sid=mapped.source.sid,
+                primary_key=relation.primary_key,
+                type_names={column.name: column.type for column in relation.columns},
             )
         return _Copy(mapped, relation, there, was_created)
 
@@ -353,8 +376,12 @@ class SyncCoordinator:
         if condition == "true" and not copy.target.is_referenced:
             await target.execute(f"truncate {quoted}")
         else:
-            with contextlib.suppress(StreamerError):
+            # Refused to an ordinary role, and a refusal would take the whole transaction along.
+            await target.execute("savepoint before_role")
+            try:
                 await target.execute("set local session_replication_role = replica")
+            except TargetRejectedError:
+                await target.execute("rollback to savepoint before_role")
             await target.execute(f"delete from {quoted} where {condition}")
 
     # ---- copying -------------------------------------------------------------------------------
@@ -364,25 +391,52 @@ class SyncCoordinator:
             copy.consistent_point = snapshot.consistent_point
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
         async with connection(self._source) as guard:
-            await self._guard(guard, copies, snapshot)
-            await self._plan(guard, copies)
-            await self._run_job(copies, snapshot, guard)
+            copies = await self._guard(guard, copies, snapshot)
+            copies = await self._plan(guard, copies)
+            if copies:
+                await self._run_job(copies, snapshot, guard)
+
+    async def _each(
+        self, guard: Connection, copies: list[_Copy], do: Callable[[_Copy], Awaitable[None]]
+    ) -> list[_Copy]:
+        """Do something for each of *copies*, in the transaction of *guard*; return those for which
+        it went well. The others are in error.
+        """
+        done = []
+        for copy in copies:
+            await guard.execute("savepoint copy")
+            try:
+                with translating(self._source.label):
+                    await do(copy)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await guard.execute("rollback to savepoint copy")
+                await self._refuse(copy.mapped, exc)
+            else:
+                done.append(copy)
+            await guard.execute("release savepoint copy")
+        return done
 
     async def _guard(
         self, guard: Connection, copies: list[_Copy], snapshot: ExportedSnapshot
-    ) -> None:
-        """Lock the tables against rewriting for as long as *guard* lives.
+    ) -> list[_Copy]:
+        """Lock the tables against rewriting for as long as *guard* lives; return those that could
+        be.
 
         A table that was rewritten between snapshot and lock has other pages than the snapshot
         knows, or none: the copy must begin again with a new snapshot.
         """
         await guard.execute("begin isolation level repeatable read read only")
         await guard.execute(f"set transaction snapshot '{snapshot.snapshot_name}'".encode())
-        for copy in copies:
+
+        async def lock(copy: _Copy) -> None:
             name = copy.relation.name
             only = "" if copy.relation.is_partitioned else "only "
             table = quote_qualified(name.namespace, name.name)
             await guard.execute(f"lock table {only}{table} in access share mode".encode())
+
+        copies = await self._each(guard, copies, lock)
         rewritten = await fetch_all(
             guard,
             "select c.relname as name from pg_catalog.unnest(%s::oid[]) r (oid),"
@@ -394,15 +448,18 @@ class SyncCoordinator:
         )
         if rewritten:
             raise SnapshotExpiredError(f'table "{rewritten[0]["name"]}" was rewritten meanwhile')
+        return copies
 
-    async def _plan(self, guard: Connection, copies: list[_Copy]) -> None:
-        """Cut every relation into parts, and store what is planned."""
+    async def _plan(self, guard: Connection, copies: list[_Copy]) -> list[_Copy]:
+        """Cut relations into parts, and store what is planned; return those for which that went
+        well.
+        """
         async with target_connection(self._address, self._application_name) as target:
-            for copy in copies:
+
+            async def plan(copy: _Copy) -> None:
+                copy.parts = cut(await self._copy_source(guard, copy))
                 if self._settings.defer_indexes and not await self._has_rows(target, copy):
                     await self._defer_indexes(target, copy)
-                source = await self._copy_source(guard, copy)
-                copy.parts = cut(source)
                 async with transaction(target):
                     await target.execute(
                         "update streamer.relation set rows_total = $2 where id = $1",
@@ -418,6 +475,8 @@ class SyncCoordinator:
                         [part.attempt for part in copy.parts],
                         [part.description for part in copy.parts],
                     )
+
+            return await self._each(guard, copies, plan)
 
     async def _defer_indexes(self, target: TargetConnection, copy: _Copy) -> None:
         name = copy.target.name

@@ -16,6 +16,7 @@ from typing import Final
 
 from streamer.apply.plan import SID
 from streamer.apply.target import TargetConnection, transaction
+from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.route.mapping import RelationMapping, TableType
 from streamer.source.catalog import SourceColumn, SourceRelation
@@ -30,6 +31,21 @@ HISTORY_COLUMNS_SQL: Final = (
     "kvsz_end timestamptz not null default '9999-01-01 00:00:00+00'",
     "kvsz_deleted boolean not null default false",
 )
+
+
+def published_relation(relation: SourceRelation) -> Relation:
+    """Return the RELATION message that pgoutput would send: without what is generated."""
+    return Relation(
+        relid=relation.oid,
+        namespace=relation.name.namespace,
+        name=relation.name.name,
+        replica_identity=relation.replica_identity,
+        columns=tuple(
+            Column(column.name, column.type_oid, -1, column.name in relation.key)
+            for column in relation.columns
+            if not column.generated
+        ),
+    )
 
 
 def create_table_sql(

@@ -92,7 +92,9 @@ class Streamer:
         """Wait until a table is in *state*."""
 
         async def is_so() -> bool:
-            return bool((await self.table(name))["state"] == state)
+            sources = await self.statuses()
+            tables = [table for its in sources for table in its["tables"]]
+            return any(t["source"] == name and t["state"] == state for t in tables)
 
         await self.eventually(is_so, seconds)
 

@@ -25,13 +25,12 @@ from streamer.commands.check.findings import (
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
-from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import TargetSchemaError
 from streamer.route.mapping import Initial, RelationMapping, RelationName, TableType
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import SourceType
 from streamer.sql import quote_columns, quote_identifier, quote_literal
-from streamer.sync.tables import create_table_sql
+from streamer.sync.tables import create_table_sql, published_relation
 
 _KINDS: Final = {
     "v": "a view",
@@ -258,21 +257,6 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
         sid=pair.sid,
         primary_key=relation.primary_key,
         type_names={column.name: column.type for column in relation.columns},
-    )
-
-
-def published_relation(relation: SourceRelation) -> Relation:
-    """Return the RELATION message that pgoutput would send: without what is generated."""
-    return Relation(
-        relid=relation.oid,
-        namespace=relation.name.namespace,
-        name=relation.name.name,
-        replica_identity=relation.replica_identity,
-        columns=tuple(
-            Column(column.name, column.type_oid, -1, column.name in relation.key)
-            for column in relation.columns
-            if not column.generated
-        ),
     )
 
 

@@ -1,0 +1,161 @@
+"""Copies and what surrounds them, with the parts copied in a thread instead of by Spark."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.progress.store import Store
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.copy import CopyEnds
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark_job import copy_parts
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        def copy() -> list[dict[str, Any]]:
+            ends = CopyEnds(**job["ends"])
+            return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
+
+        return await asyncio.to_thread(copy)
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit)
+
+
+@contextlib.contextmanager
+def ordinary_role(target: Database) -> Iterator[str]:
+    """Let the program connect to the target as a role that owns its database, and no more."""
+    role = f"owner_{target.name}"
+    target.execute(
+        f"create role {role} login; alter database {target.name} owner to {role};"
+        f"grant all on schema public to {role}"
+    )
+    target.url_user = role
+    try:
+        yield role
+    finally:
+        target.execute(
+            f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"
+        )
+
+
+async def resync(streamer: Streamer, table: str) -> None:
+    """Ask for a resync as the command does, and wait until the copy is there."""
+    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    try:
+        (relation,) = [r for r in await store.relations() if r.source == table]
+        await store.make_request(relation.relation_id, "resync")
+    finally:
+        await store.close()
+
+    async def has_begun() -> bool:
+        rows = await streamer.status()
+        return bool(rows) and await _attempt(streamer, table) > relation.attempt
+
+    await streamer.eventually(has_begun)
+    await streamer.caught_up()
+
+
+async def _attempt(streamer: Streamer, table: str) -> int:
+    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    try:
+        return next(r.attempt for r in await store.relations() if r.source == table)
+    finally:
+        await store.close()
+
+
+async def test_an_ordinary_owner_may_resync_a_table_with_sid(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 100) g")
+    with ordinary_role(target):
+        async with stream("t:", sid="eu") as streamer:
+            await streamer.caught_up()
+            target.execute("insert into t values ('us', 1, 'theirs')")
+            target.execute("update t set v = 'spoilt' where sid = 'eu' and id < 50")
+            await resync(streamer, "public.t")
+            assert target.execute("select * from t where sid = 'us'") == [("us", 1, "theirs")]
+            assert_same(source, target, "t", "(select id, v from t where sid = 'eu')")
+
+
+async def test_a_table_of_somebody_else_is_copied_with_its_indexes_left_alone(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table {0} (id int primary key, v text); create index on {0} (v);"
+    for name in ("mine", "theirs"):
+        source.execute(ddl.format(name) + f"insert into {name} values (1, 'a'), (2, 'b')")
+    with ordinary_role(target) as role:
+        target.execute(ddl.format("theirs") + f"grant all on theirs to {role}")
+        target.execute(ddl.format("mine") + f"alter table mine owner to {role}")
+        async with stream("mine:\ntheirs:") as streamer:
+            await streamer.caught_up()
+            for name in ("mine", "theirs"):
+                assert_same(source, target, name)
+                assert (
+                    target.value(
+                        f"select count(*) from pg_index where indrelid = '{name}'::regclass"
+                    )
+                    == 2
+                )
+
+
+async def test_a_table_that_cannot_be_prepared_fails_alone(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """What a defective preparation looks like: an index that cannot be dropped."""
+    for name in ("bad", "good"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    target.execute(
+        "create table bad (id int primary key);"
+        "create function refuse() returns event_trigger language plpgsql as $$ begin"
+        " if exists (select from pg_event_trigger_dropped_objects()"
+        " where object_identity like '%bad%') then raise exception 'not this one'; end if; end $$;"
+        "create event trigger refuse on sql_drop execute function refuse()"
+    )
+    async with stream("bad:\ngood:") as streamer:
+        await streamer.table_state("public.bad", "error")
+        await streamer.table_state("public.good", "ready")
+        assert "not this one" in (await streamer.table("public.bad"))["error"]
+        assert_same(source, target, "good")
+
+
+async def test_a_table_that_cannot_be_locked_fails_alone(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dropped after it was looked at."""
+    for name in ("gone", "here"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    copy = SyncCoordinator._copy
+
+    async def drop_first(self: SyncCoordinator, *arguments: Any) -> None:
+        monkeypatch.setattr(SyncCoordinator, "_copy", copy)
+        source.execute("drop table gone")
+        await copy(self, *arguments)
+
+    monkeypatch.setattr(SyncCoordinator, "_copy", drop_first)
+    async with stream("gone:\nhere:") as streamer:
+        await streamer.table_state("public.gone", "error")
+        await streamer.table_state("public.here", "ready")
+        assert_same(source, target, "here")
+
+
+async def test_a_history_table_made_by_hand_without_its_columns_is_refused(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table h (id int primary key); insert into h values (1)")
+    source.execute("create table c (id int primary key); insert into c values (1)")
+    target.execute("create table h (id int primary key)")
+    async with stream("h: {type: history}\nc:") as streamer:
+        await streamer.table_state("public.h", "error")
+        await streamer.table_state("public.c", "ready")
+        assert "kvsz_start" in (await streamer.table("public.h"))["error"]
