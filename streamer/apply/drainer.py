@@ -94,7 +94,8 @@ class Drainer:
             except TargetFencedError:
                 raise
             except StreamerError as exc:
-                self._metrics.count_error(exc)
+                source = lane.owner.source
+                self._metrics.count_error(exc, source.database, source.sid)
                 plans_may_be_stale = True
                 if exc.retry is Retry.TIMED:
                     backoff.log(log, f'changes of "{lane.name}" wait', exc)

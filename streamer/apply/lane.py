@@ -26,7 +26,7 @@ from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.tracker import LanePending
-from streamer.route.mapping import RelationMapping
+from streamer.route.mapping import RelationMapping, SourceMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,11 @@ class ShareQueue(Protocol):
 
 class LaneOwner(Protocol):
     """Who owns lanes and hears how they fare: the pipeline."""
+
+    @property
+    def source(self) -> SourceMapping:
+        """Where the lanes' changes come from."""
+        ...
 
     def lane_held(self, lane: "Lane") -> None:
         """The lane begins to be held: let a drainer see to it."""

@@ -218,7 +218,8 @@ class Worker:
             try:
                 return await self._planner.plans(share)
             except TargetConnectionError as exc:
-                self._metrics.count_error(exc)
+                source = lane.owner.source
+                self._metrics.count_error(exc, source.database, source.sid)
                 await backoff.wait()
             except StreamerError:
                 # A drainer will meet the same and report it. What is being committed now comes
