@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import psycopg
 
-from streamer.apply.target import TargetAddress
+from streamer.apply.target import TargetAddress, target_connection
 from streamer.errors import MappingError, SourceError
 from streamer.progress.store import Store
-from streamer.route.mapping import Mapping, SourceMapping
+from streamer.route.mapping import Mapping, SourceMapping, parse_name
 from streamer.source.connection import connection
 from streamer.source.publication import drop_publications, drop_publications_sql
 from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
+from streamer.sync.indexes import read_deferred_targets, restore_indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[Sour
 
 
 async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list[Teardown]:
-    """Drop slots, publications and bookkeeping of *sources*, and the schema when nothing is left."""
+    """Drop slots, publications and bookkeeping of *sources*, and the schema when nothing is left
+    in it.
+    """
     results = [await _teardown_source(source) for source in sources]
     store = Store(address, "streamer teardown")
     try:
@@ -48,10 +51,18 @@ async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list
             for record in await store.sources():
                 if record.label in labels:
                     await store.forget_source(record.source_id)
+            await _restore_indexes(address)
             await store.drop_if_empty()
     finally:
         await store.close()
     return results
+
+
+async def _restore_indexes(address: TargetAddress) -> None:
+    """Make again what a copy has put off with which nobody goes on: only the bookkeeping knows it."""
+    async with target_connection(address, "streamer teardown") as target:
+        for name in await read_deferred_targets(target):
+            await restore_indexes(target, parse_name(name))
 
 
 async def _teardown_source(source: SourceMapping) -> Teardown:

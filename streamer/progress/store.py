@@ -22,6 +22,16 @@ from streamer.route.mapping import RelationMapping, SourceMapping
 CHANNEL: Final = "streamer"
 """Notified when a request is made."""
 
+TABLES: Final = (
+    "request",
+    "deferred_index",
+    "sync_partition",
+    "relation",
+    "source",
+    "migration",
+)
+"""All that is ours in the schema."""
+
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
 
 
@@ -121,6 +131,15 @@ select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, target_created, publication_mark
 from streamer.relation
+"""
+
+
+_DROP_SCHEMA_SQL: Final = """
+do $$ begin
+    drop schema streamer;
+exception when dependent_objects_still_exist or insufficient_privilege then
+    null;
+end $$
 """
 
 
@@ -256,10 +275,14 @@ class Store:
             await connection.execute("delete from streamer.source where id = $1", source_id)
 
     async def drop_if_empty(self) -> None:
-        """Drop the bookkeeping schema when no source is left in it."""
-        async with self.connection() as connection:
+        """Drop the bookkeeping when no source is left in it; the schema, too, if nobody else has
+        anything there.
+        """
+        async with self.connection() as connection, transaction(connection):
             if not await connection.fetch_value("select exists (select from streamer.source)"):
-                await connection.execute("drop schema streamer cascade")
+                tables = ", ".join(f"streamer.{name}" for name in TABLES)
+                await connection.execute(f"drop table if exists {tables}")
+                await connection.execute(_DROP_SCHEMA_SQL)
 
     # ---- relations -----------------------------------------------------------------------------
 

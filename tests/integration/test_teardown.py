@@ -1,0 +1,68 @@
+"""Teardown takes away what is ours, and nothing else."""
+
+import re
+
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.teardown import teardown
+from streamer.migrations import read_migrations
+from streamer.progress.store import TABLES
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer
+
+SCHEMA = "select to_regnamespace('streamer') is not null"
+
+
+async def tear_down(streamer: Streamer) -> None:
+    address = TargetAddress.parse(streamer.settings.target.url)
+    results = await teardown(address, list(streamer.mapping.sources))
+    assert [result.error for result in results] == [None]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_tables_of_others_in_our_schema_stay(
+    source: Database, target: Database, stream: MakeStreamer, is_shared: bool
+) -> None:
+    source.execute("create table t (id int primary key)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        if is_shared:
+            target.execute("create table streamer.precious as select 1 as one")
+        await streamer.stop()
+    await tear_down(streamer)
+    await tear_down(streamer)
+
+    assert target.value("select to_regclass('streamer.source') is null")
+    assert target.value("select to_regclass('streamer.migration') is null")
+    assert target.value(SCHEMA) is is_shared
+    if is_shared:
+        assert target.execute("select one from streamer.precious") == [(1,)]
+    assert source.value("select count(*) from pg_publication") == 0
+
+    # What is left does not stand in the way of a new beginning.
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+
+
+async def test_indexes_that_a_copy_has_put_off_are_made_again(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+    target.execute(
+        "insert into streamer.deferred_index (target, definition)"
+        " values ('public.t', 'create index put_off on public.t (id)')"
+    )
+    await tear_down(streamer)
+
+    assert target.value("select to_regclass('put_off') is not null")
+
+
+def test_every_table_that_migrations_make_is_dropped() -> None:
+    made = {"migration"}
+    for migration in read_migrations("target"):
+        made |= set(re.findall(r"create table (?:if not exists )?streamer\.(\w+)", migration.sql))
+
+    assert set(TABLES) == made
