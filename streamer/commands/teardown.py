@@ -59,7 +59,7 @@ async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list
 
 
 async def _restore_indexes(address: TargetAddress) -> None:
-    """Make again what a copy has put off with which nobody goes on: only the bookkeeping knows it."""
+    """Make again what an abandoned copy has put off: only the bookkeeping knows it."""
     async with target_connection(address, "streamer teardown") as target:
         for name in await read_deferred_targets(target):
             await restore_indexes(target, parse_name(name))

@@ -95,6 +95,12 @@ def _nothing_is_defaults(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _refuse_quarantine(value: Any) -> Any:
+    if value == "quarantine":
+        raise ValueError("quarantine is not available yet; use stop")
+    return value
+
+
 class TableSettings(Strict):
     """``sources[].tables.*``; nothing at all means: clone it under its own name."""
 
@@ -104,7 +110,7 @@ class TableSettings(Strict):
     exclude: list[str] = []
     filter: str | None = None
     set: dict[str, str] = {}
-    on_error: OnError | None = None
+    on_error: Annotated[OnError | None, BeforeValidator(_refuse_quarantine)] = None
     initial: Initial = Initial.COPY
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
@@ -118,7 +124,6 @@ class SourceSettings(Strict):
     tables: dict[str, Annotated[TableSettings, BeforeValidator(_nothing_is_defaults)]] = Field(
         min_length=1
     )
-    transport: Literal["text", "binary"] = "text"
     streaming: bool = True
     forward_origins: bool = False
 
@@ -140,7 +145,7 @@ class Settings(BaseSettings):
     workers: int = Field(default=4, ge=1, le=64)
     commit_interval: float = Field(default=0.2, ge=0, le=60)
     consistency: Literal["table", "transaction"] = "table"
-    on_error: OnError = OnError.STOP
+    on_error: Annotated[OnError, BeforeValidator(_refuse_quarantine)] = OnError.STOP
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     spool: SpoolSettings = SpoolSettings()

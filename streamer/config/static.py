@@ -82,7 +82,6 @@ class _MappingBuilder:
                     sid=url.sid,
                     url=url.url,
                     rules=rules,
-                    transport=group.transport,
                     streaming=group.streaming,
                     forward_origins=group.forward_origins,
                 )

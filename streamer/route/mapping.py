@@ -28,7 +28,6 @@ class OnError(enum.StrEnum):
     """What happens to a table when the target refuses a row."""
 
     STOP = "stop"
-    QUARANTINE = "quarantine"
 
 
 class Initial(enum.StrEnum):
@@ -235,7 +234,6 @@ class SourceMapping:
     sid: str | None
     url: Secret
     rules: tuple[TableRule, ...]
-    transport: str = "text"
     streaming: bool = True
     forward_origins: bool = False
     max_retained_wal_bytes: int | None = None

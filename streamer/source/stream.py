@@ -45,7 +45,6 @@ class StreamOptions:
 
     publications: tuple[str, ...]
     protocol: int = 1
-    binary: bool = False
     streaming: bool = False
     origin_none: bool = False
 
@@ -53,11 +52,10 @@ class StreamOptions:
     def for_version(
         cls, version: int, source: SourceMapping, publications: tuple[str, ...]
     ) -> "StreamOptions":
-        """Ask for what *version* can do: binary and streaming from 14, origin from 16."""
+        """Ask for what *version* can do: streaming from 14, origin from 16."""
         return cls(
             publications,
             protocol=2 if version >= 14_00_00 else 1,
-            binary=version >= 14_00_00 and source.transport == "binary",
             streaming=version >= 14_00_00 and source.streaming,
             origin_none=version >= 16_00_00 and not source.forward_origins,
         )
@@ -65,8 +63,6 @@ class StreamOptions:
     def sql(self) -> str:
         names = ",".join(map(quote_identifier, self.publications))
         options = [f"proto_version '{self.protocol}'", f"publication_names {quote_literal(names)}"]
-        if self.binary:
-            options.append("binary 'true'")
         if self.streaming:
             options.append("streaming 'on'")
         if self.origin_none:

@@ -148,7 +148,6 @@ def source_mapping(
     sid: str | None = None,
     rules: Iterable[TableRule] = (),
     *,
-    transport: str = "text",
     streaming: bool = True,
     forward_origins: bool = False,
 ) -> SourceMapping:
@@ -157,7 +156,6 @@ def source_mapping(
         sid=sid,
         url=Secret("host=nowhere"),
         rules=tuple(rules),
-        transport=transport,
         streaming=streaming,
         forward_origins=forward_origins,
     )

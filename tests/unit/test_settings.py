@@ -1,0 +1,73 @@
+"""What the configuration refuses, and that it says where."""
+
+from pathlib import Path
+
+import pytest
+
+from streamer.config import static
+from streamer.errors import SettingsError
+
+CONFIG = """\
+target: {url: "postgresql://nowhere/dw"}
+on_error: %(on_error)s
+sources:
+- database: shop
+  urls: [{url: "postgresql://nowhere/shop"}]
+  tables:
+    t:
+      on_error: %(table)s
+      initial: none
+"""
+
+
+def write(path: Path, on_error: str = "stop", table: str = "stop", more: str = "") -> Path:
+    file = path / "config.yaml"
+    file.write_text(CONFIG % {"on_error": on_error, "table": table} + more)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("on_error", "table", "where"),
+    [
+        ("quarantine", "stop", "line 2: on_error"),
+        ("stop", "quarantine", "line 8: sources[0].tables.t.on_error"),
+    ],
+)
+def test_quarantine_is_refused_where_it_stands(
+    tmp_path: Path, on_error: str, table: str, where: str
+) -> None:
+    path = write(tmp_path, on_error, table)
+
+    with pytest.raises(SettingsError) as caught:
+        static.load(path)
+
+    assert str(caught.value) == f"{path}, {where}: quarantine is not available yet; use stop"
+
+
+def test_quarantine_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMER_ON_ERROR", "quarantine")
+
+    with pytest.raises(SettingsError, match="on_error: quarantine is not available yet; use stop"):
+        static.load(write(tmp_path))
+
+
+def test_another_word_is_refused_with_what_may_stand_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"line 2: on_error: .*'stop'"):
+        static.load(write(tmp_path, on_error="skip"))
+
+
+def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
+    _, mapping = static.load(write(tmp_path))
+
+    assert [rule.on_error for rule in mapping.sources[0].rules] == ["stop"]
+
+
+def test_a_transport_is_not_a_setting(tmp_path: Path) -> None:
+    path = write(tmp_path, more="  transport: binary\n")
+
+    with pytest.raises(SettingsError) as caught:
+        static.load(path)
+
+    assert f"{path}, line 10: sources[0].transport: unknown key" in str(caught.value)
