@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
-from streamer.errors import StreamerError, TargetConnectionError, TargetError
+from streamer.errors import StreamerError, TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.route.mapping import RelationMapping, SourceMapping
@@ -247,18 +247,28 @@ class Store:
             )
 
     async def acknowledge(
-        self, source_id: int, acknowledged_lsn: Lsn, visible_time: datetime | None
+        self, source_id: int, stored_lsn: Lsn, lsn: Lsn, visible_time: datetime | None
     ) -> None:
         """Store what is about to be acknowledged; it must be durable here before the source hears
         of it.
+
+        *stored_lsn*: what is stored now. Raises TargetFencedError if it is not: then the target
+        went back in time, and what was acknowledged since is missing there.
         """
         async with self.connection() as connection:
-            await connection.execute(
-                "update streamer.source set acknowledged_lsn = $2::text::pg_lsn,"
-                " visible_time = greatest(visible_time, $3) where id = $1",
+            rows = await connection.fetch(
+                "update streamer.source set acknowledged_lsn = $3::text::pg_lsn,"
+                " visible_time = greatest(visible_time, $4)"
+                " where id = $1 and acknowledged_lsn = $2::text::pg_lsn returning id",
                 source_id,
-                str(acknowledged_lsn),
+                str(stored_lsn),
+                str(lsn),
                 visible_time,
+            )
+        if not rows:
+            raise TargetFencedError(
+                "target: another process has moved the acknowledged position, or the target was "
+                "restored to an earlier time"
             )
 
     async def reset_acknowledged(self, source_id: int, lsn: Lsn) -> None:

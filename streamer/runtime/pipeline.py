@@ -31,10 +31,7 @@ from streamer.decode.pgoutput import Relation, to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import (
     MappingError,
-    SlotInvalidatedError,
-    SlotMissingError,
     SourceConnectionError,
-    SourceDivergedError,
     SourceRejectedError,
     SourceUnreadyError,
     StreamerError,
@@ -52,10 +49,10 @@ from streamer.route.mapping import (
     resolve,
 )
 from streamer.route.partition import worker_number
+from streamer.runtime.link import Link
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
-    check_same_history,
     flush_wal,
     read_flush_lsn,
     read_relation_names,
@@ -63,12 +60,8 @@ from streamer.source.catalog import (
     read_server,
 )
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.publication import (
-    ensure_publications,
-    publication_mark,
-    read_publications,
-)
-from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
+from streamer.source.publication import ensure_publications
+from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.sync.coordinator import SyncCoordinator, SyncSettings
 from streamer.sync.launcher import SparkLauncher
@@ -138,7 +131,7 @@ class Pipeline:
         self._common_lane: Lane | None = None
         self._open_lanes: dict[Lane, None] = {}
         self._states: dict[MappedRelation, State] = {}
-        self._marks: dict[int, str] = {}
+        self._stored_marks: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             self._is_wanted,
             lambda xid: StreamedSpool(shared.spools),
@@ -148,6 +141,7 @@ class Pipeline:
         self._coordinator: SyncCoordinator
         self._stream: ReplicationStream
         self._stored_lsn = NOTHING
+        self._acknowledged_lsn = NOTHING
         self._visible_time: datetime | None = None
         self._durable_time = 0
         self._advanced = asyncio.Event()
@@ -207,15 +201,16 @@ class Pipeline:
         async with connection(source) as plain:
             mappings, relations = await self._resolve(plain)
             await self._register(mappings, relations)
-            await self._check_history(plain)
+            self._link = Link(source, server, store, self._record, self._relations.values())
+            await self._link.check(plain, self._stored_marks)
             await ensure_publications(plain, source, relations.values(), server.version)
-            self._marks = await self._read_marks(plain)
-            await store.set_publication_marks(self._marks)
-            start_lsn, snapshot = await self._open_slot(plain)
+            await self._link.keep_marks(plain)
+            start_lsn, snapshot = await self._link.open_slot(plain)
         try:
             self._record = await store.register_source(source)
             self._tracker = ProgressTracker(start_lsn)
             self._stored_lsn = start_lsn
+            self._acknowledged_lsn = self._record.acknowledged_lsn
             publications = (source.publication, source.publication_inserts)
             self._stream = await ReplicationStream.start(
                 source,
@@ -265,48 +260,7 @@ class Pipeline:
             )
             self._add(MappedRelation(record.relation_id, mapping, record.end_lsn, facts), record)
             if record.publication_mark is not None:
-                self._marks[record.relation_id] = record.publication_mark
-
-    async def _read_marks(self, plain: Connection) -> dict[int, str]:
-        """Return what tells each relation's present membership in our publications, by its id."""
-        with translating(self.source.label):
-            publications = await read_publications(plain, self.source, self._server.version)
-        marks = {
-            relation_id: publication_mark(publications.values(), mapped.mapping.source)
-            for relation_id, mapped in self._relations.items()
-        }
-        return {relation_id: mark for relation_id, mark in marks.items() if mark is not None}
-
-    async def _check_history(self, plain: Connection) -> None:
-        """Refuse a source that cannot go on where the target stands."""
-        synced, record = self._synced(), self._record
-        if not synced:
-            return
-        try:
-            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
-        except SourceDivergedError as exc:
-            exc.hint = self._resync_hint(synced)
-            raise
-        self._check_published(await self._read_marks(plain))
-
-    def _check_published(self, marks: dict[int, str]) -> None:
-        """Raise SourceDivergedError if relations in step were not published for a while."""
-        broken = [
-            mapped
-            for mapped in self._synced()
-            if marks.get(mapped.relation_id) != self._marks.get(mapped.relation_id)
-            and mapped.relation_id in self._marks
-        ]
-        if broken:
-            raise SourceDivergedError(
-                f'publications of source "{self.source.label}" were changed by somebody else, '
-                "so changes may be missing",
-                hint=self._resync_hint(broken),
-            )
-
-    def _synced(self) -> list[MappedRelation]:
-        """Return the relations that have no copy still to be made."""
-        return [m for m in self._relations.values() if m.skip_through_lsn != EVERYTHING]
+                self._stored_marks[record.relation_id] = record.publication_mark
 
     def _add(self, mapped: MappedRelation, record: RelationRecord) -> None:
         self._relations[mapped.relation_id] = mapped
@@ -354,73 +308,6 @@ class Pipeline:
             lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
         mapped.skip_through_lsn = EVERYTHING
         lane.keep(Hold.SYNC)
-
-    async def _open_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot | None]:
-        """Return where to start, having checked or made the slot. Raises what names the tables to
-        resync.
-        """
-        source, record = self.source, self._record
-        synced = self._synced()
-        slot = await read_slot(plain, source.slot)
-        is_foreign = slot is not None and slot.is_foreign(self._server.database)
-        try:
-            if slot is None and not synced:
-                return await self._make_slot(record)
-            if not synced and not is_foreign and record.acknowledged_lsn != NOTHING:
-                # Everything is copied again, so begin at the end of the WAL: what lies before may
-                # not even be readable, as when a publication was dropped (before PostgreSQL 18).
-                await drop_slot(plain, source.slot)
-                return await self._make_slot(record)
-            start_lsn = check_slot(slot, source.slot, self._server.database)
-            self._check_position(start_lsn, record)
-        except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
-            if is_foreign:
-                raise  # somebody else's: neither to be used nor to be dropped
-            if not synced:
-                await drop_slot(plain, source.slot)
-                return await self._make_slot(record)
-            exc.hint = self._resync_hint(synced)
-            raise
-        if record.system_identifier is None:
-            await self._shared.store.set_identity(
-                record.source_id, self._server.system_identifier, self._server.timeline
-            )
-        if record.acknowledged_lsn < start_lsn:
-            await self._shared.store.reset_acknowledged(record.source_id, start_lsn)
-        return start_lsn, None
-
-    def _check_position(self, start_lsn: Lsn, record: SourceRecord) -> None:
-        # What we acknowledge is stored here first, so a slot that is ahead means that this database
-        # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
-        # stored yet.
-        if record.acknowledged_lsn != NOTHING and start_lsn > record.acknowledged_lsn:
-            raise SourceDivergedError(
-                f'replication slot "{self.source.slot}" is at {start_lsn}, ahead of '
-                f"{record.acknowledged_lsn}, which is all that the target has: "
-                "the target was restored to an earlier time, or the slot was moved or made anew"
-            )
-
-    def _resync_hint(self, synced: list[MappedRelation]) -> str:
-        tables = ", ".join(str(mapped.mapping.source) for mapped in synced)
-        sid = f" --sid {self.source.sid}" if self.source.sid is not None else ""
-        return (
-            f"these tables need a resync: {tables}; run: streamer resync '*.*' "
-            f"--database {self.source.database}{sid}"
-        )
-
-    async def _make_slot(self, record: SourceRecord) -> tuple[Lsn, ExportedSnapshot]:
-        snapshot = await create_slot(self.source, self.source.slot, self._server.version)
-        failpoint("sync.slot_created")
-        store = self._shared.store
-        try:
-            await store.set_identity(
-                record.source_id, self._server.system_identifier, self._server.timeline
-            )
-            await store.reset_acknowledged(record.source_id, snapshot.consistent_point)
-        except BaseException:
-            await snapshot.close()
-            raise
-        return snapshot.consistent_point, snapshot
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -611,7 +498,11 @@ class Pipeline:
         if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
             return
         failpoint("acknowledge.before_store")
-        await self._shared.store.acknowledge(self._record.source_id, flush_lsn, visible_time)
+        acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+        await self._shared.store.acknowledge(
+            self._record.source_id, self._acknowledged_lsn, acknowledged_lsn, visible_time
+        )
+        self._acknowledged_lsn = acknowledged_lsn
         failpoint("acknowledge.after_store")
         self._stored_lsn = max(self._stored_lsn, flush_lsn)
         self._visible_time = self.health.visible_time = visible_time
@@ -651,7 +542,7 @@ class Pipeline:
                     )
                 check_slot(slot, self.source.slot, self._server.database)
                 assert slot is not None
-                self._check_published(await self._read_marks(plain))
+                await self._link.check_published(plain)
                 self.health.restart_lsn = slot.restart_lsn
                 self._check_reached_stop()
                 await asyncio.sleep(MONITOR_SECONDS)

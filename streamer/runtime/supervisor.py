@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from streamer.backoff import Backoff
-from streamer.errors import Retry, StreamerError, TargetFencedError
+from streamer.errors import Retry, StreamerError
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
 from streamer.runtime.pipeline import Health, Pipeline, Shared
@@ -62,8 +62,6 @@ class Supervisor:
             try:
                 await self._attempt()
                 return
-            except TargetFencedError:
-                raise
             except StreamerError as exc:
                 await self._report(exc)
                 if exc.retry is Retry.TIMED:

@@ -1,0 +1,154 @@
+"""What ties a source to the target: its slot, its publications, and how far both say they are.
+
+Positions and marks are stored in the target before they count, so whatever breaks the tie (a slot
+that was moved, a publication that was changed, either server restored to an earlier time) is found
+by comparing, at every start and while streaming. Nothing goes on with a hole: the source stops, and
+is told which tables to resync.
+"""
+
+from collections.abc import Collection, Iterable
+
+from streamer.apply.lane import MappedRelation
+from streamer.errors import SlotInvalidatedError, SlotMissingError, SourceDivergedError
+from streamer.failpoints import failpoint
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.progress.store import SourceRecord, Store
+from streamer.route.mapping import SourceMapping
+from streamer.source.catalog import SourceServer, check_same_history
+from streamer.source.connection import Connection, translating
+from streamer.source.publication import publication_mark, read_publications
+from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
+
+
+class Link:
+    """The tie of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        store: Store,
+        record: SourceRecord,
+        relations: Collection[MappedRelation],
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._store = store
+        self._record = record
+        self._relations = relations
+        self._marks: dict[int, str] = {}
+
+    def _synced(self) -> list[MappedRelation]:
+        """Return the relations that have no copy still to be made."""
+        return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
+
+    async def check(self, plain: Connection, stored_marks: dict[int, str]) -> None:
+        """Refuse a source that cannot go on where the target stands. Raises SourceDivergedError."""
+        synced, record = self._synced(), self._record
+        if not synced:
+            return
+        try:
+            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
+        except SourceDivergedError as exc:
+            exc.hint = self._resync_hint(synced)
+            raise
+        self._marks = stored_marks
+        await self.check_published(plain)
+
+    # ---- publications --------------------------------------------------------------------------
+
+    async def check_published(self, plain: Connection) -> None:
+        """Raise SourceDivergedError if relations in step were not published for a while."""
+        marks = await self._read_marks(plain)
+        broken = [
+            mapped
+            for mapped in self._synced()
+            if mapped.relation_id in self._marks
+            and marks.get(mapped.relation_id) != self._marks[mapped.relation_id]
+        ]
+        if broken:
+            raise SourceDivergedError(
+                f'publications of source "{self._source.label}" were changed by somebody else, '
+                "so changes may be missing",
+                hint=self._resync_hint(broken),
+            )
+
+    async def keep_marks(self, plain: Connection) -> None:
+        """Store how the relations are published now, to compare with from here on."""
+        self._marks = await self._read_marks(plain)
+        await self._store.set_publication_marks(self._marks)
+
+    async def _read_marks(self, plain: Connection) -> dict[int, str]:
+        with translating(self._source.label):
+            publications = await read_publications(plain, self._source, self._server.version)
+        marks = {
+            mapped.relation_id: publication_mark(publications.values(), mapped.mapping.source)
+            for mapped in self._relations
+        }
+        return {relation_id: mark for relation_id, mark in marks.items() if mark is not None}
+
+    # ---- the slot ------------------------------------------------------------------------------
+
+    async def open_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot | None]:
+        """Return where to start, having checked or made the slot; with a new one, its snapshot.
+
+        Raises what names the tables to resync.
+        """
+        name, record, synced = self._source.slot, self._record, self._synced()
+        slot = await read_slot(plain, name)
+        is_foreign = slot is not None and slot.is_foreign(self._server.database)
+        if not is_foreign and not synced and (slot is None or record.acknowledged_lsn != NOTHING):
+            # Everything is copied again, so begin at the end of the WAL: what lies before may not
+            # even be readable, as when a publication was dropped (before PostgreSQL 18).
+            return await self._make_slot(plain)
+        try:
+            start_lsn = check_slot(slot, name, self._server.database)
+            self._check_position(start_lsn)
+        except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
+            if is_foreign:
+                raise  # somebody else's: neither to be used nor to be dropped
+            if not synced:
+                return await self._make_slot(plain)
+            exc.hint = self._resync_hint(synced)
+            raise
+        if record.system_identifier is None:
+            await self._store.set_identity(
+                record.source_id, self._server.system_identifier, self._server.timeline
+            )
+        if record.acknowledged_lsn < start_lsn:
+            await self._store.reset_acknowledged(record.source_id, start_lsn)
+        return start_lsn, None
+
+    def _check_position(self, start_lsn: Lsn) -> None:
+        # What we acknowledge is stored here first, so a slot that is ahead means that this database
+        # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
+        # stored yet.
+        acknowledged_lsn = self._record.acknowledged_lsn
+        if acknowledged_lsn != NOTHING and start_lsn > acknowledged_lsn:
+            raise SourceDivergedError(
+                f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
+                f"{acknowledged_lsn}, which is all that the target has: "
+                "the target was restored to an earlier time, or the slot was moved or made anew"
+            )
+
+    def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
+        tables = ", ".join(str(mapped.mapping.source) for mapped in relations)
+        sid = f" --sid {self._source.sid}" if self._source.sid is not None else ""
+        return (
+            f"these tables need a resync: {tables}; run: streamer resync '*.*' "
+            f"--database {self._source.database}{sid}"
+        )
+
+    async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
+        await drop_slot(plain, self._source.slot)
+        snapshot = await create_slot(self._source, self._source.slot, self._server.version)
+        failpoint("sync.slot_created")
+        try:
+            await self._store.set_identity(
+                self._record.source_id, self._server.system_identifier, self._server.timeline
+            )
+            await self._store.reset_acknowledged(self._record.source_id, snapshot.consistent_point)
+        except BaseException:
+            await snapshot.close()
+            raise
+        return snapshot.consistent_point, snapshot
