@@ -33,3 +33,9 @@ def quote_literal(value: str) -> str:
     if "\\" in quoted:
         return " E'" + quoted.replace("\\", "\\\\") + "'"
     return f"'{quoted}'"
+
+
+def add_columns_clause(columns: Iterable[tuple[str, str]], *, if_not_exists: bool = False) -> str:
+    """Return what ALTER TABLE needs to add columns, given by name and type."""
+    add = "add column if not exists" if if_not_exists else "add column"
+    return ", ".join(f"{add} {quote_identifier(name)} {kind}" for name, kind in columns)

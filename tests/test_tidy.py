@@ -148,6 +148,7 @@ BETWEEN_STAGES = {
     ("sync.coordinator", "source.slot"),
     ("sync.coordinator", "source.types"),
     ("sync.coordinator", "apply.catalog"),
+    ("sync.coordinator", "apply.columns"),
     ("sync.coordinator", "apply.lane"),
     ("sync.coordinator", "apply.plan"),
     ("sync.coordinator", "apply.target"),

@@ -29,6 +29,7 @@ from streamer.errors import (
     Retry,
     StreamerError,
     TargetConnectionError,
+    TargetContentionError,
     TargetFencedError,
 )
 from streamer.lsn import Lsn
@@ -293,6 +294,10 @@ class _Turn:
             if isinstance(exc, StreamerError):
                 _add_context(exc, piece)
                 await applier.rollback()
+            if isinstance(exc, TargetContentionError):
+                # A column that a plan had to add waited for this very transaction. It no longer
+                # stands in the way, and the next attempt finds the column there.
+                await self._planner.plans(piece)
             raise
         spool.release()
         self._lane.put_back(rest)

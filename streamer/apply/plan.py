@@ -24,8 +24,8 @@ from streamer.decode.tuples import (
     read_text_tuple,
 )
 from streamer.errors import TargetSchemaError
-from streamer.route.mapping import RelationMapping, TableType
-from streamer.sql import quote_identifier, quote_qualified
+from streamer.route.mapping import OnColumnAdded, RelationMapping, TableType
+from streamer.sql import add_columns_clause, quote_identifier, quote_qualified
 
 SID: Final = "sid"
 HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
@@ -139,9 +139,8 @@ def make_plan(
 
     *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *has_partial_key*:
     columns of the key are generated, so they are not sent and the others tell no rows apart.
-    *type_names*: the
-    source's types by column, to name in an ALTER TABLE. Raises TargetSchemaError with what to run
-    at the target.
+    *type_names*: the source's types by column, to name in an ALTER TABLE. Raises TargetSchemaError
+    with what to run at the target.
     """
     if target is None:
         raise TargetSchemaError(
@@ -152,9 +151,8 @@ def make_plan(
     quoted = quote_qualified(target.name.namespace, target.name.name)
     if missing:
         types = type_names or {}
-        additions = ", ".join(
-            f"add column {quote_identifier(name)} {types.get(source, '<its type>')}"
-            for source, name in missing
+        additions = add_columns_clause(
+            [(name, types.get(source, "<its type>")) for source, name in missing]
         )
         listed = ", ".join(f'"{name}"' for _, name in missing)
         raise TargetSchemaError(
@@ -195,6 +193,13 @@ def make_plan(
     )
 
 
+def missing_columns(
+    relation: Relation, mapping: RelationMapping, target: TargetRelation
+) -> list[tuple[str, str]]:
+    """Return the columns that the target lacks and should have: their names here and there."""
+    return _match_columns(relation, mapping, target)[1]
+
+
 def _match_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[tuple[PlanColumn, ...], list[tuple[str, str]]]:
@@ -207,7 +212,8 @@ def _match_columns(
             continue
         there = target.columns.get(name)
         if there is None:
-            if not mapping.is_optional(column.name):
+            is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
+            if not is_ignored and not mapping.is_optional(column.name):
                 missing.append((column.name, name))
         elif not there.generated:  # what the target computes, it computes
             columns.append(PlanColumn(position, there))

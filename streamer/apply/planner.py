@@ -2,20 +2,25 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from streamer.apply.catalog import read_relation
+from streamer.apply.catalog import TargetRelation, read_relation
+from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
 from streamer.apply.lane import MappedRelation, Share
-from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
 from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.pgoutput import Relation
-from streamer.errors import TargetError
+from streamer.errors import StreamerError, TargetError
+from streamer.route.mapping import OnColumnAdded
 
 
 class Planner:
     """Makes plans and keeps the newest of each relation. Shared by all who apply changes."""
 
-    def __init__(self, address: TargetAddress) -> None:
+    def __init__(self, address: TargetAddress, ask_source: AskSource) -> None:
         self._address = address
+        self._ask_source = ask_source
         self._connection: TargetConnection | None = None
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -23,7 +28,9 @@ class Planner:
     async def plans(self, share: Share) -> list[ApplyPlan]:
         """Return a plan for each of a share's changes.
 
-        Raises TargetSchemaError when the target does not fit, TargetConnectionError.
+        May add columns to the target, which waits for whoever is writing there. Raises
+        TargetSchemaError when the target does not fit, TargetContentionError,
+        TargetConnectionError.
         """
         plans = []
         for mapped, changes in share.changes:
@@ -33,15 +40,37 @@ class Planner:
             plans.append(plan)
         return plans
 
-    async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+    @asynccontextmanager
+    async def _target(self) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed:
                 self._connection = await TargetConnection.connect(self._address, "streamer planner")
             try:
-                target = await read_relation(self._connection, mapped.mapping.target)
+                yield self._connection
             except TargetError:
                 self._connection.terminate()
                 raise
+
+    async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
+        async with self._target() as connection:
+            return await read_relation(connection, mapped.mapping.target)
+
+    async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+        target = await self._read(mapped)
+        types = mapped.source.types
+        if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
+            adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
+            types = await self._name_types(
+                mapped, relation, [name for name, _ in missing], may_fail=adds
+            )
+            if adds and all(name in types for name, _ in missing):
+                await add_columns(
+                    self._address,
+                    target.name,
+                    [(there, types[name]) for name, there in missing],
+                )
+                target = await self._read(mapped)
         mapped.plan = make_plan(
             relation,
             mapped.mapping,
@@ -49,11 +78,28 @@ class Planner:
             sid=mapped.source.sid,
             primary_key=mapped.source.primary_key,
             has_partial_key=mapped.source.has_partial_key,
-            type_names=mapped.source.types,
+            type_names=types,
             binary=mapped.source.binary,
             number=next(self._numbers),
         )
         return mapped.plan
+
+    async def _name_types(
+        self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
+    ) -> dict[str, str]:
+        """Return what the types of columns are called; without those that nobody knows."""
+        source = mapped.source
+        keys = type_keys(relation, names)
+        async with self._target() as connection:
+            found = await read_own_type_names(connection, list(keys.values()))
+        if unknown := [key for key in keys.values() if key not in found]:
+            try:
+                found |= await self._ask_source(source.database, source.sid, unknown)
+            except StreamerError:
+                if may_fail:
+                    raise
+                # The error that is about to be raised says enough without.
+        return {name: found[key] for name, key in keys.items() if key in found}
 
     @staticmethod
     def forget(share: Share) -> None:

@@ -12,7 +12,7 @@ import os
 import resource
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 from prometheus_client.core import Metric
 
+from streamer.apply.columns import TypeKey
 from streamer.apply.commit import Applier
 from streamer.apply.drainer import Drainer
 from streamer.apply.planner import Planner
@@ -37,6 +38,7 @@ from streamer.progress.store import CHANNEL, Store
 from streamer.route.mapping import Mapping
 from streamer.runtime.pipeline import Shared
 from streamer.runtime.supervisor import Supervisor
+from streamer.source.types import read_type_names
 from streamer.sync.coordinator import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.states import State
@@ -89,7 +91,7 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         store = Store(self._address)
         spools = SpoolDirectory(self._settings.spool.directory or _default_spool_directory())
-        planner = Planner(self._address)
+        planner = Planner(self._address, self._name_types)
         try:
             await self._migrate(store)
             shared = self._share(store, spools, planner)
@@ -104,6 +106,14 @@ class Engine:
             await planner.close()
             await store.close()
             spools.close()
+
+    async def _name_types(
+        self, database: str, sid: str | None, keys: Sequence[TypeKey]
+    ) -> dict[TypeKey, str]:
+        for source in self._mapping.sources:
+            if (source.database, source.sid) == (database, sid):
+                return await read_type_names(source, keys)
+        return {}
 
     async def _migrate(self, store: Store) -> None:
         backoff = Backoff()

@@ -1,10 +1,11 @@
 """Types that a source's tables use and that PostgreSQL does not bring along."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.route.mapping import RelationName
-from streamer.source.connection import Connection, fetch_all
+from streamer.route.mapping import RelationName, SourceMapping
+from streamer.source.connection import Connection, connection, fetch_all
 from streamer.sql import quote_identifier, quote_literal, quote_qualified
 
 FIRST_USER_OID: Final = 16384
@@ -101,6 +102,25 @@ async def read_types(connection: Connection, oids: set[int], version: int) -> li
     for oid in sorted(rows):
         visit(oid)
     return ordered
+
+
+async def read_type_names(
+    source: SourceMapping, keys: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
+    """Return what *source* calls types, given by OID and modifier; those that are gone are left
+    out.
+    """
+    pairs = list(keys)
+    async with connection(source) as plain:
+        rows = await fetch_all(
+            plain,
+            "select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name"
+            " from unnest(%s::int8[], %s::int4[]) k (oid, modifier)"
+            " join pg_catalog.pg_type t on t.oid = k.oid::oid",
+            [oid for oid, _ in pairs],
+            [modifier for _, modifier in pairs],
+        )
+    return {(row["oid"], row["modifier"]): row["name"] for row in rows}
 
 
 def _parts(row: dict[str, Any]) -> list[int]:

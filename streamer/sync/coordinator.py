@@ -26,8 +26,9 @@ import psycopg
 import structlog
 
 from streamer.apply.catalog import TargetRelation, read_relation
+from streamer.apply.columns import add_columns
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import SID, make_plan
+from streamer.apply.plan import SID, make_plan, missing_columns
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
 from streamer.errors import (
@@ -45,7 +46,13 @@ from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store
-from streamer.route.mapping import Initial, SourceMapping, TableType, parse_name
+from streamer.route.mapping import (
+    Initial,
+    OnColumnAdded,
+    SourceMapping,
+    TableType,
+    parse_name,
+)
 from streamer.source.catalog import SourceRelation, SourceServer, read_relations
 from streamer.source.connection import (
     Connection,
@@ -294,16 +301,37 @@ class SyncCoordinator:
                 hint="create it, or set target.create_tables: true",
             )
         if mapped.mapping.rule.initial is not Initial.NONE:
-            # What the stream would refuse is refused before anything is copied.
-            make_plan(
-                published_relation(relation),
-                mapped.mapping,
-                there,
-                sid=mapped.source.sid,
-                primary_key=relation.primary_key,
-                type_names={column.name: column.type for column in relation.columns},
-            )
+            there = await self._check_fits(target, mapped, relation, there)
         return _Copy(mapped, relation, there, was_created)
+
+    async def _check_fits(
+        self,
+        target: TargetConnection,
+        mapped: MappedRelation,
+        relation: SourceRelation,
+        there: TargetRelation,
+    ) -> TargetRelation:
+        """Refuse before anything is copied what the stream would refuse; add columns as it would.
+
+        Returns what the target is then.
+        """
+        mapping, published = mapped.mapping, published_relation(relation)
+        types = {column.name: column.type for column in relation.columns}
+        missing = missing_columns(published, mapping, there)
+        if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
+            columns = [(name, types[source]) for source, name in missing]
+            await add_columns(self._address, mapping.target, columns)
+            there = await read_relation(target, mapping.target) or there
+        make_plan(
+            published,
+            mapping,
+            there,
+            sid=mapped.source.sid,
+            primary_key=mapped.source.primary_key,
+            has_partial_key=mapped.source.has_partial_key,
+            type_names=types,
+        )
+        return there
 
     def _check_readable(self, relation: SourceRelation) -> None:
         """Refuse what a copy could not read, or not all of."""

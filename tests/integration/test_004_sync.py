@@ -149,6 +149,28 @@ async def test_a_table_that_cannot_be_locked_fails_alone(
         assert_same(source, target, "here")
 
 
+@pytest.mark.parametrize("setting", ["stop", "add", "ignore"])
+async def test_a_column_that_the_target_lacks_before_the_copy(
+    source: Database, target: Database, stream: MakeStreamer, setting: str
+) -> None:
+    source.execute(
+        "create table t (id int primary key, n numeric(5,1)); insert into t values (1, 2)"
+    )
+    target.execute("create table t (id int primary key)")
+    async with stream(f"t: {{on_column_added: {setting}}}") as streamer:
+        if setting == "stop":
+            await streamer.table_state("public.t", "error")
+            statement = 'alter table "public"."t" add column "n" numeric(5,1);'
+            assert statement in (await streamer.table("public.t"))["error"]
+            assert target.execute("select * from t") == []
+            return
+        await streamer.caught_up()
+        if setting == "add":
+            assert_same(source, target, "t")
+        else:
+            assert target.execute("select * from t") == [(1,)]
+
+
 async def test_a_history_table_made_by_hand_without_its_columns_is_refused(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -933,6 +933,17 @@ async def test_missing_columns_are_added_with_their_types(checker: Checker) -> N
     assert await checker.findings() == []
 
 
+async def test_missing_columns_that_run_adds_or_ignores(checker: Checker) -> None:
+    checker.source.execute("create type mood as enum ('sad', 'glad')")
+    checker.source.execute("create table t (id int primary key, n numeric(3, 1), m mood)")
+    checker.target.execute("create table t (id int primary key)")
+    checker.configure("t: {on_column_added: ignore}")
+    assert await checker.findings() == []
+    checker.configure("t: {on_column_added: add}")
+    await checker.mends(ERROR, 'the target lacks the type of "m"', "create type")
+    await checker.finds(INFO, "lacks columns", 'add column "n" numeric(3,1)')
+
+
 async def test_columns_that_cannot_be_written(checker: Checker) -> None:
     checker.source.execute(
         "create table t (id int primary key, n int, g int generated always as (1) stored)"

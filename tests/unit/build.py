@@ -1,6 +1,7 @@
 """Definitions to test with, with everything that a test does not care about filled in."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from streamer.apply.catalog import TargetColumn, TargetRelation
 from streamer.apply.lane import MappedRelation, SourceFacts
@@ -8,6 +9,7 @@ from streamer.apply.plan import ApplyPlan, make_plan
 from streamer.decode.pgoutput import Column, Relation
 from streamer.lsn import Lsn
 from streamer.route.mapping import (
+    OnColumnAdded,
     RelationMapping,
     Secret,
     SourceMapping,
@@ -112,8 +114,10 @@ def relation_mapping(
     table_type: TableType = TableType.CLONE,
     columns: dict[str, str] | None = None,
     exclude: Iterable[str] = (),
+    on_column_added: OnColumnAdded = OnColumnAdded.STOP,
 ) -> RelationMapping:
     rule = table_rule(source, table_type=table_type, columns=columns, exclude=exclude)
+    rule = replace(rule, on_column_added=on_column_added)
     return RelationMapping(parse_name(source), parse_name(target), rule)
 
 

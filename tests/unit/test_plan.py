@@ -5,7 +5,7 @@ import pytest
 from streamer.apply.catalog import TargetColumn
 from streamer.apply.plan import ApplyPlan, Identity, make_plan
 from streamer.errors import Retry, TargetSchemaError
-from streamer.route.mapping import TableType
+from streamer.route.mapping import OnColumnAdded, TableType
 from tests.unit.build import (
     apply_plan,
     relation,
@@ -80,6 +80,26 @@ def test_an_excluded_column_is_not_written_even_if_it_is_there() -> None:
         sid=None,
     )
     assert columns_of(plan) == [(0, "a")]
+
+
+def test_a_column_that_the_target_lacks_may_be_ignored() -> None:
+    plan = make_plan(
+        relation(["a", "b", "c"], ["a"]),
+        relation_mapping(on_column_added=OnColumnAdded.IGNORE),
+        target_relation(["a", "c"]),
+        sid=None,
+    )
+    assert columns_of(plan) == [(0, "a"), (2, "c")]
+
+
+def test_a_key_that_the_target_lacks_is_not_ignored() -> None:
+    with pytest.raises(TargetSchemaError, match='key column "a"'):
+        make_plan(
+            relation(["a", "b"], ["a"]),
+            relation_mapping(on_column_added=OnColumnAdded.IGNORE),
+            target_relation(["b"]),
+            sid=None,
+        )
 
 
 def test_a_renamed_column_goes_where_it_should() -> None:

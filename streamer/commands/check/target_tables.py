@@ -5,11 +5,18 @@ the one that `run` would give at the first change. Pure.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from streamer.apply.catalog import TargetColumn, TargetRelation
-from streamer.apply.plan import HISTORY_COLUMNS, SID, ApplyPlan, Identity, make_plan
+from streamer.apply.plan import (
+    HISTORY_COLUMNS,
+    SID,
+    ApplyPlan,
+    Identity,
+    make_plan,
+    missing_columns,
+)
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import (
     Finding,
@@ -26,10 +33,10 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
-from streamer.route.mapping import Initial, RelationMapping, RelationName, TableType
+from streamer.route.mapping import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.source.catalog import SourceColumn, SourceRelation
-from streamer.source.types import SourceType
-from streamer.sql import quote_columns, quote_identifier, quote_literal
+from streamer.source.types import FIRST_USER_OID, SourceType
+from streamer.sql import add_columns_clause, quote_columns, quote_identifier, quote_literal
 from streamer.sync.tables import create_table_sql, published_relation
 
 _KINDS: Final = {
@@ -231,8 +238,16 @@ def _column(
 
 
 def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
-    """A target table as it is."""
+    """A target table as it is, or as `run` makes it."""
     yield from check_rights(pair, table, relation)
+    if pair.mapping.rule.on_column_added is OnColumnAdded.ADD:
+        relation, added = with_added_columns(pair, relation)
+        if added:
+            columns = add_columns_clause(added)
+            words = f"`run` will: alter table {pair.quoted} {columns}"
+            problem = f"its target table {pair.name} lacks columns, which `on_column_added` adds"
+            yield info(pair.place, problem, in_words(words))
+            yield from check_added_types(pair, added)
     try:
         plan = make_pair_plan(pair, relation)
     except TargetSchemaError as exc:
@@ -258,6 +273,30 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
         primary_key=relation.primary_key,
         type_names={column.name: column.type for column in relation.columns},
     )
+
+
+def check_added_types(pair: Pair, added: list[tuple[str, str]]) -> Iterable[Finding]:
+    """Types of columns to add that the target lacks; `run` makes types only along with a table."""
+    names = {name for name, _ in added}
+    own = {
+        column.name
+        for column in pair.relation.columns
+        if column.type_oid >= FIRST_USER_OID and pair.mapping.target_column(column.name) in names
+    }
+    if own and (statements := missing_types_sql(pair)):
+        listed = ", ".join(f'"{name}"' for name in sorted(own))
+        yield error(pair.place, f"the target lacks the type of {listed}", at_target(*statements))
+
+
+def with_added_columns(
+    pair: Pair, target: TargetRelation
+) -> tuple[TargetRelation, list[tuple[str, str]]]:
+    """Return *target* with the columns it lacks, and those: names and types."""
+    missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
+    types = {column.name: column.type for column in pair.relation.columns}
+    added = [(name, types[source]) for source, name in missing]
+    columns = {name: _column(name, kind) for name, kind in added}
+    return replace(target, columns=target.columns | columns), added
 
 
 _RUN_THERE: Final = "run there: "

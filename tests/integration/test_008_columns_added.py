@@ -1,0 +1,222 @@
+"""A source table gets a column while it is streamed: stop, add, ignore."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.runtime import pipeline
+from tests.support.postgres import Database, contents, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+DDL = "create table t (id int primary key, name text)"
+ADD = (
+    'alter table t add column amount numeric(10,2), add column "we""ird" varchar(5)[],'
+    " add column at timestamptz(3)"
+)
+ADDED = """id, name, amount, "we""ird", at"""
+TYPES = (
+    "select attname, format_type(atttypid, atttypmod), attnotnull from pg_attribute"
+    " where attrelid = 't'::regclass and attname in ('amount', 'we\"ird', 'at', 'feeling')"
+    " order by attname"
+)
+ALTER = (
+    'alter table "public"."t" add column "amount" numeric(10,2),'
+    ' add column "we""ird" character varying(5)[],'
+    ' add column "at" timestamp(3) with time zone;'
+)
+
+
+def change(source: Database) -> None:
+    """Change rows from before and after the columns were added."""
+    source.execute(
+        "insert into t values (3, 'c', 12.5, array['x', 'y'], '2020-01-01 00:00:00.1234+00');"
+        "insert into t values (4, 'd', null, null, null)"
+    )
+    source.execute("update t set amount = -1 where id = 1; delete from t where id = 2")
+
+
+OPEN = " where kvsz_end = '9999-01-01'"
+
+
+def rows(db: Database, columns: str, where: str = "") -> list[tuple[object, ...]]:
+    return contents(db, f"(select {columns} from t{where}) t", columns)
+
+
+async def begin(source: Database, streamer: Streamer) -> None:
+    await streamer.caught_up()
+    source.execute("insert into t values (1, 'a'), (2, 'b')")
+    await streamer.caught_up()
+    source.execute(ADD)
+    change(source)
+
+
+@pytest.mark.parametrize("kind", ["clone", "history"])
+async def test_stop_names_the_exact_statement(
+    source: Database, target: Database, stream: MakeStreamer, kind: str
+) -> None:
+    source.execute(DDL)
+    async with stream(f"t: {{initial: none, type: {kind}}}") as streamer:
+        await begin(source, streamer)
+        await streamer.table_state("public.t", "error")
+        error = (await streamer.table("public.t"))["error"]
+        assert f"run there: {ALTER} or exclude" in error
+        assert rows(target, "id") == [("1",), ("2",)]
+
+        target.execute(ALTER)
+        await streamer.caught_up()
+        assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
+
+
+@pytest.mark.parametrize("kind", ["clone", "history"])
+async def test_add_adds_it(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source.execute(DDL)
+    tables = f"t: {{initial: none, type: {kind}, on_column_added: add}}"
+    async with stream(tables, sid="eu") as streamer:
+        await begin(source, streamer)
+        await streamer.caught_up()
+        assert source.execute(TYPES) == target.execute(TYPES)
+        assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
+        if kind == "history":
+            closed = rows(target, "id, amount", " where kvsz_end < '9999-01-01'")
+            assert closed == [("(1,)",), ("(2,)",)]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "columns added" in line]
+    assert len(lines) == 1
+    assert '"amount" numeric(10,2)' in lines[0]
+
+
+@pytest.mark.parametrize("kind", ["clone", "history"])
+async def test_ignore_leaves_it_out(
+    source: Database, target: Database, stream: MakeStreamer, kind: str
+) -> None:
+    source.execute(DDL)
+    tables = f"t: {{initial: none, type: {kind}, on_column_added: ignore}}"
+    async with stream(tables) as streamer:
+        await begin(source, streamer)
+        await streamer.caught_up()
+        assert target.execute(TYPES) == []
+        where = OPEN if kind == "history" else ""
+        assert rows(source, "id, name") == rows(target, "id, name", where)
+
+
+@pytest.mark.parametrize("setting", ["stop", "add"])
+async def test_a_type_that_the_target_lacks_stops_the_table(
+    source: Database, target: Database, stream: MakeStreamer, setting: str
+) -> None:
+    source.execute(DDL)
+    async with stream(f"t: {{initial: none, on_column_added: {setting}}}") as streamer:
+        await streamer.caught_up()
+        source.execute("create schema feelings; create type feelings.mood as enum ('ok', 'bad')")
+        source.execute("alter table t add column feeling feelings.mood[]")
+        source.execute("insert into t values (1, 'a', array['bad']::feelings.mood[])")
+        await streamer.table_state("public.t", "error")
+        error = (await streamer.table("public.t"))["error"]
+        assert '"feeling" feelings.mood[]' in error
+
+        target.execute("create schema feelings; create type feelings.mood as enum ('ok', 'bad')")
+        if setting == "stop":
+            (statement,) = re.findall(r"run there: ([^;]*);", error)
+            target.execute(statement)
+        await streamer.caught_up()
+        assert source.execute(TYPES) == target.execute(TYPES)
+        assert rows(source, "id, feeling") == rows(target, "id, feeling")
+
+
+async def test_a_column_that_comes_again_with_another_type_is_named_with_that(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("alter table t drop column name; alter table t add column name bytea")
+        target.execute("alter table t drop column name")
+        source.execute("insert into t values (1, 'x')")
+        await streamer.table_state("public.t", "error")
+        assert 'add column "name" bytea;' in (await streamer.table("public.t"))["error"]
+
+
+async def test_a_role_that_may_not_add_it_stops_the_table(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    role = f"adder_{target.name}"
+    source.execute(DDL)
+    target.execute(f"create role {role} login; grant create on database {target.name} to {role}")
+    target.execute(f"{DDL}; grant all on t to {role}")
+    target.url_user = role
+    try:
+        async with stream("t: {initial: none, on_column_added: add}") as streamer:
+            await begin(source, streamer)
+            await streamer.table_state("public.t", "error")
+            error = (await streamer.table("public.t"))["error"]
+            assert "must be owner of table t" in error
+            assert 'run there: alter table "public"."t" add column if not exists "amount"' in error
+            target.execute(ALTER)
+            await streamer.caught_up()
+            assert rows(source, ADDED) == rows(target, ADDED)
+    finally:
+        target.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+@pytest.mark.timeout(60)
+async def test_a_column_added_in_the_middle_of_a_large_transaction(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adding it must not wait for the transaction that needs it."""
+    monkeypatch.setattr(pipeline, "PIECE_BYTES_MAX", 20_000)
+    source.execute(DDL)
+    async with stream("t: {initial: none, on_column_added: add}") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "begin; insert into t select g, repeat('x', 100) from generate_series(1, 2000) g;"
+            "alter table t add column n int; alter table t add column m text;"
+            "insert into t select g, 'y', g, 'm' from generate_series(2001, 4000) g;"
+            "update t set n = -id where id <= 10; commit"
+        )
+        source.execute("insert into t values (0, 'after', 0, 'zero')")
+        await streamer.caught_up(40)
+        assert rows(source, "id, name, n, m") == rows(target, "id, name, n, m")
+
+
+@pytest.fixture
+def other_source(shared_server: Server) -> Iterator[Database]:
+    with database(shared_server, "source") as made:
+        yield made
+
+
+async def test_two_sources_of_a_group_add_it_at_once(
+    source: Database, other_source: Database, target: Database, tmp_path: Path
+) -> None:
+    both = {"eu": source, "us": other_source}
+    for db in both.values():
+        db.execute(DDL)
+    path = tmp_path / "config.yaml"
+    tables = "t: {initial: none, on_column_added: add}"
+    write_config(path, source, target, tables, sid="eu")
+    text = path.read_text()
+    path.write_text(
+        text.replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
+    )
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        for number in range(5):
+            for db in both.values():
+                db.execute(
+                    f"alter table t add column c{number} int;"
+                    f"insert into t (id, c{number}) values ({number}, {number})"
+                )
+        await streamer.caught_up()
+        columns = "id, c0, c1, c2, c3, c4"
+        for sid, db in both.items():
+            assert rows(db, columns) == rows(target, columns, f" where sid = '{sid}'")
+    finally:
+        await streamer.stop()
