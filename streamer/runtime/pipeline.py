@@ -142,6 +142,7 @@ class Pipeline:
         self._stream: ReplicationStream
         self._stored_lsn = NOTHING
         self._acknowledged_lsn = NOTHING
+        self._storing = asyncio.Lock()
         self._visible_time: datetime | None = None
         self._durable_time = 0
         self._advanced = asyncio.Event()
@@ -493,19 +494,20 @@ class Pipeline:
 
     async def _store_progress(self) -> None:
         """Store what may be acknowledged. Only then is it: a slot is never ahead of the target."""
-        flush_lsn = self._tracker.flush_lsn
-        visible_time = to_datetime(self._durable_time) if self._durable_time else None
-        if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
-            return
-        failpoint("acknowledge.before_store")
-        acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
-        await self._shared.store.acknowledge(
-            self._record.source_id, self._acknowledged_lsn, acknowledged_lsn, visible_time
-        )
-        self._acknowledged_lsn = acknowledged_lsn
-        failpoint("acknowledge.after_store")
-        self._stored_lsn = max(self._stored_lsn, flush_lsn)
-        self._visible_time = self.health.visible_time = visible_time
+        async with self._storing:  # at the end, two tasks want to
+            flush_lsn = self._tracker.flush_lsn
+            visible_time = to_datetime(self._durable_time) if self._durable_time else None
+            if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
+                return
+            failpoint("acknowledge.before_store")
+            acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+            await self._shared.store.acknowledge(
+                self._record.source_id, self._acknowledged_lsn, acknowledged_lsn, visible_time
+            )
+            self._acknowledged_lsn = acknowledged_lsn
+            failpoint("acknowledge.after_store")
+            self._stored_lsn = max(self._stored_lsn, flush_lsn)
+            self._visible_time = self.health.visible_time = visible_time
 
     def _check_reached_stop(self) -> None:
         if self.stop_lsn is None:
