@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
+from streamer.commands.embedded import Server
 
 TABLE = (
     "create table {name} (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
@@ -38,7 +39,6 @@ end $$
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--changes", type=int, default=1_000_000)
-    parser.add_argument("--transport", default="text")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--only", choices=["streamer", "native"])
     options = parser.parse_args()
@@ -61,11 +61,9 @@ def main() -> None:
         Run(config, "--stop-when-caught-up").wait()
         source.execute("create publication native for table items", "bench")
         source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
-        binary = "true" if options.transport == "binary" else "false"
         target.execute(
             f"create subscription native connection '{source.url('bench')}' publication native with"
-            f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
-            f" binary = {binary})",
+            " (create_slot = false, slot_name = native, enabled = false, copy_data = false)",
             "native",
         )
         transactions = options.changes // 20
@@ -80,11 +78,10 @@ def main() -> None:
         print(f"{options.changes} changes, {transactions} transactions")
         results = {}
         if options.only != "native":
-            began = time.monotonic()
             run = Run(config)
             wait_until(source.url("bench"), _active("streamer_bench"), 60, run)
             began = time.monotonic()
-            wait_until(target.url("bench"), _caught_up(source, "streamer"), 600, run)
+            wait_until(target.url("bench"), _caught_up(source), 600, run)
             results["streamer"] = time.monotonic() - began
             assert target.execute(done, "bench")[0][0], "streamer: the content differs"
             run.sample()
@@ -119,9 +116,12 @@ def _active(slot: str) -> str:
     return f"select active from pg_replication_slots where slot_name = '{slot}'"
 
 
-def _caught_up(source: object, which: str) -> str:
-    end = source.execute("select pg_current_wal_flush_lsn()")[0][0]  # type: ignore[attr-defined]
-    return f"select bool_and(end_lsn >= '{end}' or acknowledged_lsn >= '{end}') from streamer.source s join streamer.relation r on r.source_id = s.id"
+def _caught_up(source: Server) -> str:
+    end = source.execute("select pg_current_wal_flush_lsn()")[0][0]
+    return (
+        f"select bool_and(end_lsn >= '{end}' or acknowledged_lsn >= '{end}')"
+        " from streamer.source s join streamer.relation r on r.source_id = s.id"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Initial copy of a 1 GB table: streamer's Spark copy against psql piped into psql.
 
-Both copy the same table into an empty one of the same definition (primary key, one more index), in
-binary. streamer's time runs from its first task's start to the last part's end, as the ledger in the
-target tells, and then on to ``ready`` (indexes, ANALYZE); starting Spark is not counted. The other
-side is ``psql -c "copy … to stdout (format binary)" | psql -c "copy … from stdin (format binary)"``.
+Both copy the same table, in binary, and end with its primary key. streamer's time runs from the
+first connection of a Spark task until the table is ``ready`` (key, indexes, ANALYZE); what Spark
+takes to start is not counted. The other side is ``psql -c "copy … to stdout (format binary)" |
+psql -c "copy … from stdin (format binary)"`` into a table that has its key.
 """
 
 import argparse
@@ -61,10 +61,16 @@ def main() -> None:
                 sync=f"{{jobs: {options.jobs}}}",
             )
             run = Run(config)
-            started = "select count(*) > 0 from pg_stat_activity where application_name like 'streamer copy%'"
+            started = (
+                "select count(*) > 0 from pg_stat_activity"
+                " where application_name like 'streamer copy%'"
+            )
             wait_until(target.url("bench"), started, 120, run)
             began = time.monotonic()
-            copied = "select count(*) > 0 and bool_and(finished_at is not null) from streamer.sync_partition"
+            copied = (
+                "select count(*) > 0 and bool_and(finished_at is not null)"
+                " from streamer.sync_partition"
+            )
             wait_until(target.url("bench"), copied, 600, run)
             moved = time.monotonic() - began
             ready = "select bool_and(state = 'ready') from streamer.relation"

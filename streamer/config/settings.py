@@ -101,6 +101,12 @@ def _refuse_quarantine(value: Any) -> Any:
     return value
 
 
+def _refuse_mapping_database(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("admin mode is not available yet; list the tables under `sources`")
+    return value
+
+
 class TableSettings(Strict):
     """``sources[].tables.*``; nothing at all means: clone it under its own name."""
 
@@ -149,7 +155,7 @@ class Settings(BaseSettings):
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     spool: SpoolSettings = SpoolSettings()
-    mapping_database: Path | None = None
+    mapping_database: Annotated[Path | None, BeforeValidator(_refuse_mapping_database)] = None
     sources: list[SourceSettings] = []
 
 
