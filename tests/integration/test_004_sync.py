@@ -1,6 +1,5 @@
 """Copies and what surrounds them, with the parts copied in a thread instead of by Spark."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,25 +9,10 @@ import pytest
 from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
 from streamer.sync.coordinator import SyncCoordinator
-from streamer.sync.copy import CopyEnds
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.spark_job import copy_parts
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(autouse=True)
-def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        def copy() -> list[dict[str, Any]]:
-            ends = CopyEnds(**job["ends"])
-            return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
-
-        return await asyncio.to_thread(copy)
-
-    monkeypatch.setattr(SparkLauncher, "submit", submit)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_spark")]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from streamer.commands import status as status_command
 from streamer.config import static
 from streamer.route.mapping import Mapping
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.sync.copy import CopyEnds
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark_job import copy_parts
 from tests.support.postgres import Database
 
 CATCH_UP_SECONDS = 20.0
@@ -147,9 +150,18 @@ def stream(tmp_path: Path, source: Database, target: Database) -> MakeStreamer:
     return make
 
 
-@contextlib.contextmanager
-def nothing() -> Iterator[None]:
-    yield
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads copy the parts, with the code that Spark's tasks run."""
+
+    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        def copy() -> list[dict[str, Any]]:
+            ends = CopyEnds(**job["ends"])
+            return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
+
+        return await asyncio.to_thread(copy)
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit)
 
 
 __all__ = ["MakeStreamer", "Mapping", "Streamer", "write_config"]

@@ -1,0 +1,59 @@
+"""What a source before PostgreSQL 14 is asked for, forced on a newer one."""
+
+import dataclasses
+
+import pytest
+
+from streamer.runtime import pipeline
+from streamer.source.catalog import SourceServer, read_server
+from streamer.source.connection import Connection
+from streamer.source.stream import ReplicationStream, StreamOptions
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+from tests.support.values import ROWS, TYPES, UPDATES
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+
+@pytest.mark.parametrize("version", [12_00_00, 13_00_00])
+async def test_protocol_1_and_text(
+    version: int,
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[StreamOptions] = []
+    start = ReplicationStream.start
+
+    async def read_as_old(connection: Connection) -> SourceServer:
+        return dataclasses.replace(await read_server(connection), version=version)
+
+    async def start_and_note(*arguments: object) -> ReplicationStream:
+        asked.append(arguments[-1])  # type: ignore[arg-type]
+        return await start(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "read_server", read_as_old)
+    monkeypatch.setattr(ReplicationStream, "start", start_and_note)
+    source.execute(f"{TYPES} {ROWS}")
+    source.execute("create table log (line text); insert into log values ('a'), ('a')")
+    source.execute("create table big (id int primary key, v text)")
+    source.execute("insert into big select g, repeat('x', 100) from generate_series(1, 3000) g")
+    async with stream("every:\nlog:\nbig: {type: history}") as streamer:
+        await streamer.caught_up()
+        assert_same(source, target, "every")
+        assert_same(source, target, "log")
+        source.execute(UPDATES)
+        source.execute("insert into log values ('b'); truncate big")
+        with source.connect() as connection:
+            connection.execute("begin")
+            connection.execute("insert into big select g, 'new' from generate_series(1, 500) g")
+            connection.execute("update every set i2 = 3 where id = 1")
+            connection.execute("commit")
+        await streamer.caught_up()
+        assert_same(source, target, "every")
+        assert_same(source, target, "log")
+        open_versions = "select id, v from big where kvsz_end > '9000-01-01' order by 1"
+        assert target.execute(open_versions) == source.execute("select id, v from big order by 1")
+    assert asked
+    assert all((o.protocol, o.streaming, o.origin_none) == (1, False, False) for o in asked)
