@@ -555,11 +555,9 @@ class Pipeline:
         self._shared.drainer.held(lane)
 
     def lane_live(self, lane: Lane) -> None:
-        if self._common_lane is None:
-            return
         for mapped, its in self._lanes.items():
-            if its is lane and lane is not self._common_lane:
-                self._lanes[mapped] = self._common_lane
+            if its is lane:
+                self._lanes[mapped] = self._home_lane(mapped)
 
     def lane_durable(self, lane: Lane, shares: list[Share]) -> None:
         last = shares[-1]

@@ -1,0 +1,93 @@
+"""Settings that change between kills, and a target that loses what it had not yet flushed."""
+
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.embedded import Server
+from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
+from tests.support.postgres import Database, assert_same, running, versions
+from tests.support.process import Process, caught_up, eventually, status
+from tests.support.streamer import write_config
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_workers_and_consistency_change_over_kills(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    source.execute(DDL + "create table hist (id int primary key, v text)")
+    target.execute(DDL + HISTORY)
+    config = tmp_path / "config.yaml"
+    first = 0
+    for workers, consistency in (
+        (1, "table"),
+        (8, "transaction"),
+        (3, "table"),
+        (2, "transaction"),
+    ):
+        settings = f"workers: {workers}\nconsistency: {consistency}"
+        write_config(config, source, target, TABLES, settings=settings)
+        with Process(config) as process:
+            eventually(lambda: status(config)[0]["state"] == "streaming")
+            write(source, first, first + 60)
+            first += 60
+            process.kill()
+    with Process(config) as process:
+        caught_up(process)
+    for table in ("keyed", "keyless", "whole"):
+        assert_same(source, target, table)
+    assert_history(source, target)
+
+
+def test_a_target_that_commits_asynchronously_loses_nothing_acknowledged(
+    tmp_path: Path, source: Database, server_directory: Path
+) -> None:
+    settings = {"synchronous_commit": "off", "wal_writer_delay": "10s", "fsync": "on"}
+    with running(server_directory / tmp_path.name, versions()["18"], settings) as server:
+        server.execute("create database dw")
+        target = Database(server, "dw")
+        source.execute(DDL + "create table hist (id int primary key, v text)")
+        target.execute(DDL + HISTORY)
+        config = tmp_path / "config.yaml"
+        write_config(config, source, target, TABLES)
+        with Process(config) as process:
+            caught_up(process)
+            for round_number in range(3):
+                write(source, round_number * 50, round_number * 50 + 50)
+                restart(server)
+            caught_up(process)
+            assert process.process.poll() is None, process.output
+        for table in ("keyed", "keyless", "whole"):
+            assert_same(source, target, table)
+        assert_history(source, target)
+
+
+def restart(server: Server) -> None:
+    server.stop("immediate")
+    server.start()
+
+
+async def test_no_reader_sees_part_of_a_transaction_across_tables(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute("create table a (id int primary key); create table b (id int primary key)")
+    config = tmp_path / "config.yaml"
+    write_config(
+        config,
+        source,
+        target,
+        "a: {initial: none}\nb: {initial: none}",
+        settings="consistency: transaction\ncommit_interval: 0.02\nworkers: 8",
+    )
+    with Process(config) as process:
+        caught_up(process)
+        for n in range(0, 400, 2):
+            source.execute(
+                f"insert into a values ({n}), ({n + 1}); insert into b values ({n}), ({n + 1})"
+            )
+            counts = target.execute("select (select count(*) from a), (select count(*) from b)")
+            assert counts[0][0] == counts[0][1]
+        caught_up(process)
+        assert target.value("select count(*) from b") == 400
