@@ -1,0 +1,81 @@
+"""What else comes through a slot: logical messages, empty transactions, changes with an origin."""
+
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+DDL = "create table t (id int primary key, v text); create table unpublished (id int)"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_messages_and_empty_transactions(
+    source: Database, target: Database, stream: MakeStreamer, streamed: bool
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    if streamed and int(str(source.value("show server_version_num"))) >= 160000:
+        source.parameters = "options=-c%20debug_logical_replication_streaming%3Dimmediate"
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("select pg_logical_emit_message(false, 'outside', repeat('x', 3000000))")
+        source.execute(
+            """
+            begin; insert into t values (1, 'a');
+            select pg_logical_emit_message(true, 'inside', repeat('y', 2000000));
+            select pg_logical_emit_message(false, 'inside, at once', 'z');
+            insert into t values (2, 'b'); commit
+            """
+        )
+        source.execute("begin; select pg_logical_emit_message(true, '', ''); commit")
+        source.execute("begin; insert into unpublished values (1); commit")
+        source.execute("begin; insert into t values (3, 'c'); rollback")
+        source.execute("begin; insert into t values (4, 'd'); delete from t where id = 4; commit")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_quiet_publication_does_not_hold_wal(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into unpublished select generate_series(1, 100000)")
+        end = source.value("select pg_current_wal_flush_lsn()")
+
+        async def is_acknowledged() -> bool:
+            return bool(
+                source.value(
+                    f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
+                    f" where database = '{source.name}'"
+                )
+            )
+
+        await streamer.eventually(is_acknowledged, 10)
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_changes_that_carry_an_origin(
+    source: Database, target: Database, stream: MakeStreamer, forwards: bool
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    origin = f"from_elsewhere_{source.name}"
+    source.execute(f"select pg_replication_origin_create('{origin}')")
+    try:
+        group = "forward_origins: true" if forwards else ""
+        async with stream("t: {initial: none}", group=group) as streamer:
+            await streamer.caught_up()
+            source.execute("insert into t values (1, 'from here')")
+            source.execute(
+                f"select pg_replication_origin_session_setup('{origin}');"
+                "begin; insert into t values (2, 'from there'); commit"
+            )
+            source.execute("insert into t values (3, 'from here')")
+            await streamer.caught_up()
+            expected = [(1,), (2,), (3,)] if forwards else [(1,), (3,)]
+            assert target.execute("select id from t order by 1") == expected
+    finally:
+        source.execute(f"select pg_replication_origin_drop('{origin}')")
