@@ -148,7 +148,10 @@ def _change_number(error: BaseException) -> int | None:
 def _translate(error: BaseException) -> StreamerError:
     state = getattr(error, "sqlstate", None)
     if not isinstance(error, asyncpg.PostgresError) or state is None:
-        if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError):
+        # What asyncpg calls internal comes of a connection that was lost under another operation.
+        if isinstance(
+            error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
+        ):
             return TargetConnectionError(f"target: {first_line(error)}")
         return TargetError(f"target: {first_line(error)}")
     message = f"target: {first_line(error)}"
@@ -239,12 +242,19 @@ class TargetConnection:
 
         Raises TargetConnectionError, TargetRejectedError.
         """
-        with translating():
+        try:
             raw = await asyncpg.connect(
                 address.dsn.reveal(),
                 timeout=address.connect_seconds,
                 server_settings={"application_name": application_name[:63]},
             )
+        except _DRIVER_ERRORS as exc:
+            error = translate(exc)
+            if not isinstance(error, TargetConnectionError | TargetRejectedError):
+                # No table is at fault: the server takes nobody now, for whatever reason.
+                error = TargetConnectionError(str(error))
+            raise error from exc
+        with translating():
             connection = cls(raw)
             try:
                 connection._set_socket_options(address.socket_options)

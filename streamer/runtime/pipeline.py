@@ -27,6 +27,7 @@ from streamer.apply.lane import Hold, Lane, MappedRelation, Share, SourceFacts
 from streamer.apply.spool import LaneSpool, SpoolDirectory, StreamedSpool
 from streamer.apply.target import TargetAddress
 from streamer.apply.worker import Budget, Worker
+from streamer.backoff import Backoff
 from streamer.decode.pgoutput import Relation, to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import (
@@ -36,6 +37,7 @@ from streamer.errors import (
     SourceUnreadyError,
     StreamerError,
     TargetConnectionError,
+    TargetError,
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
@@ -611,8 +613,15 @@ class Pipeline:
     async def _store_state(
         self, mapped: MappedRelation, state: State, error: str | None = None
     ) -> None:
-        await self._shared.store.set_state(mapped.relation_id, state, error)
         self._set_state(mapped, state, error)
+        backoff = Backoff()
+        while True:
+            try:
+                await self._shared.store.set_state(mapped.relation_id, state, error)
+                return
+            except TargetError as exc:  # what cannot be said now is said when the target is back
+                self._shared.metrics.count_error(exc)
+                await backoff.wait()
 
     # ---- copies (SyncEvents) -------------------------------------------------------------------
 

@@ -1,0 +1,103 @@
+"""Errors of the target that pass: tried again, without a tight loop, and nothing is lost."""
+
+import asyncio
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+DDL = "create table t (id int primary key, v text); create table other (id int primary key)"
+TABLES = "t: {initial: none}\nother: {initial: none}"
+Step = Callable[[Database], None]
+
+
+def terminate(target: Database) -> None:
+    target.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and application_name like 'streamer%'"
+    )
+
+
+def read_only(target: Database) -> None:
+    target.execute(f'alter database "{target.name}" set default_transaction_read_only = on')
+    terminate(target)
+
+
+def writable(target: Database) -> None:
+    target.execute(
+        "set transaction_read_only = off; set default_transaction_read_only = off;"
+        f'alter database "{target.name}" reset default_transaction_read_only'
+    )
+
+
+def refuse_connections(target: Database) -> None:
+    target.server.execute(f'alter database "{target.name}" allow_connections false')
+    target.server.execute(
+        f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{target.name}'"
+    )
+
+
+def accept_connections(target: Database) -> None:
+    target.server.execute(f'alter database "{target.name}" allow_connections true')
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [(read_only, writable), (refuse_connections, accept_connections)]
+)
+async def test_a_target_that_refuses_for_a_while(
+    source: Database, target: Database, stream: MakeStreamer, begin: Step, end: Step
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        begin(target)
+        source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+        await asyncio.sleep(1.5)
+        end(target)
+        source.execute("insert into t values (200, 'after')")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_connections_that_are_cut_again_and_again(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table log (n int)")
+    async with stream("log: {initial: none}", settings="commit_interval: 0.01") as streamer:
+        await streamer.caught_up()
+        with source.connect() as connection:
+            for n in range(300):
+                connection.execute("insert into log values (%s)", (n,))
+                if n % 20 == 0:
+                    await asyncio.to_thread(terminate, target)
+                await asyncio.sleep(0.005)
+        await streamer.caught_up()
+        assert_same(source, target, "log")
+
+
+async def test_a_deadlock_with_a_user(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+        db.execute("insert into t values (1, 'x'), (2, 'x')")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        for _ in range(3):
+            with psycopg.connect(target.server.url(target.name)) as user:
+                user.execute("select from t where id = 2 for update")
+                source.execute("update t set v = v || '1' where id = 1")
+                source.execute("update t set v = v || '2' where id = 2")
+                await asyncio.sleep(0.4)
+                # Whoever is chosen, the stream goes on afterwards.
+                try:
+                    user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
+                except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
+                    user.rollback()
+        await streamer.caught_up()
+        assert_same(source, target, "t")
