@@ -97,9 +97,9 @@ class Tracking(RuleBasedStateMachine):
         for lane in range(LANES):
             if sum(lane in entry.lanes for entry in self.history) > self.runs_max:
                 self.has_merged = True
-        if self.has_merged:
-            assert flush_lsn <= expected
-        else:
+        # Merged, it may lag behind, or stand where a copy was taken, between two commits; that it
+        # never passes a gap is another invariant.
+        if not self.has_merged:
             assert flush_lsn == expected
 
     @invariant()
