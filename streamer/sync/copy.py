@@ -70,10 +70,9 @@ class PartCopier:
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
-        target.execute(
-            "select set_config('synchronous_commit', 'on', false)"
-            " where current_setting('synchronous_commit') <> 'remote_apply'"
-        )
+        # A part and its mark are lost together or not at all, and nothing is done with them before
+        # a later commit has flushed both.
+        target.execute("set synchronous_commit = off")
 
     def copy(self, part: dict[str, Any]) -> bool:
         """Copy a part unless that is done or no longer wanted; tell whether it was."""

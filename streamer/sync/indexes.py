@@ -1,4 +1,4 @@
-"""Indexes that are put off while a table is filled, and put back exactly as they were.
+"""Indexes (and autovacuum) put off while a table is filled, and put back exactly as they were.
 
 A definition is stored in the transaction that drops the index, and removed in the one that makes it
 again, so a crash at any moment loses none. Only what nothing hangs on is put off: the primary key
@@ -14,6 +14,17 @@ from streamer.apply.target import TargetConnection, transaction
 from streamer.failpoints import failpoint
 from streamer.route.mapping import RelationName
 from streamer.sql import quote_qualified
+
+# Half filled, a table gives autovacuum work that is in vain, and whose lock the indexes wait for.
+_AUTOVACUUM_SQL: Final = """
+select pg_catalog.format('alter table %s reset (autovacuum_enabled)', $1::text) as make,
+       pg_catalog.format('alter table %s set (autovacuum_enabled = false)', $1::text) as drop,
+       null::text as comment, null::text as cluster
+from pg_catalog.pg_class c
+where c.oid = pg_catalog.to_regclass($1::text) and c.relkind = 'r'
+  and pg_catalog.pg_has_role(c.relowner, 'usage')
+  and not exists (select from pg_catalog.unnest(c.reloptions) o where o like 'autovacuum_enabled=%')
+"""
 
 _INDEXES_SQL: Final = """
 select pg_catalog.pg_get_indexdef(x.oid) as make,
@@ -76,9 +87,12 @@ async def defer_indexes(connection: TargetConnection, target: RelationName) -> i
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
         await _lock(connection, target)
-        indexes = await connection.fetch(_PRIMARY_KEY_SQL, quoted)
-        indexes += await connection.fetch(_INDEXES_SQL, quoted)
-        for row in indexes:
+        put_off = [
+            row
+            for sql in (_AUTOVACUUM_SQL, _PRIMARY_KEY_SQL, _INDEXES_SQL)
+            for row in await connection.fetch(sql, quoted)
+        ]
+        for row in put_off:
             await connection.execute(
                 "insert into streamer.deferred_index (target, definition) values ($1, $2)",
                 str(target),
@@ -86,7 +100,7 @@ async def defer_indexes(connection: TargetConnection, target: RelationName) -> i
             )
             await connection.execute(row["drop"])
     failpoint("sync.indexes_dropped")
-    return len(indexes)
+    return len(put_off)
 
 
 _IS_FILLED_SQL: Final = """

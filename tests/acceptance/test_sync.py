@@ -143,6 +143,7 @@ def test_indexes_of_an_empty_target_table_come_back_as_they_were(
         "select indexrelid::regclass::text, pg_get_indexdef(indexrelid), indisclustered,"
         " obj_description(indexrelid) from pg_index where indrelid = 'keyed'::regclass order by 1"
     )
+    options = "select reloptions from pg_class where oid = 'keyed'::regclass"
     before = target.execute(definitions)
     config = tmp_path / "config.yaml"
     write_config(config, source, target, "keyed:")
@@ -154,6 +155,7 @@ def test_indexes_of_an_empty_target_table_come_back_as_they_were(
     with Process(config) as process:
         caught_up(process)
         assert target.execute(definitions) == before
+        assert target.value(options) is None
         assert_same(source, target, "keyed")
 
 
