@@ -48,12 +48,28 @@ class MappedRelation:
     relation moves it. ``plans``: how its changes are applied, by definition, newest last.
     """
 
-    __slots__ = ("end_lsn", "mapping", "plan", "relation_id", "skip_through_lsn", "source")
+    __slots__ = (
+        "end_lsn",
+        "is_to_declare",
+        "mapping",
+        "plan",
+        "relation_id",
+        "skip_through_lsn",
+        "source",
+    )
 
     def __init__(
-        self, relation_id: int, mapping: RelationMapping, end_lsn: Lsn, source: SourceFacts
+        self,
+        relation_id: int,
+        mapping: RelationMapping,
+        end_lsn: Lsn,
+        source: SourceFacts,
+        *,
+        is_to_declare: bool = False,
     ) -> None:
         self.relation_id = relation_id
+        self.is_to_declare = is_to_declare
+        """It is to be taken as in step from now on, without a copy."""
         self.mapping = mapping
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn

@@ -17,7 +17,7 @@ from streamer.apply.target import TargetAddress, TargetConnection, transaction
 from streamer.errors import StreamerError, TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
-from streamer.route.mapping import RelationMapping, SourceMapping
+from streamer.route.mapping import Initial, RelationMapping, SourceMapping
 
 CHANNEL: Final = "streamer"
 """Notified when a request is made."""
@@ -108,6 +108,7 @@ class RelationRecord:
     rows_total: int | None
     error: str | None
     target_created: bool
+    declared: bool
     publication_mark: str | None
 
 
@@ -129,7 +130,7 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, target_created, publication_mark
+       rows_copied, bytes_copied, rows_total, error, target_created, declared, publication_mark
 from streamer.relation
 """
 
@@ -309,8 +310,9 @@ class Store:
         """Return the record of a mapped relation, made if it is new.
 
         With another target it is new: a copy fills that one. With another type, the same target is
-        filled anew.
+        filled anew, unless the mapping says that it is not to be copied.
         """
+        is_copied = mapping.rule.initial is not Initial.NONE
         key = (source_id, str(mapping.source))
         async with self.connection() as connection, transaction(connection):
             await connection.execute(
@@ -322,11 +324,13 @@ class Store:
             await connection.execute(
                 "insert into streamer.relation (source_id, source, target, type)"
                 " values ($1, $2, $3, $4) on conflict (source_id, source) do update"
-                " set type = $4, state = 'init', snapshot_lsn = null, error = null"
-                " where relation.type <> $4",
+                " set type = $4, state = case when $5 then 'init' else relation.state end,"
+                " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
+                " error = null where relation.type <> $4",
                 *key,
                 str(mapping.target),
                 mapping.type.value,
+                is_copied,
             )
             rows = await connection.fetch(
                 f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key
@@ -348,11 +352,25 @@ class Store:
                 list(marks.values()),
             )
 
-    async def set_state(self, relation_id: int, state: str, error: str | None = None) -> None:
+    async def fail_copy(self, relation_id: int, error: str) -> None:
+        """A relation cannot be copied."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set state = 'error', error = $2, changed_at = now()"
+                " where id = $1",
+                relation_id,
+                error,
+            )
+
+    async def set_streaming_state(
+        self, relation_id: int, state: str, error: str | None = None
+    ) -> None:
+        """Store how applying changes fares, unless an operator wants something else meanwhile."""
         async with self.connection() as connection:
             await connection.execute(
                 "update streamer.relation set state = $2, error = $3, changed_at = now()"
-                " where id = $1",
+                " where id = $1 and state in ('catching_up', 'ready', 'error')"
+                " and snapshot_lsn is not null",
                 relation_id,
                 state,
                 error,

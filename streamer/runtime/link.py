@@ -97,7 +97,8 @@ class Link:
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
-        if not is_foreign and not synced and (slot is None or record.acknowledged_lsn != NOTHING):
+        is_all_copied = not synced and not any(m.is_to_declare for m in self._relations)
+        if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
             # Everything is copied again, so begin at the end of the WAL: what lies before may not
             # even be readable, as when a publication was dropped (before PostgreSQL 18).
             return await self._make_slot(plain)

@@ -45,6 +45,7 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.store import RelationRecord, SourceLock, SourceRecord, Store
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
+    Initial,
     RelationMapping,
     RelationName,
     SourceMapping,
@@ -261,7 +262,14 @@ class Pipeline:
                 has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
                 types={column.name: column.type for column in relation.columns},
             )
-            self._add(MappedRelation(record.relation_id, mapping, record.end_lsn, facts), record)
+            mapped = MappedRelation(
+                record.relation_id,
+                mapping,
+                record.end_lsn,
+                facts,
+                is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
+            )
+            self._add(mapped, record)
             if record.publication_mark is not None:
                 self._stored_marks[record.relation_id] = record.publication_mark
 
@@ -272,6 +280,8 @@ class Pipeline:
         has_snapshot = record.snapshot_lsn is not None
         if needs_copy(State(record.state), has_snapshot=has_snapshot):
             self._hold_for_copy(mapped)
+            if record.state == State.PAUSED:
+                self._lanes[mapped].keep(Hold.PAUSED)
             return
         lane = self._home_lane(mapped)
         self._lanes[mapped] = lane
@@ -331,8 +341,9 @@ class Pipeline:
         if snapshot is not None:
             self._coordinator.use_snapshot(snapshot)
         for mapped in self._relations.values():
-            if mapped.skip_through_lsn == EVERYTHING:
-                self._begin_copy(mapped)
+            is_paused = self._states[mapped] is State.PAUSED
+            if mapped.skip_through_lsn == EVERYTHING and not is_paused:
+                self._coordinator.request(mapped)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
         log.info("streaming", source=self.source.label, lsn=str(self._stored_lsn))
@@ -579,7 +590,7 @@ class Pipeline:
                     error=str(error),
                     code=error.code,
                 )
-            await self._store_state(mapped, State.ERROR, _with_notes(error))
+            await self._store_streaming_state(mapped, State.ERROR, _with_notes(error))
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
@@ -587,12 +598,12 @@ class Pipeline:
                 log.info(
                     "table goes on", source=self.source.label, table=str(mapped.mapping.source)
                 )
-                await self._store_state(mapped, State.CATCHING_UP)
+                await self._store_streaming_state(mapped, State.CATCHING_UP)
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
             if self._states[mapped] in (State.CATCHING_UP, State.ERROR):
-                await self._store_state(mapped, State.READY)
+                await self._store_streaming_state(mapped, State.READY)
                 failpoint("sync.drained")
         self._advanced.set()
 
@@ -610,33 +621,36 @@ class Pipeline:
         else:
             self.health.table_errors[table] = error
 
-    async def _store_state(
+    async def _store_streaming_state(
         self, mapped: MappedRelation, state: State, error: str | None = None
     ) -> None:
+        """Tell how applying changes fares, unless a copy or an operator has the say by now."""
+        if self._states[mapped] in (State.INIT, State.COPYING, State.PAUSED):
+            return
         self._set_state(mapped, state, error)
         backoff = Backoff()
         while True:
             try:
-                await self._shared.store.set_state(mapped.relation_id, state, error)
+                await self._shared.store.set_streaming_state(mapped.relation_id, state, error)
                 return
             except TargetError as exc:  # what cannot be said now is said when the target is back
-                self._shared.metrics.count_error(exc)
+                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
                 await backoff.wait()
 
     # ---- copies (SyncEvents) -------------------------------------------------------------------
 
-    def _begin_copy(self, mapped: MappedRelation) -> None:
-        self._coordinator.request(mapped)
-
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        self._set_state(mapped, State.COPYING)
+        if self._states[mapped] is not State.PAUSED:
+            self._set_state(mapped, State.COPYING)
         mapped.skip_through_lsn = consistent_point
         self._tracker.durable(self._lanes[mapped].pending, consistent_point)
         self._advanced.set()
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         mapped.end_lsn = mapped.skip_through_lsn = consistent_point
-        self._set_state(mapped, State.CATCHING_UP)
+        mapped.is_to_declare = False
+        if self._states[mapped] is not State.PAUSED:
+            self._set_state(mapped, State.CATCHING_UP)
         self._lanes[mapped].release(Hold.SYNC)
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
@@ -670,17 +684,21 @@ class Pipeline:
 
     def _resume(self, mapped: MappedRelation) -> None:
         lane = self._lanes[mapped]
-        if Hold.SYNC in lane.hold:
+        if self._coordinator.is_at(mapped):
+            self._set_state(mapped, State.COPYING)
+        elif Hold.SYNC in lane.hold:
             if self._states[mapped] in (State.PAUSED, State.ERROR):
                 self._set_state(mapped, State.INIT)
-                self._begin_copy(mapped)
+                self._coordinator.request(mapped)
         elif self._states[mapped] in (State.PAUSED, State.ERROR):
             self._set_state(mapped, State.READY)
         lane.release(Hold.PAUSED | Hold.ERROR)
 
     async def _resync(self, mapped: MappedRelation) -> None:
-        if self._states[mapped] in (State.INIT, State.COPYING):
-            return  # it is at it
+        if self._coordinator.is_at(mapped):
+            self._set_state(mapped, State.COPYING)
+            self._lanes[mapped].release(Hold.PAUSED)
+            return
         before = self._lanes[mapped]
         self._set_state(mapped, State.INIT)
         self._hold_for_copy(mapped)
@@ -688,7 +706,7 @@ class Pipeline:
         # Nothing of it may still be on its way to the target when the copy begins.
         while before.queued_count:
             await asyncio.sleep(0.02)
-        self._begin_copy(mapped)
+        self._coordinator.request(mapped)
 
 
 async def _endless(task: Awaitable[None], name: str) -> None:

@@ -142,6 +142,11 @@ class ExportedSnapshot:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the connection still stands, and with it the snapshot."""
+        try:
+            self._connection.pgconn.consume_input()  # nothing comes but the end
+        except psycopg.OperationalError:
+            return False
         return not self._connection.closed and not self._connection.broken
 
     async def close(self) -> None:

@@ -47,7 +47,6 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store
 from streamer.route.mapping import (
-    Initial,
     OnColumnAdded,
     SourceMapping,
     TableType,
@@ -67,7 +66,6 @@ from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_q
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.plan import CopyPart, CopySource, Heap, cut, group
-from streamer.sync.states import State
 from streamer.sync.tables import create_table, published_relation
 
 log = structlog.get_logger()
@@ -147,6 +145,8 @@ class SyncCoordinator:
         self._events = events
         self._metrics = metrics
         self._waiting: dict[MappedRelation, None] = {}
+        self._copying: set[MappedRelation] = set()
+        """What was taken from `_waiting` and is neither handed over nor in error."""
         self._wanted = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
 
@@ -154,6 +154,10 @@ class SyncCoordinator:
         """Copy *mapped*, in the next round."""
         self._waiting[mapped] = None
         self._wanted.set()
+
+    def is_at(self, mapped: MappedRelation) -> bool:
+        """Whether a copy of *mapped* is wanted or under way."""
+        return mapped in self._waiting or mapped in self._copying
 
     def use_snapshot(self, snapshot: ExportedSnapshot) -> None:
         """Use *snapshot* for the next round; it is closed when that is over."""
@@ -169,19 +173,19 @@ class SyncCoordinator:
                 batch = list(self._waiting)
                 self._waiting.clear()
                 self._wanted.clear()
-                if not batch:
-                    continue
+                self._copying.update(batch)
                 try:
                     await self._round(batch)
                     backoff = Backoff(first=0.5)
                 except StreamerError as exc:
                     self._metrics.count_error(exc, self._source.database, self._source.sid)
                     if exc.retry is not Retry.TIMED:
-                        await self._fail_all(batch, exc)
+                        for mapped in self._unfinished_of(batch):
+                            await self._fail(mapped, str(exc))
                         continue
                     backoff.log(log, f'copying from "{self._source.label}" begins again', exc)
                     await backoff.wait()
-                    for mapped in batch:
+                    for mapped in self._unfinished_of(batch):
                         self.request(mapped)
         finally:
             if self._snapshot is not None:
@@ -202,9 +206,9 @@ class SyncCoordinator:
     def _application_name(self) -> str:
         return f"streamer sync {self._source_id}"
 
-    async def _fail_all(self, batch: list[MappedRelation], error: StreamerError) -> None:
-        for mapped in batch:
-            await self._fail(mapped, str(error))
+    def _unfinished_of(self, batch: list[MappedRelation]) -> list[MappedRelation]:
+        """Return what of *batch* is neither handed over nor in error: the others have moved on."""
+        return [mapped for mapped in batch if mapped in self._copying]
 
     async def _refuse(self, mapped: MappedRelation, error: StreamerError) -> None:
         """*mapped* cannot be copied; the others of its round can."""
@@ -212,7 +216,8 @@ class SyncCoordinator:
         await self._fail(mapped, str(error))
 
     async def _fail(self, mapped: MappedRelation, error: str) -> None:
-        await self._store.set_state(mapped.relation_id, State.ERROR, error)
+        await self._store.fail_copy(mapped.relation_id, error)
+        self._copying.discard(mapped)
         self._events.copy_failed(mapped, error)
 
     # ---- one round -----------------------------------------------------------------------------
@@ -265,7 +270,7 @@ class SyncCoordinator:
                     if relation is None:
                         raise SyncError(f'table "{mapped.mapping.source}" is not in the source')
                     copy = await self._prepare_one(source, target, mapped, relation)
-                    if mapped.mapping.rule.initial is Initial.NONE:
+                    if mapped.is_to_declare:
                         await self._hand_over(copy, self._start_lsn, 0, 0)
                     else:
                         copy.attempt = await self._begin_attempt(target, copy)
@@ -284,7 +289,7 @@ class SyncCoordinator:
         mapped: MappedRelation,
         relation: SourceRelation,
     ) -> _Copy:
-        if mapped.mapping.rule.initial is not Initial.NONE:
+        if not mapped.is_to_declare:
             self._check_readable(relation)
         was_created = False
         there = await read_relation(target, mapped.mapping.target)
@@ -300,7 +305,7 @@ class SyncCoordinator:
                 f'target table "{mapped.mapping.target}" does not exist',
                 hint="create it, or set target.create_tables: true",
             )
-        if mapped.mapping.rule.initial is not Initial.NONE:
+        if not mapped.is_to_declare:
             there = await self._check_fits(target, mapped, relation, there)
         return _Copy(mapped, relation, there, was_created)
 
@@ -358,7 +363,8 @@ class SyncCoordinator:
         mapped = copy.mapped
         async with transaction(target):
             rows = await target.fetch(
-                "update streamer.relation set attempt = attempt + 1, state = 'copying',"
+                "update streamer.relation set attempt = attempt + 1,"
+                " state = case state when 'paused' then state else 'copying' end,"
                 " error = null, snapshot_lsn = null, rows_total = null,"
                 " rows_copied = 0, bytes_copied = 0,"
                 " target_created = target_created or $2, changed_at = now()"
@@ -604,6 +610,8 @@ class SyncCoordinator:
                 continue
             finally:
                 submitting.cancel()
+            if failures and not snapshot.is_alive:
+                raise _snapshot_lost()
             by_id = {copy.mapped.relation_id: copy for copy in copies}
             for failure in failures:
                 copy = by_id[failure["relation_id"]]
@@ -648,7 +656,7 @@ class SyncCoordinator:
             if done:
                 return
             if not snapshot.is_alive or guard.closed or guard.broken:
-                raise SnapshotExpiredError("the connection that held the snapshot was lost")
+                raise _snapshot_lost()
             try:
                 await guard.execute("select 1")
             except psycopg.Error as exc:
@@ -690,17 +698,25 @@ class SyncCoordinator:
         """From *lsn* on the stream brings the changes of a relation."""
         async with self._store.connection() as store:
             await store.execute(
-                "update streamer.relation set state = 'catching_up',"
+                "update streamer.relation set"
+                " state = case state when 'paused' then state else 'catching_up' end,"
                 " snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,"
                 " rows_copied = $3, rows_total = $3, bytes_copied = $4,"
-                " error = null, changed_at = now() where id = $1",
+                " declared = declared or $5, filling = false, error = null, changed_at = now()"
+                " where id = $1",
                 copy.mapped.relation_id,
                 str(lsn),
                 rows,
                 size,
+                copy.mapped.is_to_declare,
             )
         failpoint("sync.catching_up")
+        self._copying.discard(copy.mapped)
         self._events.copy_finished(copy.mapped, lsn)
+
+
+def _snapshot_lost() -> SnapshotExpiredError:
+    return SnapshotExpiredError("the connection that held the snapshot was lost")
 
 
 _BUILTIN_BINARY: Final = frozenset(

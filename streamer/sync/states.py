@@ -12,15 +12,17 @@ each means when a process finds it at its start:
   again from the acknowledged position, brings the rest; this is the same as ``ready`` except for
   the name.
 - ``ready``: in step with the stream.
-- ``paused``: an operator said so. Changes are held; the source's WAL is retained.
+- ``paused``: an operator said so. Changes are held; the source's WAL is retained. A copy that was
+  under way is finished, one that was not waits.
 - ``error``: the target refuses something. Tried again now and then, and when an operator says so.
-  Whether a copy is still to be made tells ``snapshot_lsn``: it is null until one is complete.
+
+Whether a copy is still to be made in the last two tells ``snapshot_lsn``: it is null until one is
+complete.
 
 Pure.
 """
 
 import enum
-from typing import Final
 
 
 class State(enum.StrEnum):
@@ -34,27 +36,12 @@ class State(enum.StrEnum):
     ERROR = "error"
 
 
-_NEXT: Final = {
-    State.INIT: {State.COPYING, State.CATCHING_UP, State.PAUSED, State.ERROR},
-    State.COPYING: {State.INIT, State.COPYING, State.CATCHING_UP, State.PAUSED, State.ERROR},
-    State.CATCHING_UP: {State.INIT, State.READY, State.PAUSED, State.ERROR},
-    State.READY: {State.INIT, State.PAUSED, State.ERROR},
-    State.PAUSED: {State.INIT, State.READY},
-    State.ERROR: {State.INIT, State.COPYING, State.CATCHING_UP, State.READY, State.PAUSED},
-}
-
-
-def may_follow(state: State, following: State) -> bool:
-    """Whether a relation may go from *state* to *following*."""
-    return following is state or following in _NEXT[state]
-
-
 def needs_copy(state: State, *, has_snapshot: bool) -> bool:
     """Whether a relation found in *state* at start has a copy still to be made."""
     match state:
         case State.INIT | State.COPYING:
             return True
-        case State.ERROR:
+        case State.ERROR | State.PAUSED:
             return not has_snapshot
         case _:
             return False

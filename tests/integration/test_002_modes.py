@@ -293,7 +293,7 @@ async def test_another_target_or_type_is_filled_anew(
         source.execute("insert into t values (3)")
         await streamer.caught_up()
         filled = "u" if "target" in change else "t"
-        assert (3,) in target.execute(f"select id from {filled}")
+        assert {(2,), (3,)} <= set(target.execute(f"select id from {filled}"))
         # The old target is left alone, and so is what append keeps.
         source.execute("delete from t")
         await streamer.caught_up()

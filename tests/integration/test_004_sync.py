@@ -1,5 +1,6 @@
 """Copies and what surrounds them, with the parts copied in a thread instead of by Spark."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
 from streamer.sync.coordinator import SyncCoordinator
-from tests.support.postgres import Database, assert_same
+from streamer.sync.launcher import SparkLauncher
+from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_spark")]
@@ -165,3 +167,119 @@ async def test_a_history_table_made_by_hand_without_its_columns_is_refused(
         await streamer.table_state("public.h", "error")
         await streamer.table_state("public.c", "ready")
         assert "kvsz_start" in (await streamer.table("public.h"))["error"]
+
+
+async def test_a_round_that_begins_again_leaves_alone_what_it_has_finished(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table a (v int); create table b (v int)")
+    source.execute("insert into a values (1); insert into b values (1)")
+    submit = SparkLauncher.submit
+    sizes: list[int] = []
+
+    async def lose_the_snapshot(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        parts = [part for task in job["tasks"] for part in task]
+        sizes.append(len(parts))
+        if len(sizes) > 1:
+            return await submit(self, job)
+        await submit(self, {**job, "tasks": [parts[:1]]})
+        await streamer.eventually(lambda: is_done(streamer))
+        source.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where backend_type = 'walsender' and query like 'CREATE_REPLICATION_SLOT%'"
+            " and datname = current_database()"
+        )
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def is_done(streamer: Streamer) -> bool:
+        return any(t["state"] == "ready" for t in (await streamer.status())["tables"])
+
+    monkeypatch.setattr(SparkLauncher, "submit", lose_the_snapshot)
+    async with stream("{a: {}, b: {}}") as streamer:
+        await streamer.eventually(lambda: has_begun_again(sizes))
+        source.execute("insert into a values (2); insert into b values (2)")
+        await streamer.caught_up()
+        assert_same(source, target, "a")
+        assert_same(source, target, "b")
+    assert sizes == [2, 1]
+
+
+async def has_begun_again(sizes: list[int]) -> bool:
+    return len(sizes) > 1
+
+
+async def test_a_paused_table_is_copied_when_it_is_resumed(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (v int); insert into t values (1)")
+    submit = SparkLauncher.submit
+    may_go = asyncio.Event()
+
+    async def wait(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        await may_go.wait()
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", wait)
+    async with stream("{t: {}}") as streamer:
+        await streamer.table_state("public.t", "copying")
+        await ask(streamer, "public.t", "pause")
+        await streamer.table_state("public.t", "paused")
+        await streamer.kill()
+        streamer.start()
+        source.execute("insert into t values (2)")
+        await ask(streamer, "public.t", "resume")
+        # Paused and resumed while the copy is made: neither a second copy, nor does it go on alone.
+        await streamer.table_state("public.t", "copying")
+        await ask(streamer, "public.t", "pause")
+        await ask(streamer, "public.t", "resume")
+        await ask(streamer, "public.t", "pause")
+        may_go.set()
+        await streamer.eventually(lambda: holds(target, "t", 2))
+        source.execute("insert into t values (3)")
+        await asyncio.sleep(1)
+        assert (await streamer.table("public.t"))["state"] == "paused"
+        assert len(contents(target, "t")) == 2
+        await ask(streamer, "public.t", "resume")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def holds(db: Database, table: str, count: int) -> bool:
+    return len(contents(db, table)) == count
+
+
+async def test_a_declared_table_is_copied_when_it_is_asked_for(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
+    target.execute("insert into t values (7, 'not from here')")
+    async with stream("{t: {initial: none}}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (2, 'b')")
+        await streamer.caught_up()
+        await ask(streamer, "public.t", "resync")
+        await streamer.table_state("public.t", "error")  # nobody consented to lose row 7
+        assert len(contents(target, "t")) == 3
+        assert "truncate_target" in (await streamer.table("public.t"))["error"]
+    async with stream("{t: {initial: none, truncate_target: true}}") as streamer:
+        await ask(streamer, "public.t", "resume")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def ask(streamer: Streamer, table: str, action: str) -> None:
+    """Ask for something as the commands do, and wait until it is heard."""
+    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    try:
+        (relation,) = [r for r in await store.relations() if r.source == table]
+        await store.make_request(relation.relation_id, action)
+
+        async def is_taken() -> bool:
+            async with store.connection() as connection:
+                sql = "select not exists (select from streamer.request)"
+                return bool(await connection.fetch_value(sql))
+
+        await streamer.eventually(is_taken)
+    finally:
+        await store.close()

@@ -1,0 +1,11 @@
+-- How a copy goes about it, which must survive the process that makes it.
+
+alter table streamer.relation
+    -- `initial: none` has been acted on: the table was declared to be in step. It counts once.
+    add column declared boolean not null default false,
+    -- A copy fills the target table itself, so what is there of this source is a part of it only.
+    add column filling boolean not null default false;
+
+update streamer.relation set
+    declared = attempt = 0 and snapshot_lsn is not null,
+    filling = attempt > 0 and snapshot_lsn is null;
