@@ -255,7 +255,9 @@ SWALLOWS = {
     # The last net of a command: one line for people, the rest for debugging.
     "cli": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
-    "sync.spark_job": 3,
+    "sync.spark_job": 2,
+    # One relation's failure, whatever it is, is reported the same way.
+    "sync.parts": 1,
 }
 
 

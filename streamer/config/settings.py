@@ -5,6 +5,7 @@ about a setting (what it is for, its unit) is in ``config.example.yaml``, which 
 complete.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -56,10 +57,32 @@ class TargetSettings(Strict):
     create_tables: bool = True
 
 
+_SECRET_NAME: Final = re.compile("(?i)secret|password|token|access.?key")
+
+
+def _check_spark_settings(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    for name, given in value.items():
+        if not str(name).startswith("spark."):
+            raise ValueError(f'"{name}" is not a setting of Spark: those begin with spark.')
+        if _SECRET_NAME.search(str(name)) or re.search("://.*@", str(given)):
+            raise ValueError(
+                f'"{name}" would be seen in process lists; write it to spark-defaults.conf in the'
+                " directory that SPARK_CONF_DIR names, with mode 0600"
+            )
+    return {
+        name: str(given).lower() if isinstance(given, bool) else str(given)
+        for name, given in value.items()
+        if given is not None
+    }
+
+
 class SyncSection(Strict):
     """``sync``"""
 
     spark_master: str = "local[*]"
+    spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = {}
     jobs: int = Field(default=4, ge=1, le=256)
     rows_per_second: float | None = Field(default=None, gt=0)
     defer_indexes: bool = True

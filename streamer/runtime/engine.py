@@ -152,7 +152,12 @@ class Engine:
             store=store,
             workers=workers,
             drainer=Drainer(self._address, planner, metrics),
-            launcher=SparkLauncher(settings.sync.spark_master, settings.sync.jobs, spools.path),
+            launcher=SparkLauncher(
+                settings.sync.spark_master,
+                settings.sync.jobs,
+                spools.path,
+                settings.sync.spark_settings,
+            ),
             spools=spools,
             budget=budget,
             metrics=metrics,

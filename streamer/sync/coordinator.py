@@ -71,6 +71,10 @@ from streamer.sync.tables import create_table, published_relation
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
+_SIZES_SQL: Final = (
+    "pg_catalog.pg_table_size({0}::oid) as size_bytes, pg_catalog.pg_relation_size({0}::oid)"
+    " / pg_catalog.current_setting('block_size')::int8 as page_count"
+)
 TERMINATE_SECONDS: Final = 10.0
 
 
@@ -569,33 +573,40 @@ class SyncCoordinator:
         """Return what of *relation* has storage, and whether it can be read by ranges of pages."""
         quoted = quote_qualified(relation.name.namespace, relation.name.name)
         if not relation.is_partitioned:
-            row = await fetch_one(
-                guard, "select pg_catalog.pg_relation_size(%s::oid) as size", relation.oid
-            )
-            return (Heap(f"only {quoted}", row["size"]),), True
+            sizes = await fetch_one(guard, f"select {_SIZES_SQL}".format("%s"), *[relation.oid] * 2)
+            return (Heap(f"only {quoted}", **sizes),), True
         leaves = await fetch_all(
             guard,
             "select pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,"
-            " c.relkind as kind, pg_catalog.pg_relation_size(c.oid) as size,"
+            f" c.relkind = 'r' as is_table, {_SIZES_SQL.format('c.oid')},"
             " pg_catalog.has_table_privilege(c.oid, 'select') as selectable"
             " from pg_catalog.pg_partition_tree(%s::oid) t"
             " join pg_catalog.pg_class c on c.oid = t.relid"
             " join pg_catalog.pg_namespace n on n.oid = c.relnamespace where t.isleaf",
             relation.oid,
         )
-        if any(leaf["kind"] != "r" or not leaf["selectable"] for leaf in leaves):
-            return (Heap(quoted, relation.size_bytes),), False
-        return tuple(Heap(f"only {leaf['quoted']}", leaf["size"]) for leaf in leaves), True
+        heaps = [
+            Heap(f"only {leaf['quoted']}", leaf["size_bytes"], leaf["page_count"])
+            for leaf in leaves
+        ]
+        if all(leaf["is_table"] and leaf["selectable"] for leaf in leaves):
+            return tuple(heaps), True
+        pages = max(1, sum(heap.page_count for heap in heaps))
+        return (Heap(quoted, relation.size_bytes, pages),), False
 
     async def _run_job(
         self, copies: list[_Copy], snapshot: ExportedSnapshot, guard: Connection
     ) -> None:
         """Let Spark copy the parts, finishing relations as they are complete."""
         backoff = Backoff(first=0.5)
+        submitted: list[CopyPart] | None = None
         while True:
             unfinished = await self._unfinished(copies)
             if not unfinished:
                 return
+            if unfinished == submitted:
+                await self._wait_for_reach(unfinished, backoff)
+            submitted = unfinished
             submitting = asyncio.create_task(
                 self._launcher.submit(self._job(unfinished, snapshot)), name="spark job"
             )
@@ -607,6 +618,7 @@ class SyncCoordinator:
                 # Parts that are copied stay so; the snapshot still stands.
                 backoff.log(log, "the Spark job is started again", exc)
                 await backoff.wait()
+                submitted = None
                 continue
             finally:
                 submitting.cancel()
@@ -618,6 +630,16 @@ class SyncCoordinator:
                 if not copy.is_done:
                     copy.is_done = True
                     await self._fail(copy.mapped, f'copying "{copy.name}": {failure["error"]}')
+
+    async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
+        """A job ended well and has copied nothing: its tasks did not find what they were to do."""
+        error = SparkJobError(
+            f"Spark has run {len(parts)} parts and copied none",
+            hint="do the urls of source and target mean the same servers where its workers run?",
+        )
+        self._metrics.count_error(error, self._source.database, self._source.sid)
+        backoff.log(log, "the Spark job is started again", error)
+        await backoff.wait()
 
     async def _unfinished(self, copies: list[_Copy]) -> list[CopyPart]:
         """Finish relations all of whose parts are copied; return the parts still to copy."""

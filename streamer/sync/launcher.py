@@ -28,15 +28,22 @@ _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 class SparkLauncher:
     """The Spark process of this process. `run` is its owner's task; `submit` is for everybody."""
 
-    def __init__(self, master: str, jobs: int, directory: Path) -> None:
+    def __init__(
+        self,
+        master: str,
+        jobs: int,
+        directory: Path,
+        spark_settings: dict[str, str] | None = None,
+    ) -> None:
         self._master = master
         self._jobs = jobs
+        self._spark_settings = spark_settings or {}
         self._directory = directory
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._wanted = asyncio.Event()
         self._count = 0
-        self._is_stopping = False
+        self._last_error: str | None = None
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to its end; return the relations that failed, with why.
@@ -74,6 +81,9 @@ class SparkLauncher:
     async def _run_process(self) -> None:
         arguments = ["-m", "streamer.sync.spark_job", "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
+        for name, value in self._spark_settings.items():
+            arguments += ["--conf", f"{name}={value}"]
+        self._last_error = None
         log.info("starting Spark", master=self._master)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -97,7 +107,7 @@ class SparkLauncher:
         finally:
             await self._stop()
             listening.cancel()
-            words = last_words[-1] if last_words else "no message"
+            words = self._last_error or (last_words[-1] if last_words else "no message")
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
@@ -115,10 +125,21 @@ class SparkLauncher:
                 return
             if not line:
                 return
-            with contextlib.suppress(ValueError):
-                self._handle(json.loads(line))
+            with contextlib.suppress(ValueError):  # something else that Spark printed
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    self._handle(event)
 
     def _handle(self, event: dict[str, Any]) -> None:
+        match event.get("event"):
+            case "ended":
+                self._last_error = event["error"]
+            case "starving":
+                log.warning(
+                    "the copy waits for Spark: no worker has taken a task; see that workers run"
+                    " and have a core and memory free",
+                    master=self._master,
+                )
         waiting = self._waiting.get(event.get("job", ""))
         if waiting is None or waiting.done():
             return

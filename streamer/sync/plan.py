@@ -1,29 +1,36 @@
 """Cutting the copy of relations into parts, and parts into Spark tasks.
 
 A part is a range of a table's pages, read with a TID range scan (PostgreSQL 14 and later; before
-that a table is one part, because each range would read it all). Parts of one table can run at the
-same time; small tables share a task, so that a task's two connections are worth making. Large parts
-come first, so that no long one begins last. Pure.
+that a table is one part, because each range would read it all). How many parts follows from all a
+table holds: wide values are not in its pages but in its TOAST table, and a few pages may refer to
+gigabytes of them. Parts of one table can run at the same time; small tables share a task, so that a
+task's two connections are worth making. Large parts come first, so that no long one begins last.
+Pure.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-PAGE_BYTES: Final = 8192
 PART_BYTES: Final = 128 * 1024 * 1024
 """A part takes some ten seconds: long enough to be worth a task, short enough to spread and to
 lose.
 """
+PARTS_MAX: Final = 4096
+"""Of one heap: each is a row of the ledger and a task of Spark. Larger heaps have larger parts."""
 TASK_BYTES_MIN: Final = 16 * 1024 * 1024
 TASK_PARTS_MAX: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """A table with storage of its own: a plain table, or a leaf of a partitioned one."""
+    """A table with storage of its own: a plain table, or a leaf of a partitioned one.
+
+    ``size_bytes``: with its TOAST table; ``page_count``: without.
+    """
 
     relation_sql: str
     size_bytes: int
+    page_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,18 @@ class CopySource:
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
-    """Cut a relation into parts, at least one for each heap."""
+    """Cut a relation into parts, at least one. Heaps without a page need none: what the snapshot
+    sees is on a page by now.
+    """
     parts: list[CopyPart] = []
-    for heap in source.heaps:
-        pages = max(1, -(-heap.size_bytes // PAGE_BYTES))
-        count = max(1, -(-heap.size_bytes // part_bytes)) if source.can_split else 1
-        step = -(-pages // count)
+    for heap in [heap for heap in source.heaps if heap.page_count] or source.heaps[:1]:
+        count = 1
+        if source.can_split:
+            wanted = min(-(-heap.size_bytes // part_bytes), PARTS_MAX)
+            count = max(1, min(wanted, heap.page_count))
         for number in range(count):
-            first, last = number * step, (number + 1) * step
+            first = number * heap.page_count // count
+            last = (number + 1) * heap.page_count // count
             # The last range is open: the table may have grown since it was measured.
             conditions = [] if source.condition is None else [f"({source.condition})"]
             if number > 0:

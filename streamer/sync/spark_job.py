@@ -3,26 +3,63 @@
 Two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark_job --serve`` and writes
 the path of one job file per line to its standard input; the session stays warm between jobs and
 ends with that input, so it never outlives the process that wanted it. By hand, or with spark-submit
-on a cluster: ``spark_job.py --job FILE``. A job file has mode 0600 and is the only thing that holds
-connection strings; they reach executors inside the task's closure, never in the command line, the
-configuration, the Spark UI or an event log.
+on a cluster: ``spark_job.py --job FILE``.
+
+Executors on other machines need Python with psycopg, and a way to both databases; the few modules
+of ours that a task runs are shipped. A job file has mode 0600 and is the only thing on disk that
+holds connection strings. They reach executors in the task's closure, which Spark keeps in memory:
+they are in no command line, configuration or message, and so neither in the UI nor in an event log.
 
 Events go to standard output as lines of JSON. What was copied is told by
 ``streamer.sync_partition``.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+import zipfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
-from streamer.sync.copy import CopyEnds, PartCopier, connect
+from streamer.sync.parts import CopyEnds, copy_tasks
+
+SHIPPED: Final = (
+    "streamer",
+    "streamer.errors",
+    "streamer.failpoints",
+    "streamer.session",
+    "streamer.sync",
+    "streamer.sync.parts",
+)
+"""All of ours that a task imports, with its packages."""
+
+# Half the time to start: what they run is over before it is worth optimising.
+_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FAIR",
+    # Rows pass through Python processes; the JVMs only hand out work. This is about their least.
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
+    "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
+    "spark.task.maxFailures": "4",
+    "spark.log.level": "ERROR",
+    "spark.python.worker.reuse": "true",
+}
+"""What we ask of Spark where the user's `spark_settings` ask for nothing else."""
+
+STARVING_SECONDS: Final = 20.0
 
 _output = threading.Lock()
 
@@ -34,92 +71,68 @@ def emit(event: str, **fields: Any) -> None:
         sys.stdout.flush()
 
 
-def start_session(master: str, jobs: int) -> SparkSession:
-    """Start or join Spark. *jobs* bounds how many tasks run at a time."""
-    if master.startswith("local"):
+def is_local(master: str) -> bool:
+    """Whether tasks run in the driver's own process."""
+    return master == "local" or master.startswith("local[")
+
+
+def start_session(
+    master: str | None, jobs: int, spark_settings: dict[str, str] | None = None
+) -> SparkSession:
+    """Start or join Spark. *jobs* bounds how many tasks run at a time.
+
+    Without a *master* it is spark-submit's. What that was told is kept; otherwise *spark_settings*
+    beat ours.
+    """
+    given: dict[str, str] = {}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit runs us, with a JVM that knows
+        SparkContext.getSystemProperty("spark.master")  # connects to it
+        given = dict(SparkConf().getAll())
+    master = master or given.get("spark.master") or "local[*]"
+    if is_local(master):
         # local[*] means the cores of this machine, but tasks wait for servers: `jobs` says how
         # many.
         master = f"local[{jobs},4]"
-    builder = SparkSession.builder.appName("streamer sync").master(master)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.scheduler.mode": "FAIR",
-        "spark.driver.memory": "512m",
-        "spark.cores.max": str(jobs),
-        "spark.task.maxFailures": "4",
-        "spark.log.level": "ERROR",
-        # A retried task finds its parts' ledger rows locked by its former self for a moment.
-        "spark.python.worker.reuse": "true",
-    }
+    settings = SETTINGS | {"spark.cores.max": str(jobs)} | given | (spark_settings or {})
+    builder = SparkSession.builder.appName("streamer sync")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.master(master).getOrCreate()
+    if not is_local(master):
+        _ship(session.sparkContext)
+    return session
 
 
-def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
-    """Copy a task's parts; yield those that a server refused. Lost connections raise, and Spark
-    retries.
+def _ship(context: SparkContext) -> None:
+    """Send executors what a task imports: the version that planned the task, whatever they have.
+
+    The archive is in a directory that Spark removes when it ends, however we do.
     """
-    failed: set[int] = set()
-    remaining = list(parts)
-    while remaining:
-        part = None
-        try:
-            with (
-                connect(ends.source_url, ends.application_name) as source,
-                connect(ends.target_url, ends.application_name) as target,
-            ):
-                copier = PartCopier(source, target, ends)
-                while remaining:
-                    part = remaining[0]
-                    if part["relation_id"] not in failed:
-                        copier.copy(part)
-                    remaining.pop(0)
-        except Exception as exc:  # one relation's failure is not the others'
-            if part is None or _is_passing(exc):
-                raise
-            remaining.pop(0)
-            failed.add(part["relation_id"])
-            message = _describe(exc)
-            _record_error(part, ends, message)
-            yield {"relation_id": part["relation_id"], "error": message}
+    directory = Path(SparkFiles.getRootDirectory()) / "shipped"
+    directory.mkdir(mode=0o700)
+    path = directory / "streamer_tasks.zip"
+    write_shipped(path)
+    context.addPyFile(str(path))
 
 
-def _is_passing(error: Exception) -> bool:
-    state = getattr(error, "sqlstate", None)
-    return (
-        state is None or state[:2] in ("08", "40", "53", "57", "58") or state in ("55P03", "22023")
-    )
-
-
-def _describe(error: Exception) -> str:
-    diagnostic = getattr(error, "diag", None)
-    return getattr(diagnostic, "message_primary", None) or str(error).splitlines()[0]
-
-
-def _record_error(part: dict[str, Any], ends: CopyEnds, message: str) -> None:
-    with connect(ends.target_url, ends.application_name) as target:
-        target.execute(
-            "update streamer.sync_partition set error = %s"
-            " where relation_id = %s and part = %s and attempt = %s",
-            (message, part["relation_id"], part["part"], part["attempt"]),
-        )
+def write_shipped(path: Path) -> None:
+    """Write the archive of `SHIPPED`."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in SHIPPED:
+            file = Path(str(importlib.import_module(name).__file__))
+            inner = name.replace(".", "/")
+            is_package = file.name == "__init__.py"
+            archive.write(file, f"{inner}/__init__.py" if is_package else f"{inner}.py")
 
 
 def run_job(session: SparkSession, path: Path) -> list[dict[str, Any]]:
     """Run the job described in a file; return the relations that failed."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    tasks = job["tasks"]
-    ends = CopyEnds(**job["ends"])
-
-    def copy_tasks(part_lists: Iterable[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-        for parts in part_lists:
-            yield from copy_parts(parts, ends)
-
+    tasks, ends = job["tasks"], CopyEnds(**job["ends"])
     context = session.sparkContext
     # One partition per task: Spark starts them in order, so the largest begin first.
-    return list(context.parallelize(tasks, len(tasks)).mapPartitions(copy_tasks).collect())
+    parts = context.parallelize(tasks, len(tasks))
+    return list(parts.mapPartitions(partial(copy_tasks, ends=ends)).collect())
 
 
 def _run_and_report(session: SparkSession, path: str) -> None:
@@ -133,10 +146,12 @@ def _run_and_report(session: SparkSession, path: str) -> None:
 
 
 def _exit_without_java(session: SparkSession) -> None:
-    """End this process if its JVM is gone: no job can run in it any more."""
+    """End this process if its JVM is gone or its session over: no job can run in it any more."""
     try:
-        session.sparkContext.parallelize([0], 1).count()
+        is_over = session.sparkContext._jsc.sc().isStopped()
     except Exception:  # noqa: BLE001  # whatever it is, there is nothing left to work with
+        is_over = True
+    if is_over:
         os._exit(1)
 
 
@@ -144,14 +159,31 @@ def _cause(error: Exception) -> str:
     """Find the line that says why, in what PySpark says of a failed task."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
-        if "psycopg." in line or "Error:" in line:
+        if "Error:" in line:
             return line[:500]
-    return lines[0][:500] if lines else "unknown"
+    return lines[0][:500] if lines else type(error).__name__
+
+
+def _report_starving(session: SparkSession) -> None:
+    """Say so when tasks wait and none runs: a cluster without free workers makes no other sign."""
+    tracker = session.sparkContext.statusTracker()
+    hungry_since: float | None = None
+    while True:
+        time.sleep(STARVING_SECONDS / 4)
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        if not stages or any(stage is None or stage.numActiveTasks for stage in stages):
+            hungry_since = None
+        elif hungry_since is None:
+            hungry_since = time.monotonic()
+        elif time.monotonic() - hungry_since >= STARVING_SECONDS:
+            emit("starving")
+            hungry_since = None
 
 
 def serve(session: SparkSession) -> None:
     """Run jobs whose file names come on standard input, several at a time, until it ends."""
     emit("ready")
+    threading.Thread(target=_report_starving, args=(session,), daemon=True).start()
     for line in sys.stdin:
         path = line.strip()
         if path:
@@ -164,14 +196,24 @@ def main(arguments: list[str] | None = None) -> int:
     """Run as a program."""
     parser = argparse.ArgumentParser(description="Copy tables with Spark for streamer.")
     parser.add_argument(
-        "--master", default=os.environ.get("STREAMER_SYNC__SPARK_MASTER", "local[*]")
+        "--master",
+        default=os.environ.get("STREAMER_SYNC__SPARK_MASTER"),
+        help="the master's URL; default: spark-submit's, or local[*]",
     )
     parser.add_argument("--jobs", type=int, default=4, help="tasks that run at a time")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's"
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--job", type=Path, help="run one job file and exit")
     which.add_argument("--serve", action="store_true", help="run job files named on standard input")
     options = parser.parse_args(arguments)
-    session = start_session(options.master, options.jobs)
+    spark_settings = {name: value for name, _, value in (c.partition("=") for c in options.conf)}
+    try:
+        session = start_session(options.master, options.jobs, spark_settings)
+    except Exception as exc:
+        emit("ended", error=_cause(exc))
+        raise SystemExit(1) from exc
     if options.serve:
         serve(session)
         return 0

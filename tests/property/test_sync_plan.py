@@ -1,13 +1,16 @@
-"""Cut into parts, a table is read once, every page of it, also the pages that come later."""
+"""Cut into parts, a table is read once, every page of it, also the pages that come later; parts
+are grouped so that few tasks are enough and the longest begins first."""
 
 import itertools
 import re
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.sync.plan import (
-    PAGE_BYTES,
+    PART_BYTES,
+    PARTS_MAX,
     TASK_BYTES_MIN,
     TASK_PARTS_MAX,
     CopyPart,
@@ -17,8 +20,14 @@ from streamer.sync.plan import (
     group,
 )
 
-heaps = st.lists(st.integers(0, 40 * PAGE_BYTES), min_size=1, max_size=4).map(
-    lambda sizes: tuple(Heap(f'"public"."t{n}"', size) for n, size in enumerate(sizes))
+PAGE_BYTES = 8192
+MEGABYTE = 1024 * 1024
+
+heaps = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 400)), min_size=1, max_size=4).map(
+    lambda sizes: tuple(
+        Heap(f'"public"."t{n}"', (pages + toast_pages) * PAGE_BYTES, pages)
+        for n, (pages, toast_pages) in enumerate(sizes)
+    )
 )
 
 
@@ -41,19 +50,62 @@ def test_parts_cover_every_page_once(heaps: tuple[Heap, ...], part_bytes: int) -
     assert [part.part for part in parts] == list(range(len(parts)))
     for heap in heaps:
         ranges = [pages(part) for part in parts if f"from {heap.relation_sql}" in part.copy_out]
+        if not heap.page_count and (heap != heaps[0] or any(h.page_count for h in heaps)):
+            assert ranges == []
+            continue
         assert ranges[0][0] == 0
         assert ranges[-1][1] is None
         for (_, end), (begin, _) in itertools.pairwise(ranges):
             assert end == begin
+        assert all(begin < heap.page_count for begin, _ in ranges[1:])
         assert all(end is None or end > begin for begin, end in ranges)
-        assert len(ranges) == max(1, -(-heap.size_bytes // part_bytes))
+        assert len(ranges) == max(1, min(-(-heap.size_bytes // part_bytes), heap.page_count))
 
 
 @given(heaps)
 def test_a_table_that_cannot_be_split_is_one_part_for_each_heap(heaps: tuple[Heap, ...]) -> None:
     parts = cut(copy_source(heaps, can_split=False), part_bytes=PAGE_BYTES)
-    assert len(parts) == len(heaps)
+    assert len(parts) == max(1, sum(heap.page_count > 0 for heap in heaps))
     assert all("where" not in part.copy_out for part in parts)
+
+
+def one_heap(megabytes: int, *, pages: int | None = None) -> Heap:
+    size = megabytes * MEGABYTE
+    return Heap("t", size, size // PAGE_BYTES if pages is None else pages)
+
+
+def test_a_table_whose_bulk_is_in_its_toast_is_cut_by_what_it_holds() -> None:
+    """10 GB in 100 pages: eighty tasks, not one."""
+    parts = cut(copy_source((one_heap(10 * 1024, pages=100),)))
+    assert len(parts) == 10 * 1024 * MEGABYTE // PART_BYTES == 80
+    assert {part.size_bytes for part in parts} == {PART_BYTES}
+    assert {(end or 100) - begin for begin, end in map(pages, parts)} == {1, 2}
+
+
+def test_a_huge_table_has_larger_parts_instead_of_ever_more() -> None:
+    parts = cut(copy_source((one_heap(100 * 1024 * 1024),)))
+    assert len(parts) == PARTS_MAX
+
+
+def test_a_schema_of_all_sizes_needs_few_tasks_and_begins_with_the_largest() -> None:
+    """One huge table, one whose bulk is TOAST, 500 small ones, of 1000 partitions all but one empty."""
+    huge = cut(replace(copy_source((one_heap(2048),)), relation_id=1))
+    toasted = cut(replace(copy_source((one_heap(512, pages=300),)), relation_id=2))
+    empty = Heap("leaf", 8192, 0)
+    partitions = cut(
+        replace(copy_source((empty,) * 999 + (one_heap(1),)), relation_id=3),
+    )
+    small = [
+        part
+        for n in range(500)
+        for part in cut(replace(copy_source((Heap("s", 8192, n % 2),)), relation_id=10 + n))
+    ]
+    assert [len(parts) for parts in (huge, toasted, partitions, small)] == [16, 4, 1, 500]
+    tasks = group([*small, *partitions, *toasted, *huge])
+    assert len(tasks) == 16 + 4 + 11
+    assert {part.relation_id for task in tasks[:20] for part in task} == {1, 2}
+    assert all(len(task) == 1 for task in tasks[:20])
+    assert tasks[20][0].relation_id == 3
 
 
 @given(st.lists(st.integers(0, 2 * TASK_BYTES_MIN), max_size=120))

@@ -14,9 +14,8 @@ from streamer.commands import status as status_command
 from streamer.config import static
 from streamer.route.mapping import Mapping
 from streamer.runtime.engine import Engine, StopCondition
-from streamer.sync.copy import CopyEnds
 from streamer.sync.launcher import SparkLauncher
-from streamer.sync.spark_job import copy_parts
+from streamer.sync.parts import CopyEnds, copy_parts
 from tests.support.postgres import Database
 
 CATCH_UP_SECONDS = 20.0

@@ -5,10 +5,13 @@ what the other server reads, so no value can suffer on the way, and passing byte
 fiftieth of decoding them. The part's row in ``streamer.sync_partition`` is locked first and marked
 in the transaction of the copy, so a task that Spark runs twice, or that outlived the process that
 wanted it, copies once or not at all.
+
+This module and what it imports (`streamer.sync.spark_job` ships them) is all that an executor on
+another machine has of us, besides psycopg.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +25,15 @@ from streamer.failpoints import failpoint
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
+
+# A machine that vanishes says nothing to the servers, and its part's ledger row stays locked until
+# they notice: within a minute instead of TCP's two hours.
+NOTICE_LOST_CLIENTS: Final = {
+    "tcp_keepalives_idle": "20",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +58,81 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
     parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
+        settings = session.PINNED | NOTICE_LOST_CLIENTS
         connection.execute(
             session.PIN_SQL.format(names="%s::text[]", values="%s::text[]"),
-            [list(session.PINNED), list(session.PINNED.values())],
+            [list(settings), list(settings.values())],
         )
         yield connection
+
+
+class PassingError(Exception):
+    """A part could not be copied now; Spark runs its task again.
+
+    Says what the server said in one line and no more: Spark shows it in its UI and event log, and
+    the rest of a driver's message may hold values of rows or a connection string.
+    """
+
+
+def copy_tasks(
+    part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds
+) -> Iterator[dict[str, Any]]:
+    """Copy the parts of tasks; yield what a server refused."""
+    for parts in part_lists:
+        yield from copy_parts(parts, ends)
+
+
+def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
+    """Copy a task's parts; yield those that a server refused. What passes raises PassingError."""
+    failed: set[int] = set()
+    remaining = list(parts)
+    while remaining:
+        part = None
+        try:
+            with (
+                connect(ends.source_url, ends.application_name) as source,
+                connect(ends.target_url, ends.application_name) as target,
+            ):
+                copier = PartCopier(source, target, ends)
+                while remaining:
+                    part = remaining[0]
+                    if part["relation_id"] not in failed:
+                        copier.copy(part)
+                    remaining.pop(0)
+        except Exception as exc:  # noqa: BLE001  # one relation's failure is not the others'
+            message = _describe(exc)
+            if part is None or _is_passing(exc):
+                raise PassingError(message) from None
+            remaining.pop(0)
+            failed.add(part["relation_id"])
+            _record_error(part, ends, message)
+            yield {"relation_id": part["relation_id"], "error": message}
+
+
+def _is_passing(error: Exception) -> bool:
+    state = getattr(error, "sqlstate", None)
+    return (
+        state is None or state[:2] in ("08", "40", "53", "57", "58") or state in ("55P03", "22023")
+    )
+
+
+def _describe(error: Exception) -> str:
+    diagnostic = getattr(error, "diag", None)
+    if primary := getattr(diagnostic, "message_primary", None):
+        return str(primary)
+    if isinstance(error, psycopg.ProgrammingError):  # it quotes the connection string
+        return "a connection string cannot be read"
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _record_error(part: dict[str, Any], ends: CopyEnds, message: str) -> None:
+    with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
+        target.execute(
+            "update streamer.sync_partition set error = %s"
+            " where relation_id = %s and part = %s and attempt = %s",
+            (message, part["relation_id"], part["part"], part["attempt"]),
+        )
 
 
 class PartCopier:

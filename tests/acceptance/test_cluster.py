@@ -1,0 +1,296 @@
+"""The copy on a Spark cluster: a standalone master and two workers, one of which dies."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+import pyspark
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.embedded import free_port
+from streamer.progress.store import Store
+from streamer.route.mapping import Secret
+from streamer.sync import spark_job
+from streamer.sync.parts import CopyEnds, copy_parts
+from tests.support.postgres import Database, assert_same
+from tests.support.process import Process, caught_up, eventually
+from tests.support.streamer import write_config
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
+
+SPARK_HOME = Path(pyspark.__file__).parent
+SECRET = "s3cr3t-of-the-servers"
+VALUE = "value-of-a-row"
+"""In rows: what a server says of a row it could not take is nobody's business either."""
+
+
+@dataclass
+class Cluster:
+    """A master and its workers, on this machine."""
+
+    directory: Path
+    port: int = field(default_factory=free_port)
+    web_port: int = field(default_factory=free_port)
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    @property
+    def work(self) -> Path:
+        """Where workers keep what executors get and print."""
+        return self.directory / "work"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver needs here: names that resolve, little memory."""
+        return {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "128m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_CONF_DIR": str(self.directory / "conf"),
+            "SPARK_HOME": str(SPARK_HOME),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        # As on other machines: our package is not on an executor's path.
+        environment = os.environ | self.environment | {"PYTHONPATH": ""}
+        with (self.directory / f"daemon-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [SPARK_HOME / "bin" / "spark-class", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def start_worker(self) -> "subprocess.Popen[bytes]":
+        return self.start(
+            *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1"),
+            *("--memory", "700m", "--work-dir", str(self.work), "--webui-port", "0", self.url),
+        )
+
+    def state(self) -> str:
+        """Return what the master's page for machines says; '' while there is none."""
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{self.web_port}/json/").text
+        return ""
+
+    def stop(self) -> None:
+        for process in self.processes:
+            end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a daemon with all it started, as when its machine dies."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid)
+        for member in (*family.children(recursive=True), family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    (cluster.directory / "conf").mkdir()
+    (cluster.directory / "events").mkdir()
+    (cluster.directory / "conf" / "spark-defaults.conf").write_text(
+        "spark.eventLog.enabled true\n"
+        f"spark.eventLog.dir file://{cluster.directory / 'events'}\n"
+        "spark.eventLog.compress false\n"
+    )
+    try:
+        cluster.start(
+            *("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"),
+            *("--port", str(cluster.port), "--webui-port", str(cluster.web_port)),
+        )
+        cluster.start_worker()
+        cluster.start_worker()
+        eventually(lambda: cluster.state().count('"ALIVE"') >= 3, 120, "two workers register")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def pages(ui_port: int) -> str:
+    """Return all that the driver's UI tells."""
+    base = f"http://127.0.0.1:{ui_port}"
+    (application,) = httpx.get(f"{base}/api/v1/applications", timeout=60).json()
+    rest = f"{base}/api/v1/applications/{application['id']}"
+    asked = [f"{rest}/{page}" for page in ("environment", "stages")]
+    asked += [f"{base}/{page}/" for page in ("environment", "stages")]
+    with httpx.Client(timeout=60, follow_redirects=True) as client:
+        return "".join(client.get(url).raise_for_status().text for url in asked)
+
+
+def command_lines() -> str:
+    return "\n".join(
+        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    )
+
+
+def written(*directories: Path) -> str:
+    """Return everything that is in files below *directories*."""
+    files = [path for each in directories for path in each.rglob("*") if path.is_file()]
+    return "".join(path.read_bytes().decode(errors="replace") for path in files)
+
+
+def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
+    cluster: Cluster, source: Database, target: Database, tmp_path: Path
+) -> None:
+    for n in range(3):  # a task each
+        source.execute(
+            f"create table big_{n} (id int primary key, v text, filler char(1900));"
+            f"insert into big_{n} select g, '{VALUE}', 'x' from generate_series(1, 9000) g"
+        )
+    for n in range(60):  # two tasks for all of them
+        source.execute(f"create table small_{n} (id int primary key, v text)")
+        source.execute(f"insert into small_{n} select g, 'v' from generate_series(1, {n % 3}) g")
+    for db in (source, target):
+        db.parameters = f"password={SECRET}"
+    ui_port = free_port()
+    config = tmp_path / "config.yaml"
+    write_config(
+        config,
+        source,
+        target,
+        '"*":',
+        settings=f"""
+        sync:
+          spark_master: {cluster.url}
+          jobs: 2
+          rows_per_second: 4000
+          spark_settings:
+            spark.ui.enabled: true
+            spark.ui.port: {ui_port}
+            # Tasks are run twice whenever they are a little slower than others.
+            spark.speculation: true
+            spark.speculation.multiplier: 1.05
+            spark.speculation.quantile: 0.1
+        """,
+    )
+    copying = "datname = current_database() and application_name like 'streamer copy%' and state = 'active' and query like 'copy %'"
+    count = f"select count(*) from pg_stat_activity where {copying}"
+    with Process(config, environment=cluster.environment) as process:
+        eventually(lambda: target.value(count) == 2, 150, "both workers copy")
+        source.execute(
+            "update big_0 set v = 'meanwhile' where id % 7 = 0; delete from big_1 where id < 50"
+        )
+        # A task that fails says why, and Spark writes that down.
+        target.execute(
+            f"select pg_terminate_backend(pid) from pg_stat_activity where {copying} limit 1"
+        )
+        shown = pages(ui_port) + cluster.state() + command_lines()
+        assert "spark.speculation" in shown
+        assert cluster.url in shown
+        end(cluster.processes[1])
+        caught_up(process, 200)
+        for n in range(3):
+            assert_same(source, target, f"big_{n}")
+        for n in range(60):
+            assert_same(source, target, f"small_{n}")
+        shown += process.output
+        assert process.terminate() == 0
+    cluster.start_worker()
+    recorded = written(cluster.directory, tmp_path / "spool")
+    assert "SparkListenerTaskEnd" in recorded
+    assert "streamer.sync.parts.PassingError: " in recorded, "why the task failed"
+    for text in (shown, recorded):
+        assert SECRET not in text
+        assert VALUE not in text
+
+
+async def make_bookkeeping(target: Database) -> None:
+    store = Store(TargetAddress.parse(Secret(target.url)))
+    await store.migrate()
+    await store.close()
+
+
+def copy_all(tasks: list[list[dict[str, Any]]], ends: CopyEnds) -> None:
+    assert [failure for task in tasks for failure in copy_parts(task, ends)] == []
+
+
+def test_a_job_by_spark_submit(
+    cluster: Cluster, source: Database, target: Database, tmp_path: Path
+) -> None:
+    """Its parts are copied by another task at the same time: each is there once."""
+    source.execute("create table t (id int, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 1000) g")
+    target.execute("create table t (id int, v text)")
+    asyncio.run(make_bookkeeping(target))
+    target.execute(
+        "insert into streamer.source (database, slot, publication) values ('shop', 's', 'p');"
+        "insert into streamer.relation (source_id, source, target, type, state, attempt)"
+        " values (1, 'public.t', 'public.t', 'clone', 'copying', 1);"
+        "insert into streamer.sync_partition (relation_id, part, attempt, description)"
+        " select 1, n, 1, '' from generate_series(0, 9) n"
+    )
+    part = {"relation_id": 1, "attempt": 1, "copy_in": "copy public.t from stdin"}
+    tasks = [
+        [
+            part
+            | {
+                "part": n,
+                "copy_out": f"copy (select * from public.t where id % 10 = {n}) to stdout",
+            }
+        ]
+        for n in range(10)
+    ]
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = '{}'"
+    with psycopg.connect(source.url) as exporter, psycopg.connect(target.url) as blocker:
+        exporter.execute("set transaction isolation level repeatable read")
+        row = exporter.execute("select pg_export_snapshot()").fetchone()
+        assert row is not None
+        ends = {"source_url": source.url, "target_url": target.url, "snapshot_name": row[0]}
+        job = tmp_path / "job.json"
+        job.write_text(
+            json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})
+        )
+        # Both come to the same parts before either of them is copied.
+        blocker.execute("select from streamer.sync_partition for update")
+        submitted = subprocess.Popen(
+            [
+                *(SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url),
+                *("--conf", "spark.driver.memory=512m", "--conf", "spark.cores.max=1"),
+                *(str(spark_job.__file__), "--job", job),
+            ],
+            env=os.environ | cluster.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        rival = threading.Thread(
+            target=copy_all, args=(tasks, CopyEnds(**ends, application_name="rival"))
+        )
+        rival.start()
+        eventually(lambda: target.value(waiting.format("rival")), 150, "the rival waits")
+        eventually(lambda: target.value(waiting.format("submitted")), 150, "the job waits")
+        blocker.rollback()
+        output, _ = submitted.communicate(timeout=100)
+        rival.join()
+    assert submitted.returncode == 0
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    assert [json.loads(line) for line in lines] == [
+        {"event": "finished", "job": str(job), "failures": []}
+    ]
+    assert_same(source, target, "t")
+    assert target.value("select sum(rows_copied) from streamer.sync_partition") == 1000
