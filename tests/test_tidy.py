@@ -127,7 +127,7 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors"},
-    {"sql", "session", "conninfo", "backoff", "failpoints", "migrations"},
+    {"sql", "session", "origin", "conninfo", "backoff", "failpoints", "migrations"},
     {"decode", "route"},
     {"source", "apply", "progress", "sync", "config", "observability"},
     {"runtime"},

@@ -170,7 +170,7 @@ class Applier:
         self._committing = dict(moved)
         # Cancelled here, we still learn whether the commit was made: what is durable must be known
         # so.
-        committing = asyncio.ensure_future(self._target.execute("commit"))
+        committing = asyncio.ensure_future(self._target.commit())
         try:
             await asyncio.shield(committing)
         except asyncio.CancelledError:

@@ -11,12 +11,14 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import asyncpg
+import structlog
 
-from streamer import session
+from streamer import origin, session
 from streamer.conninfo import parse_conninfo
 from streamer.errors import (
     ConflictError,
@@ -30,6 +32,8 @@ from streamer.errors import (
     ValueConversionError,
 )
 from streamer.route.mapping import Secret
+
+log = structlog.get_logger()
 
 CONNECT_SECONDS: Final = 10.0
 
@@ -233,12 +237,13 @@ class TargetConnection:
 
     def __init__(self, connection: "asyncpg.Connection") -> None:
         self._connection = connection
+        self._has_origin = False
 
     @classmethod
     async def connect(
         cls, address: TargetAddress, application_name: str, *, applies: bool = False
     ) -> "TargetConnection":
-        """Connect and pin settings; with *applies*, also those that applying changes needs.
+        """Connect and pin settings; with *applies*, also do what applying changes needs.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -293,6 +298,23 @@ class TargetConnection:
         if applies:
             with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
                 await self._connection.execute("set session_replication_role = replica")
+            await self.set_up_origin()
+
+    async def set_up_origin(self) -> None:
+        """Mark from now on what is written here as replicated, where the role may.
+
+        Such transactions are ended with `commit`.
+        """
+        with translating():
+            await self._connection.execute(origin.SET_UP_SQL)
+            row = await self._connection.fetchrow(origin.RESULT_SQL)
+        self._has_origin = bool(row["tagged"])
+        if not self._has_origin:
+            _say_untagged(row["reason"])
+
+    async def commit(self) -> None:
+        """End the transaction."""
+        await self.execute(f"{origin.STAMP_SQL}; commit" if self._has_origin else "commit")
 
     @property
     def server_version(self) -> int:
@@ -363,6 +385,11 @@ class TargetConnection:
             self._connection.terminate()
 
 
+@cache
+def _say_untagged(reason: str) -> None:
+    log.info("transactions at the target carry no replication origin", reason=reason)
+
+
 @asynccontextmanager
 async def target_connection(
     address: TargetAddress, application_name: str = "streamer"
@@ -386,4 +413,4 @@ async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
             with contextlib.suppress(StreamerError):
                 await connection.execute("rollback")
         raise
-    await connection.execute("commit")
+    await connection.commit()

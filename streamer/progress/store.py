@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from streamer import origin
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
 from streamer.errors import StreamerError, TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
@@ -286,14 +287,15 @@ class Store:
             await connection.execute("delete from streamer.source where id = $1", source_id)
 
     async def drop_if_empty(self) -> None:
-        """Drop the bookkeeping when no source is left in it; the schema, too, if nobody else has
-        anything there.
+        """Drop the bookkeeping and our replication origins when no source is left in it; the
+        schema, too, if nobody else has anything there.
         """
         async with self.connection() as connection, transaction(connection):
             if not await connection.fetch_value("select exists (select from streamer.source)"):
                 tables = ", ".join(f"streamer.{name}" for name in TABLES)
                 await connection.execute(f"drop table if exists {tables}")
                 await connection.execute(_DROP_SCHEMA_SQL)
+                await connection.execute(origin.DROP_SQL)
 
     # ---- relations -----------------------------------------------------------------------------
 

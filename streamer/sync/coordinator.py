@@ -268,6 +268,7 @@ class SyncCoordinator:
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         copies = []
         async with target_connection(self._address, self._application_name) as target:
+            await target.set_up_origin()  # rows may be removed
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
                 try:

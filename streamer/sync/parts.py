@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from streamer import session
+from streamer import origin, session
 from streamer.failpoints import failpoint
 
 PACE_ROWS: Final = 1000
@@ -152,6 +152,9 @@ class PartCopier:
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
+        target.execute(origin.SET_UP_SQL.encode())
+        row = target.execute(origin.RESULT_SQL).fetchone()
+        self._has_origin = row is not None and bool(row[0])
         # A part and its mark are lost together or not at all, and nothing is done with them before
         # a later commit has flushed both.
         target.execute("set synchronous_commit = off")
@@ -176,6 +179,8 @@ class PartCopier:
                 (rows, size, *key),
             )
             self._pace.wait(rows, time.monotonic() - began)
+            if self._has_origin:
+                self._target.execute(origin.STAMP_SQL)
             failpoint("sync.part_copied")
         return True
 

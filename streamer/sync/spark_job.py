@@ -35,6 +35,7 @@ SHIPPED: Final = (
     "streamer",
     "streamer.errors",
     "streamer.failpoints",
+    "streamer.origin",
     "streamer.session",
     "streamer.sync",
     "streamer.sync.parts",

@@ -347,7 +347,12 @@ def _source(
     facts = SourceFacts(SourceMapping(name, None, Secret(""), ()))
     facts.server = replace(SERVER, max_replication_slots=2, max_wal_senders=2)
     facts.usage = Usage(
-        "UTF8", may_create=True, slots=slots, walsenders=walsenders, large_objects=0
+        "UTF8",
+        may_create=True,
+        slots=slots,
+        walsenders=walsenders,
+        large_objects=0,
+        is_target=False,
     )
     facts.is_complete, facts.slot = True, slot
     relation = RelationName("public", "t")
@@ -826,6 +831,35 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
         found
     )
     assert not matching(await checker.findings(), ERROR)
+    target.execute("create publication onwards")
+    await checker.mends(INFO, "may not mark what it writes as replicated", "session_setup(text)")
+
+
+async def test_places_for_replication_origins(checker: Checker) -> None:
+    checker.source.execute(ITEMS)
+    checker.configure("items:", settings="workers: 64")
+    await checker.is_gone(INFO, "replication origins")
+    checker.target.execute("create publication onwards")
+    found = await checker.finds(INFO, "replication origins", "up to 73 connections write")
+    assert "alter system set max_" in str(found)
+    checker.configure("items:", settings="workers: 1\nsync: {jobs: 1}")
+    await checker.is_gone(INFO, "replication origins")
+
+
+async def test_a_source_that_is_a_target_too(
+    checker: Checker, stream: MakeStreamer, second: Database
+) -> None:
+    for db in (checker.source, checker.target):
+        db.execute(ITEMS)
+    async with stream("items: {initial: none}") as streamer:
+        await streamer.caught_up()
+        checker.source.execute("insert into items values (1, 'a')")
+        await streamer.caught_up()
+    onwards = Checker(checker.path, checker.target, second)
+    onwards.configure("items:")
+    await onwards.finds(INFO, "a streamer writes into it as well", "forward_origins: true")
+    onwards.configure("items:", group="forward_origins: true")
+    await onwards.is_gone(INFO, "a streamer writes into it as well")
 
 
 async def test_truncate_is_not_needed_where_nothing_is_truncated(

@@ -6,6 +6,7 @@ The trouble of one source keeps nobody from checking the others.
 import asyncio
 from typing import Final
 
+from streamer.apply import drainer
 from streamer.apply.target import TargetAddress, target_connection
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
 from streamer.commands.check.source import check_capacity, check_source
@@ -48,7 +49,11 @@ async def check(settings: Settings, mapping: Mapping) -> Report:
             report.findings += check_server(target.server)
             target = None
         else:
-            report.findings += in_order(check_target(target, sources, create_tables=create_tables))
+            # Workers, drainers, copies, and what a copy removes first.
+            connections = settings.workers + drainer.CONCURRENT_MAX + settings.sync.jobs + 1
+            report.findings += in_order(
+                check_target(target, sources, create_tables=create_tables, connections=connections)
+            )
     report.findings += check_capacity(sources, target)
     for facts in sources:
         findings = check_source(facts, target)

@@ -476,6 +476,12 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
     """What PostgreSQL's logical replication leaves out, whatever the mapping says."""
     place, usage = Place(facts.label), facts.usage
     assert usage is not None
+    if usage.is_target and not facts.source.forward_origins:
+        yield info(
+            place,
+            "a streamer writes into it as well; what that brings does not go on from here",
+            in_words("set `forward_origins: true`, if it should and cannot come back there"),
+        )
     if usage.large_objects:
         yield warning(
             place,

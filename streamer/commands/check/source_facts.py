@@ -37,6 +37,7 @@ class Usage:
     slots: int
     walsenders: int
     large_objects: int
+    is_target: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,9 @@ select pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
        pg_catalog.has_database_privilege(d.oid, 'create') as may_create,
        (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
-       (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects
+       (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects,
+       exists (select from pg_catalog.pg_replication_origin
+                where pg_catalog.starts_with(roname, 'streamer_' || d.oid || '_')) as is_target
 from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
+from streamer import origin
 from streamer.apply.plan import SID
 from streamer.commands.check.findings import (
     TARGET,
@@ -36,10 +37,11 @@ _OUR_TABLES: Final = frozenset(
 
 
 def check_target(
-    facts: TargetFacts, sources: list[SourceFacts], *, create_tables: bool
+    facts: TargetFacts, sources: list[SourceFacts], *, create_tables: bool, connections: int
 ) -> Iterable[Finding]:
-    """Judge everything at the target but its tables."""
+    """Judge everything at the target but its tables. *connections*: how many write at a time."""
     yield from check_server(facts.server)
+    yield from check_origins(facts.server, connections)
     yield from check_bookkeeping(facts.server, facts.bookkeeping)
     yield from check_namespaces(facts, sources, create_tables=create_tables)
     yield from check_collisions(facts, sources)
@@ -81,6 +83,32 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         )
         fix = at_target("alter system set fsync = on", "select pg_reload_conf()")
         yield warning(TARGET, problem, fix)
+
+
+def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
+    """Whether what is written can be told from what users write, where others replicate it on."""
+    if not server.is_source:
+        return
+    effect = "where changes are replicated from here as well, they may travel back"
+    if not server.may_set_origin:
+        problem = f'role "{server.role}" may not mark what it writes as replicated: {effect}'
+        fix = in_words("before PostgreSQL 14 only superusers may")
+        if server.version >= 14_00_00:
+            fix = at_target(*origin.grants_sql(quote_identifier(server.role)))
+        yield info(TARGET, problem, fix)
+    elif server.free_origins < connections:
+        setting = "max_replication_slots"
+        if server.version >= 18_00_00:
+            setting = "max_active_replication_origins"
+        problem = (
+            f"there is place for {max(0, server.free_origins)} replication origins, and up to "
+            f"{connections} connections write, not all of which can mark it as replicated: {effect}"
+        )
+        wanted = server.origins_max - server.free_origins + connections
+        words = "and restart that server after it, or lower `workers` or `sync.jobs`"
+        yield info(
+            TARGET, problem, at_target(f"alter system set {setting} = {wanted}", words=words)
+        )
 
 
 def check_bookkeeping(server: TargetServer, bookkeeping: Bookkeeping) -> Iterable[Finding]:

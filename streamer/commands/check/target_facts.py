@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from streamer import origin
 from streamer.apply.catalog import TargetRelation, holds_rows, read_relation
 from streamer.apply.plan import SID
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
@@ -34,6 +35,10 @@ class TargetServer:
     may_use_plpgsql: bool
     has_plpgsql: bool
     may_replace_role: bool
+    may_set_origin: bool
+    origins_max: int
+    free_origins: int
+    is_source: bool
     in_recovery: bool
     system_identifier: str
     synchronous_commit: str
@@ -131,6 +136,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
     """Read what does not depend on the mapping."""
     row = dict((await connection.fetch(_SERVER_SQL))[0])
     row["may_replace_role"] = await _may_replace_role(connection)
+    row |= dict((await connection.fetch(origin.CAPACITY_SQL))[0])
     return TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
 
 
