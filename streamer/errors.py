@@ -122,6 +122,13 @@ class ProtocolError(StreamerError):
     code = "protocol"
 
 
+class TransportError(StreamerError):
+    """What came in binary cannot be applied as it came; the source has to send it as text."""
+
+    code = "transport"
+    retry = Retry.TIMED
+
+
 class TargetError(StreamerError):
     """The target failed."""
 

@@ -38,6 +38,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetError,
     TargetFencedError,
+    TargetSchemaError,
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -54,6 +55,12 @@ where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
 """
 _READ_PROGRESS_SQL: Final = """
 select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::int8[]) for update
+"""
+_SAME_TYPES_SQL: Final = """
+select bool_and(exists (select from pg_catalog.pg_attribute a
+                         where a.attrelid = pg_catalog.to_regclass($1) and a.attname = c.name
+                           and a.atttypid = c.type_oid::oid))
+from unnest($2::text[], $3::int8[]) c (name, type_oid)
 """
 
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
@@ -383,6 +390,23 @@ class Applier:
             namespace=plan.target.name.namespace,
             binary=plan.binary,
         )
+        if plan.binary:
+            await self._check_types(plan)
+
+    async def _check_types(self, plan: ApplyPlan) -> None:
+        """Make sure that values were received as what they are.
+
+        A text that does not fit is refused, but four bytes are an integer and a float alike. What
+        COPY has locked cannot change any more before the transaction ends.
+        """
+        unchanged = await self._target.fetch_value(
+            _SAME_TYPES_SQL,
+            plan.table,
+            [column.name for column in plan.columns],
+            [column.target.type_oid for column in plan.columns],
+        )
+        if not unchanged:
+            raise TargetSchemaError(f'target table "{plan.target.name}" was changed meanwhile')
 
     async def _write_ordered(
         self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int

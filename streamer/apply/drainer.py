@@ -31,6 +31,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetContentionError,
     TargetFencedError,
+    TransportError,
 )
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
@@ -94,6 +95,9 @@ class Drainer:
                     await self._drain_turn(lane, plans_may_be_stale)
             except TargetFencedError:
                 raise
+            except TransportError as exc:
+                lane.owner.source_failed(exc)
+                await asyncio.Event().wait()  # until we are told to forget the lane
             except StreamerError as exc:
                 source = lane.owner.source
                 self._metrics.count_error(exc, source.database, source.sid)

@@ -31,11 +31,14 @@ from streamer.route.mapping import RelationMapping, SourceMapping
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What applying a relation's changes needs to know of its source, beyond what RELATION says."""
+    """What applying a relation's changes needs to know of its source, beyond what RELATION says.
+
+    ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
+    """
 
     database: str
     sid: str | None
-    binary: bool
+    binary_types: frozenset[int]
     primary_key: tuple[str, ...]
     has_partial_key: bool
     types: dict[str, str]
@@ -167,6 +170,10 @@ class LaneOwner(Protocol):
 
     async def lane_drained(self, lane: "Lane") -> None:
         """Everything that was held is durable."""
+        ...
+
+    def source_failed(self, error: StreamerError) -> None:
+        """None of the lanes can go on before the source has begun again."""
         ...
 
 

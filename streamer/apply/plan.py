@@ -147,7 +147,7 @@ def make_plan(
             f'target table "{mapping.target}" does not exist',
             hint="create it, or set target.create_tables: true",
         )
-    columns, missing = _match_columns(relation, mapping, target)
+    columns, missing = match_columns(relation, mapping, target)
     quoted = quote_qualified(target.name.namespace, target.name.name)
     if missing:
         types = type_names or {}
@@ -197,10 +197,10 @@ def missing_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> list[tuple[str, str]]:
     """Return the columns that the target lacks and should have: their names here and there."""
-    return _match_columns(relation, mapping, target)[1]
+    return match_columns(relation, mapping, target)[1]
 
 
-def _match_columns(
+def match_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[tuple[PlanColumn, ...], list[tuple[str, str]]]:
     """Pair the source's columns with the target's; also return those the target lacks."""

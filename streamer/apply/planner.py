@@ -5,13 +5,14 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from streamer.apply.binary import binary_obstacle
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
 from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.pgoutput import Relation
-from streamer.errors import StreamerError, TargetError
+from streamer.errors import StreamerError, TargetError, TransportError
 from streamer.route.mapping import OnColumnAdded
 
 
@@ -29,8 +30,8 @@ class Planner:
         """Return a plan for each of a share's changes.
 
         May add columns to the target, which waits for whoever is writing there. Raises
-        TargetSchemaError when the target does not fit, TargetContentionError,
-        TargetConnectionError.
+        TargetSchemaError when the target does not fit, TransportError when it does but not in
+        binary, TargetContentionError, TargetConnectionError.
         """
         plans = []
         for mapped, changes in share.changes:
@@ -71,7 +72,7 @@ class Planner:
                     [(there, types[name]) for name, there in missing],
                 )
                 target = await self._read(mapped)
-        mapped.plan = make_plan(
+        plan = make_plan(
             relation,
             mapped.mapping,
             target,
@@ -79,10 +80,13 @@ class Planner:
             primary_key=mapped.source.primary_key,
             has_partial_key=mapped.source.has_partial_key,
             type_names=types,
-            binary=mapped.source.binary,
+            binary=bool(mapped.source.binary_types),
             number=next(self._numbers),
         )
-        return mapped.plan
+        if plan.binary:
+            _check_binary(plan, mapped)
+        mapped.plan = plan
+        return plan
 
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
@@ -111,6 +115,19 @@ class Planner:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+
+
+def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
+    obstacle = binary_obstacle(
+        plan.relation,
+        plan.mapping,
+        plan.target,
+        sid=mapped.source.sid,
+        types=mapped.source.binary_types,
+        type_names=mapped.source.types,
+    )
+    if obstacle is not None:
+        raise TransportError(obstacle)
 
 
 def known_plans(share: Share) -> list[ApplyPlan] | None:

@@ -161,6 +161,9 @@ def _translate(error: BaseException) -> StreamerError:
     message = f"target: {first_line(error)}"
     if state in _CONTENTION or state.startswith("53"):
         return TargetContentionError(message)
+    if state == "08P01" and getattr(error, "severity_en", None) == "ERROR":
+        # The connection stands: a value in binary is shorter or longer than its type wants.
+        return ValueConversionError(message)
     match state[:2]:
         case "08" | "57":
             return TargetConnectionError(message)

@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamer.config.source import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.route.mapping import Initial, OnColumnAdded, OnError, Secret, TableType
+from streamer.route.mapping import Initial, OnColumnAdded, OnError, Secret, TableType, Transport
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 
@@ -154,6 +154,7 @@ class SourceSettings(Strict):
         min_length=1
     )
     streaming: bool = True
+    transport: Transport = Transport.TEXT
     forward_origins: bool = False
 
 

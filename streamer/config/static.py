@@ -83,6 +83,7 @@ class _MappingBuilder:
                     url=url.url,
                     rules=rules,
                     streaming=group.streaming,
+                    transport=group.transport,
                     forward_origins=group.forward_origins,
                 )
             )

@@ -2,7 +2,8 @@
 
 PostgreSQL documentation, "Logical Replication Message Formats", TupleData: an int16 column count,
 then for each column a kind byte and, for kinds ``t`` (text) and ``b`` (binary), an int32 length and
-that many bytes. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent.
+that many bytes. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent. Binary
+transport has texts too: of types that have no function to send them.
 
 A row is a list with one item per column, and no value is ever turned into a Python value: in text
 transport an item holds the column's text, in binary transport its length *and* bytes, which is what
@@ -40,6 +41,9 @@ class _Sentinel(array):  # type: ignore[type-arg]
 NULL: Final[Value] = _Sentinel("B", b"\\N")  # type: ignore[assignment]
 NULL_BINARY: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xff")  # type: ignore[assignment]
 UNCHANGED: Final[Value] = _Sentinel("B", b"\\U")  # type: ignore[assignment]
+AS_TEXT: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xfe")  # type: ignore[assignment]
+"""A text in binary transport. Only columns that are not written may have it: as COPY data this is a
+length of -2, which the target refuses."""
 
 Row = list[Value]
 
@@ -135,6 +139,9 @@ def _read_mixed_tuple(data: bytes, position: int, value_kind: int) -> tuple[Mixe
             row.append(UNCHANGED)
             row.unchanged_count += 1
             position += 1
+        elif kind == KIND_TEXT and value_kind == KIND_BINARY:
+            row.append(AS_TEXT)
+            position += 5 + _length_at(data, position + 1)[0]
         else:
             raise ProtocolError(f"unexpected column kind {chr(kind)!r} at offset {position}")
     return row, position

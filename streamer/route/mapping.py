@@ -45,6 +45,13 @@ class OnColumnAdded(enum.StrEnum):
     IGNORE = "ignore"
 
 
+class Transport(enum.StrEnum):
+    """How the stream brings values."""
+
+    TEXT = "text"
+    BINARY = "binary"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class RelationName:
     """A schema-qualified relation name, as PostgreSQL stores it."""
@@ -235,6 +242,7 @@ class SourceMapping:
     url: Secret
     rules: tuple[TableRule, ...]
     streaming: bool = True
+    transport: Transport = Transport.TEXT
     forward_origins: bool = False
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: str = "warn"

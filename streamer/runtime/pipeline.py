@@ -53,6 +53,7 @@ from streamer.route.mapping import (
 )
 from streamer.route.partition import worker_number
 from streamer.runtime.link import Link
+from streamer.runtime.transport import TEXT, choose_transport
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -115,7 +116,13 @@ class Health:
 class Pipeline:
     """Streams one source. Made anew for every attempt; `run` returns when asked to stop."""
 
-    def __init__(self, source: SourceMapping, shared: Shared, holder: str) -> None:
+    def __init__(
+        self,
+        source: SourceMapping,
+        shared: Shared,
+        holder: str,
+        binary_obstacle: str | None = None,
+    ) -> None:
         self.source = source
         self.health = Health()
         self.stop = asyncio.Event()
@@ -150,6 +157,10 @@ class Pipeline:
         self._durable_time = 0
         self._advanced = asyncio.Event()
         self._has_passed_stop = False
+        self._binary_obstacle = binary_obstacle
+        self._binary_types = TEXT
+        self._failure: StreamerError | None = None
+        self._has_failed = asyncio.Event()
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -204,6 +215,14 @@ class Pipeline:
         check_ready(server, source)
         async with connection(source) as plain:
             mappings, relations = await self._resolve(plain)
+            self._binary_types = await choose_transport(
+                source,
+                server,
+                self._shared.address,
+                mappings,
+                relations,
+                known_obstacle=self._binary_obstacle,
+            )
             await self._register(mappings, relations)
             self._link = Link(source, server, store, self._record, self._relations.values())
             await self._link.check(plain, self._stored_marks)
@@ -220,7 +239,9 @@ class Pipeline:
                 source,
                 source.slot,
                 start_lsn,
-                StreamOptions.for_version(server.version, source, publications),
+                StreamOptions.for_version(
+                    server.version, source, publications, binary=self._binary_types != TEXT
+                ),
             )
         except BaseException:
             if snapshot is not None:
@@ -257,7 +278,7 @@ class Pipeline:
             facts = SourceFacts(
                 database=source.database,
                 sid=source.sid,
-                binary=False,
+                binary_types=self._binary_types,
                 primary_key=relation.primary_key,
                 has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
                 types={column.name: column.type for column in relation.columns},
@@ -346,12 +367,18 @@ class Pipeline:
                 self._coordinator.request(mapped)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
-        log.info("streaming", source=self.source.label, lsn=str(self._stored_lsn))
+        log.info(
+            "streaming",
+            source=self.source.label,
+            lsn=str(self._stored_lsn),
+            transport="text" if self._binary_types == TEXT else "binary",
+        )
         tasks: dict[str, Callable[[], Awaitable[None]]] = {
             "reader": self._read,
             "feedback": self._acknowledge,
             "sync": self._coordinator.run,
             "requests": self._follow_requests,
+            "failure": self._await_failure,
             "monitor": lambda: self._monitor(lock),
         }
         async with asyncio.TaskGroup() as group:
@@ -606,6 +633,15 @@ class Pipeline:
                 await self._store_streaming_state(mapped, State.READY)
                 failpoint("sync.drained")
         self._advanced.set()
+
+    def source_failed(self, error: StreamerError) -> None:
+        self._failure = error
+        self._has_failed.set()
+
+    async def _await_failure(self) -> None:
+        await self._has_failed.wait()
+        assert self._failure is not None
+        raise self._failure
 
     def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
         if error is not None and isinstance(error.subject, MappedRelation):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from streamer.backoff import Backoff
-from streamer.errors import Retry, StreamerError
+from streamer.errors import Retry, StreamerError, TransportError
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
 from streamer.runtime.pipeline import Health, Pipeline, Shared
@@ -40,6 +40,8 @@ class Supervisor:
         self._shared = shared
         self._holder = holder
         self._requested = asyncio.Event()
+        self._binary_obstacle: str | None = None
+        """Why binary transport was given up; it is not tried again before the process is."""
 
     def look_for_requests(self, *, was_asked: bool) -> None:
         """See what operators ask for; with *was_asked* there is something, of this source or
@@ -62,6 +64,8 @@ class Supervisor:
             try:
                 await self._attempt()
                 return
+            except TransportError as exc:
+                self._binary_obstacle = str(exc)  # said in the log when the stream begins again
             except StreamerError as exc:
                 await self._report(exc)
                 if exc.retry is Retry.TIMED:
@@ -79,7 +83,9 @@ class Supervisor:
 
     async def _attempt(self) -> None:
         record = await self._shared.store.register_source(self.source)
-        self.pipeline = pipeline = Pipeline(self.source, self._shared, self._holder)
+        self.pipeline = pipeline = Pipeline(
+            self.source, self._shared, self._holder, self._binary_obstacle
+        )
         pipeline.register(record)
         pipeline.stop_lsn = self.stop_lsn
         self.health = pipeline.health

@@ -47,17 +47,24 @@ class StreamOptions:
     protocol: int = 1
     streaming: bool = False
     origin_none: bool = False
+    binary: bool = False
 
     @classmethod
     def for_version(
-        cls, version: int, source: SourceMapping, publications: tuple[str, ...]
+        cls,
+        version: int,
+        source: SourceMapping,
+        publications: tuple[str, ...],
+        *,
+        binary: bool = False,
     ) -> "StreamOptions":
-        """Ask for what *version* can do: streaming from 14, origin from 16."""
+        """Ask for what *version* can do: streaming and *binary* from 14, origin from 16."""
         return cls(
             publications,
             protocol=2 if version >= 14_00_00 else 1,
             streaming=version >= 14_00_00 and source.streaming,
             origin_none=version >= 16_00_00 and not source.forward_origins,
+            binary=version >= 14_00_00 and binary,
         )
 
     def sql(self) -> str:
@@ -65,6 +72,8 @@ class StreamOptions:
         options = [f"proto_version '{self.protocol}'", f"publication_names {quote_literal(names)}"]
         if self.streaming:
             options.append("streaming 'on'")
+        if self.binary:
+            options.append("binary 'true'")
         if self.origin_none:
             options.append("origin 'none'")
         return ", ".join(options)
@@ -87,6 +96,7 @@ class ReplicationStream:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._label = label
+        self._has_ended = False
         self.received_lsn = NOTHING
         self.heard_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
@@ -220,8 +230,11 @@ class ReplicationStream:
     def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
         """Tell the source that everything up to *flush_lsn* is durable; nothing else does so.
 
-        Never waits: what does not fit the socket now goes out with the next call.
+        Never waits: what does not fit the socket now goes out with the next call. After `stop`
+        there is nothing more to say.
         """
+        if self._has_ended:
+            return
         now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
         received = max(self.received_lsn, flush_lsn)
         update = _status_update.pack(b"r", received, flush_lsn, flush_lsn, now, request_reply)
@@ -240,6 +253,7 @@ class ReplicationStream:
             pgconn = self._pgconn
             self.send_status(flush_lsn)
             pgconn.put_copy_end()
+            self._has_ended = True
             while pgconn.flush():
                 await self._wait(writable=True)
             while True:

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import psycopg
 import structlog
 
+from streamer.apply.binary import binary_types
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import add_columns
 from streamer.apply.lane import MappedRelation
@@ -61,7 +62,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.slot import ExportedSnapshot, create_slot
-from streamer.source.types import FIRST_USER_OID, read_types
+from streamer.source.types import read_types
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
@@ -496,7 +497,7 @@ class SyncCoordinator:
         async with target_connection(self._address, self._application_name) as target:
 
             async def plan(copy: _Copy) -> None:
-                copy.parts = cut(await self._copy_source(guard, copy))
+                copy.parts = cut(await self._copy_source(guard, copy, target.server_version))
                 if self._settings.defer_indexes and not await self._has_rows(target, copy):
                     await self._defer_indexes(target, copy)
                 async with transaction(target):
@@ -524,9 +525,10 @@ class SyncCoordinator:
         if not await target.fetch_value(f"select exists (select from {quoted})"):
             await defer_indexes(target, name)
 
-    async def _copy_source(self, guard: Connection, copy: _Copy) -> CopySource:
+    async def _copy_source(self, guard: Connection, copy: _Copy, target_version: int) -> CopySource:
         select: list[str] = []
         names: list[str] = []
+        types = binary_types(self._server.version, target_version)
         is_binary = True
         if self._writes_sid(copy):
             assert self._source.sid is not None
@@ -543,7 +545,8 @@ class SyncCoordinator:
                 continue
             select.append(quote_identifier(column.name))
             names.append(name)
-            is_binary = is_binary and _is_same_builtin(column.type_oid, there.type_oid)
+            is_same = column.type_oid == there.type_oid
+            is_binary = is_binary and is_same and column.type_oid in types
         if copy.mapped.mapping.type is TableType.HISTORY:
             select += [
                 "'1900-01-01 00:00:00+00'::timestamptz",
@@ -740,40 +743,3 @@ class SyncCoordinator:
 
 def _snapshot_lost() -> SnapshotExpiredError:
     return SnapshotExpiredError("the connection that held the snapshot was lost")
-
-
-_BUILTIN_BINARY: Final = frozenset(
-    {
-        16,
-        17,
-        18,
-        19,
-        20,
-        21,
-        23,
-        25,
-        26,
-        114,
-        142,
-        600,
-        601,
-        602,
-        603,
-        604,
-        628,
-        650,
-        700,
-        701,
-        718,
-        774,
-    }
-    | {829, 869, 1042, 1043, 1082, 1083, 1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220, 3802}
-    | {3904, 3906, 3908, 3910, 3912, 3926, 3614}
-)
-
-
-def _is_same_builtin(source_oid: int, target_oid: int) -> bool:
-    """Whether a column can travel in binary: both sides have the same type of every server."""
-    return (
-        source_oid == target_oid and source_oid < FIRST_USER_OID and source_oid in _BUILTIN_BINARY
-    )

@@ -1,7 +1,12 @@
-"""The program in the test's own process, on a configuration written as YAML."""
+"""The program in the test's own process, on a configuration written as YAML.
+
+The environment says what a test leaves open, so that all of them can be run with each: TEST_WORKERS
+(how many), TEST_STREAMING (on or off) and TEST_TRANSPORT (text or binary).
+"""
 
 import asyncio
 import contextlib
+import os
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -101,6 +106,15 @@ class Streamer:
         await self.eventually(is_so, seconds)
 
 
+def _with_default(block: str, key: str, variable: str) -> str:
+    """Add *key* with the environment's value to a block of YAML that has none."""
+    block = textwrap.dedent(block)
+    value = os.environ.get(variable)
+    if value is None or any(line.startswith(f"{key}:") for line in block.splitlines()):
+        return block
+    return f"{key}: {value}\n{block}"
+
+
 def write_config(
     path: Path,
     source: Database,
@@ -111,17 +125,20 @@ def write_config(
     sid: str | None = None,
     group: str = "",
 ) -> None:
-    """Write a configuration for one source."""
+    """Write a configuration for one source, with the environment's settings where it has none."""
+    settings = _with_default(settings, "workers", "TEST_WORKERS")
+    group = _with_default(group, "streaming", "TEST_STREAMING")
+    group = _with_default(group, "transport", "TEST_TRANSPORT")
     url = f'{{url: "{source.url}"' + (f", sid: {sid}" if sid else "") + "}"
     blocks = [
         f'target: {{url: "{target.url}"}}',
         'http: {listen: ""}',
         f"spool: {{directory: {path.parent / 'spool'}}}",
-        textwrap.dedent(settings),
+        settings,
         "sources:",
         "- database: shop",
         f"  urls: [{url}]",
-        textwrap.indent(textwrap.dedent(group), "  "),
+        textwrap.indent(group, "  "),
         "  tables:",
         textwrap.indent(textwrap.dedent(tables), "    "),
     ]

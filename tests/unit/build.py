@@ -15,6 +15,7 @@ from streamer.route.mapping import (
     SourceMapping,
     TableRule,
     TableType,
+    Transport,
     parse_name,
     parse_relation,
 )
@@ -153,6 +154,7 @@ def source_mapping(
     rules: Iterable[TableRule] = (),
     *,
     streaming: bool = True,
+    transport: Transport = Transport.TEXT,
     forward_origins: bool = False,
 ) -> SourceMapping:
     return SourceMapping(
@@ -161,6 +163,7 @@ def source_mapping(
         url=Secret("host=nowhere"),
         rules=tuple(rules),
         streaming=streaming,
+        transport=transport,
         forward_origins=forward_origins,
     )
 
@@ -220,7 +223,12 @@ def mapped_relation(
     table_type: TableType = TableType.CLONE,
 ) -> MappedRelation:
     facts = SourceFacts(
-        database="shop", sid=None, binary=False, primary_key=(), has_partial_key=False, types={}
+        database="shop",
+        sid=None,
+        binary_types=frozenset(),
+        primary_key=(),
+        has_partial_key=False,
+        types={},
     )
     mapping = relation_mapping(source=source, target=source, table_type=table_type)
     return MappedRelation(relation_id, mapping, Lsn(end_lsn), facts)

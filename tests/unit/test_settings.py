@@ -64,10 +64,13 @@ def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
     assert [rule.on_error for rule in mapping.sources[0].rules] == ["stop"]
 
 
-def test_a_transport_is_not_a_setting(tmp_path: Path) -> None:
-    path = write(tmp_path, more="  transport: binary\n")
+@pytest.mark.parametrize(
+    ("more", "transport"),
+    [("", "text"), ("  transport: text\n", "text"), ("  transport: binary\n", "binary")],
+)
+def test_transport_is_text_unless_binary_is_asked_for(
+    tmp_path: Path, more: str, transport: str
+) -> None:
+    _, mapping = static.load(write(tmp_path, more=more))
 
-    with pytest.raises(SettingsError) as caught:
-        static.load(path)
-
-    assert f"{path}, line 10: sources[0].transport: unknown key" in str(caught.value)
+    assert mapping.sources[0].transport == transport

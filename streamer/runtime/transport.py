@@ -1,0 +1,76 @@
+"""Text or binary: decided for a source at each start of its stream.
+
+One column that does not fit makes all of a source's values come as text, because that is how
+pgoutput is asked. What changes later is noticed when changes are planned
+(`streamer.apply.planner`); the source then begins again.
+"""
+
+from collections.abc import Iterable
+
+import structlog
+
+from streamer.apply.binary import binary_obstacle, binary_types
+from streamer.apply.catalog import read_relation
+from streamer.apply.target import TargetAddress, target_connection
+from streamer.route.mapping import RelationMapping, RelationName, SourceMapping, Transport
+from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.sync.tables import published_relation
+
+log = structlog.get_logger()
+
+BINARY_VERSION_MIN = 14_00_00
+
+TEXT: frozenset[int] = frozenset()
+"""No type travels in binary."""
+
+
+async def choose_transport(
+    source: SourceMapping,
+    server: SourceServer,
+    address: TargetAddress,
+    mappings: Iterable[RelationMapping],
+    relations: dict[RelationName, SourceRelation],
+    *,
+    known_obstacle: str | None = None,
+) -> frozenset[int]:
+    """Return the OIDs of types that come in binary; none when all is text.
+
+    Says in the log why binary that is asked for is not used. *known_obstacle*: why it could not be
+    gone on with before.
+    """
+    if source.transport is Transport.TEXT:
+        return TEXT
+    obstacle = known_obstacle
+    types = TEXT
+    if server.version < BINARY_VERSION_MIN:
+        obstacle = f"PostgreSQL {server.major} can send nothing else"
+    elif obstacle is None:
+        types, obstacle = await _look_for_obstacle(source, server, address, mappings, relations)
+    if obstacle is None:
+        return types
+    log.warning("text transport instead of binary", source=source.label, because=obstacle)
+    return TEXT
+
+
+async def _look_for_obstacle(
+    source: SourceMapping,
+    server: SourceServer,
+    address: TargetAddress,
+    mappings: Iterable[RelationMapping],
+    relations: dict[RelationName, SourceRelation],
+) -> tuple[frozenset[int], str | None]:
+    async with target_connection(address, "streamer transport") as target:
+        types = binary_types(server.version, target.server_version)
+        for mapping in mappings:
+            relation = relations[mapping.source]
+            obstacle = binary_obstacle(
+                published_relation(relation),
+                mapping,
+                await read_relation(target, mapping.target),
+                sid=source.sid,
+                types=types,
+                type_names={column.name: column.type for column in relation.columns},
+            )
+            if obstacle is not None:
+                return types, obstacle
+    return types, None
