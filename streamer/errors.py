@@ -95,6 +95,13 @@ class SlotInUseError(SourceError):
     retry = Retry.TIMED
 
 
+class SlotWaitError(SourceError):
+    """A transaction at the source would not end, and a slot cannot be made before."""
+
+    code = "slot_wait"
+    retry = Retry.MANUAL
+
+
 class SlotMissingError(SourceError):
     """The replication slot is gone, so changes may have been missed."""
 

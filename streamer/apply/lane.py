@@ -72,7 +72,7 @@ class MappedRelation:
     ) -> None:
         self.relation_id = relation_id
         self.is_to_declare = is_to_declare
-        """It is to be taken as in step from now on, without a copy."""
+        """It is to be taken as in step at ``end_lsn``, without a copy."""
         self.mapping = mapping
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn
@@ -88,6 +88,11 @@ class MappedRelation:
         if plan.relation is relation or plan.relation == relation:
             return plan
         return None
+
+    def fills_like(self, mapping: RelationMapping | None) -> bool:
+        """Whether what *mapping* would fill the target with is what is there."""
+        own = self.mapping
+        return mapping is not None and (own.target, own.type) == (mapping.target, mapping.type)
 
     def __repr__(self) -> str:
         return (

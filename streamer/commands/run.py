@@ -1,5 +1,6 @@
 """``streamer run``: the long-running process."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import structlog
 
 from streamer.config import static
+from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
 from streamer.observability.http import make_app, serving
 from streamer.route.mapping import Mapping, SourceMapping
@@ -48,15 +50,15 @@ async def run(
         raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
     if condition.at_lsn is not None and len(mapping.sources) > 1:
         raise MappingError("--stop-at-lsn is a position of one source", hint="name it with --only")
-    engine = Engine(settings, mapping, condition)
+    engine = Engine(settings, mapping, condition, is_share=bool(only))
+    reloading: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        try:
-            static.load(path, overrides)
-        except ConfigurationError as exc:
-            log.error("configuration refused, going on with the one before", error=str(exc))
-        else:
-            log.warning("configuration read; restart to apply it")
+        task = asyncio.create_task(
+            _reload(engine, settings, path, overrides, only), name="configuration"
+        )
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
 
     stop_on_signals(engine.stop, reload)
     app = make_app(engine.metrics.registry, engine.readiness)
@@ -67,6 +69,31 @@ async def run(
             await engine.run()
         except BaseExceptionGroup as group:
             raise _unwrap(group) from group
+
+
+async def _reload(
+    engine: Engine, before: Settings, path: Path, overrides: dict[str, Any], only: list[str]
+) -> None:
+    """Read the configuration again and go over to its sources; a faulty one changes nothing."""
+    try:
+        settings, mapping = static.load(path, overrides)
+        if not mapping.sources:
+            raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
+        await engine.apply(share(mapping, only))
+    except ConfigurationError as exc:
+        log.error("configuration refused, going on with the one before", error=str(exc))
+        return
+    except StreamerError as exc:
+        log.error("configuration applied only in part", error=str(exc), code=exc.code)
+        return
+    others = [
+        name
+        for name in type(settings).model_fields
+        if name != "sources" and getattr(settings, name) != getattr(before, name)
+    ]
+    if others:
+        log.warning("these settings need a restart", settings=", ".join(others))
+    log.info("configuration applied", sources=len(mapping.sources))
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:

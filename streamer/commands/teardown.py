@@ -3,27 +3,12 @@
 Rows in the target stay. Doing it twice is fine.
 """
 
-from dataclasses import dataclass
-
-import psycopg
-
 from streamer.apply.target import TargetAddress, target_connection
-from streamer.errors import MappingError, SourceError
+from streamer.errors import MappingError
 from streamer.progress.store import Store
 from streamer.route.mapping import Mapping, SourceMapping, parse_name
-from streamer.source.connection import connection
-from streamer.source.publication import drop_publications, drop_publications_sql
-from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
+from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.indexes import read_deferred_targets, restore_indexes
-
-
-@dataclass(frozen=True, slots=True)
-class Teardown:
-    """What was done for a source. ``left_sql`` is what an administrator has to run there."""
-
-    label: str
-    error: str | None = None
-    left_sql: tuple[str, ...] = ()
 
 
 def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:
@@ -43,7 +28,7 @@ async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list
     """Drop slots, publications and bookkeeping of *sources*, and the schema when nothing is left
     in it.
     """
-    results = [await _teardown_source(source) for source in sources]
+    results = [await teardown_source(source) for source in sources]
     store = Store(address, "streamer teardown")
     try:
         if await store.exists():
@@ -63,19 +48,3 @@ async def _restore_indexes(address: TargetAddress) -> None:
     async with target_connection(address, "streamer teardown") as target:
         for name in await read_deferred_targets(target):
             await restore_indexes(target, parse_name(name))
-
-
-async def _teardown_source(source: SourceMapping) -> Teardown:
-    try:
-        async with connection(source) as plain:
-            slot = await read_slot(plain, source.slot)
-            if slot is not None and slot.active_pid is not None:
-                await plain.execute(
-                    "select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,)
-                )
-            await drop_slot(plain, source.slot)
-            await drop_publications(plain, source)
-    except (SourceError, psycopg.Error) as exc:
-        left = (drop_slot_sql(source.slot), *drop_publications_sql(source))
-        return Teardown(source.label, str(exc), left)
-    return Teardown(source.label)

@@ -80,7 +80,7 @@ class _Streamed:
 class TransactionAssembler:
     """Groups the messages of one replication stream into transactions.
 
-    *wanted* tells, once per RELATION message, whether changes of that relation are mapped; changes
+    *wanted* tells, asked again for every piece, whether changes of a relation are mapped; changes
     of all others are dropped here. *forward_origins*: keep transactions that were themselves
     replicated.
     """
@@ -97,7 +97,7 @@ class TransactionAssembler:
         self._open_spool = open_spool
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
-        self._relations: dict[bytes, Relation | None] = {}
+        self._relations: dict[bytes, Relation] = {}
         self._transaction: Transaction | None = None
         self._is_foreign = False
         self._changes: list[Changes] = []
@@ -229,7 +229,7 @@ class TransactionAssembler:
             )
         relation = self._relations[relid]
         sink: list[bytes] | deque[bytes]
-        if relation is None or self._is_foreign:
+        if self._is_foreign or not self._wanted(relation):
             sink = deque(maxlen=0)
         else:
             sink = []
@@ -239,7 +239,7 @@ class TransactionAssembler:
 
     def _handle_relation(self, relation: Relation) -> None:
         relid = relation.relid.to_bytes(4, "big")
-        self._relations[relid] = relation if self._wanted(relation) else None
+        self._relations[relid] = relation
         # Changes that follow were made with the new definition and are kept apart.
         self._sinks.pop(relid, None)
 

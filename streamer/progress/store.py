@@ -364,6 +364,16 @@ class Store:
                 error,
             )
 
+    async def set_waiting(self, relation_ids: list[int], reason: str | None) -> None:
+        """Show what the copies of relations wait for, if anything."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set error = $2 where id = any ($1::int8[])"
+                " and state = 'copying' and error is distinct from $2",
+                relation_ids,
+                reason,
+            )
+
     async def set_streaming_state(
         self, relation_id: int, state: str, error: str | None = None
     ) -> None:

@@ -31,13 +31,17 @@ from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.apply.worker import LOCK_SECONDS, Budget, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
-from streamer.errors import Retry, StreamerError
+from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics, gauge
 from streamer.progress.store import CHANNEL, Store
-from streamer.route.mapping import Mapping
-from streamer.runtime.pipeline import Shared
+from streamer.route.mapping import Mapping, SourceMapping
+from streamer.runtime.pipeline import resolve_at
+from streamer.runtime.shared import Shared
 from streamer.runtime.supervisor import Supervisor
+from streamer.source.connection import connection
+from streamer.source.slot import drop_slot_sql
+from streamer.source.teardown import teardown_source
 from streamer.source.types import read_type_names
 from streamer.sync.coordinator import SyncSettings
 from streamer.sync.launcher import SparkLauncher
@@ -66,15 +70,28 @@ class StopCondition:
 class Engine:
     """Runs a mapping until `stop` is called, or its stop condition is met."""
 
-    def __init__(self, settings: Settings, mapping: Mapping, condition: StopCondition) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        mapping: Mapping,
+        condition: StopCondition,
+        *,
+        is_share: bool = False,
+    ) -> None:
+        """*is_share*: other processes run other sources of the same target."""
         self.metrics = Metrics()
         self.supervisors: list[Supervisor] = []
         self._settings = settings
         self._mapping = mapping
         self._condition = condition
+        self._is_share = is_share
         self._address = TargetAddress.parse(settings.target.url)
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._stopping = asyncio.Event()
+        self._applying = asyncio.Lock()
+        self._shared: Shared | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._running: dict[Supervisor, asyncio.Task[None]] = {}
         self.metrics.collect_with(self._collect)
 
     def stop(self) -> None:
@@ -95,12 +112,8 @@ class Engine:
         try:
             await self._migrate(store)
             shared = self._share(store, spools, planner)
-            self.supervisors = [
-                Supervisor(source, shared, self._holder) for source in self._mapping.sources
-            ]
-            for supervisor in self.supervisors:
-                supervisor.stop_lsn = self._condition.lsn
             if not self._stopping.is_set():
+                await self._warn_of_forgotten(store)
                 await self._run_tasks(shared)
         finally:
             await planner.close()
@@ -110,7 +123,8 @@ class Engine:
     async def _name_types(
         self, database: str, sid: str | None, keys: Sequence[TypeKey]
     ) -> dict[TypeKey, str]:
-        for source in self._mapping.sources:
+        for supervisor in self.supervisors:
+            source = supervisor.source
             if (source.database, source.sid) == (database, sid):
                 return await read_type_names(source, keys)
         return {}
@@ -181,33 +195,120 @@ class Engine:
             services.append(group.create_task(shared.drainer.run(), name="drainer"))
             services.append(group.create_task(shared.launcher.run(), name="launcher"))
             services.append(group.create_task(self._listen(), name="listen"))
-            sources = [
-                group.create_task(supervisor.run(), name=f"source {supervisor.source.label}")
-                for supervisor in self.supervisors
-            ]
-            await self._wait_for_end(sources)
-            for supervisor in self.supervisors:
-                supervisor.ask_to_stop()
-            _, late = await asyncio.wait(sources, timeout=STOP_SECONDS)
-            for task in late:
-                log.warning(
-                    "not all changes became durable in time; they will come again",
-                    task=task.get_name(),
-                )
-            for task in (*late, *services):
+            self._shared, self._group = shared, group
+            for source in self._mapping.sources:
+                self._add(source)
+            await self._wait_for_end()
+            async with self._applying:
+                await self._stop(self.supervisors)
+            for task in services:
                 task.cancel()
 
-    async def _wait_for_end(self, sources: list["asyncio.Task[None]"]) -> None:
+    async def _wait_for_end(self) -> None:
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
-            pending: set[asyncio.Task[None]] = set(sources)
-            while pending and not stopping.done():
-                done, _ = await asyncio.wait(
-                    [*pending, stopping], return_when=asyncio.FIRST_COMPLETED
+            while not stopping.done():
+                waiting = {task for task in self._running.values() if not task.done()}
+                if not waiting and self._condition.lsn is not None:
+                    return  # every source has got as far as it was to
+                await asyncio.wait(
+                    {*waiting, stopping}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED
                 )
-                pending -= done
         finally:
             stopping.cancel()
+
+    async def _stop(self, supervisors: Sequence[Supervisor]) -> None:
+        """Let sources end in order, those that take too long at once."""
+        for supervisor in supervisors:
+            supervisor.ask_to_stop()
+        tasks = [self._running.pop(supervisor) for supervisor in supervisors]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        for task in late:
+            log.warning(
+                "not all changes became durable in time; they will come again",
+                task=task.get_name(),
+            )
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    # ---- another mapping -----------------------------------------------------------------------
+
+    async def apply(self, mapping: Mapping) -> None:
+        """Go over to *mapping* while everything that stays goes on: add, change, remove.
+
+        Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
+        a mapping that cannot be, and then nothing has changed; other errors concern one source.
+        """
+        async with self._applying:
+            if self._shared is None or self._stopping.is_set():
+                return
+            await _check_resolves(mapping)
+            known = {supervisor.source.label: supervisor for supervisor in self.supervisors}
+            wanted = {source.label: source for source in mapping.sources}
+            for label in known.keys() - wanted.keys():
+                await self._remove(known[label])
+            errors: list[StreamerError] = []
+            for label, source in wanted.items():
+                if label not in known:
+                    self._add(source)
+                    continue
+                try:
+                    await known[label].change(source)
+                except StreamerError as exc:
+                    errors.append(exc)
+            self._mapping = mapping
+            if errors:
+                raise errors[0]
+
+    def _add(self, source: SourceMapping) -> None:
+        assert self._shared is not None
+        assert self._group is not None
+        supervisor = Supervisor(source, self._shared, self._holder)
+        supervisor.stop_lsn = self._condition.lsn
+        self.supervisors.append(supervisor)
+        self._running[supervisor] = self._group.create_task(
+            supervisor.run(), name=f"source {source.label}"
+        )
+
+    async def _remove(self, supervisor: Supervisor) -> None:
+        """Stop a source, take away what was made there, and forget it; the target keeps its rows.
+
+        A slot that nobody reads would keep the source's WAL until its disk is full.
+        """
+        assert self._shared is not None
+        await self._stop([supervisor])
+        self.supervisors.remove(supervisor)
+        source = supervisor.source
+        result = await teardown_source(source)
+        if result.error is not None:
+            log.error(
+                "the source is removed, but could not be cleaned up",
+                source=source.label,
+                error=result.error,
+                run_there="; ".join(result.left_sql),
+            )
+        for record in await self._shared.store.sources():
+            if (record.database, record.sid) == (source.database, source.sid):
+                await self._shared.store.forget_source(record.source_id)
+        log.info("source removed", source=source.label)
+
+    async def _warn_of_forgotten(self, store: Store) -> None:
+        """Speak of sources that the target knows and the configuration does not: nobody reads
+        their slots.
+        """
+        if self._is_share:
+            return
+        known = {(source.database, source.sid) for source in self._mapping.sources}
+        for record in await store.sources():
+            if (record.database, record.sid) not in known:
+                log.warning(
+                    "a source is not in the configuration any more; its slot keeps WAL there",
+                    source=record.label,
+                    run_there=drop_slot_sql(record.slot),
+                )
 
     async def _listen(self) -> None:
         """Wake the pipelines when an operator asks for something; look now and then in any case."""
@@ -280,6 +381,18 @@ class Engine:
                 for each in State:
                     states.add_metric((*names, table, each), float(each == state))
         return (lag, seconds, retained, states)
+
+
+async def _check_resolves(mapping: Mapping) -> None:
+    """See that the rules fit what the sources have, as far as they can be reached. Raises
+    MappingError.
+    """
+    for source in mapping.sources:
+        try:
+            async with connection(source) as plain:
+                await resolve_at(plain, source, mapping.target_namespace)
+        except SourceError as exc:
+            log.warning("cannot see whether the rules fit", source=source.label, error=str(exc))
 
 
 def _default_spool_directory() -> Path:

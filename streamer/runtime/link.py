@@ -6,7 +6,10 @@ by comparing, at every start and while streaming. Nothing goes on with a hole: t
 is told which tables to resync.
 """
 
-from collections.abc import Collection, Iterable
+import asyncio
+from collections.abc import Iterable
+
+import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import SlotInvalidatedError, SlotMissingError, SourceDivergedError
@@ -14,10 +17,16 @@ from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.store import SourceRecord, Store
 from streamer.route.mapping import SourceMapping
-from streamer.source.catalog import SourceServer, check_same_history
+from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.connection import Connection, translating
-from streamer.source.publication import publication_mark, read_publications
+from streamer.source.publication import (
+    ensure_publications,
+    publication_mark,
+    read_publications,
+)
 from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
+
+log = structlog.get_logger()
 
 
 class Link:
@@ -29,7 +38,7 @@ class Link:
         server: SourceServer,
         store: Store,
         record: SourceRecord,
-        relations: Collection[MappedRelation],
+        relations: Iterable[MappedRelation],
     ) -> None:
         self._source = source
         self._server = server
@@ -37,6 +46,8 @@ class Link:
         self._record = record
         self._relations = relations
         self._marks: dict[int, str] = {}
+        self._lock = asyncio.Lock()
+        """Held while publications are changed or compared with what they were."""
 
     def _synced(self) -> list[MappedRelation]:
         """Return the relations that have no copy still to be made."""
@@ -59,6 +70,10 @@ class Link:
 
     async def check_published(self, plain: Connection) -> None:
         """Raise SourceDivergedError if relations in step were not published for a while."""
+        async with self._lock:
+            await self._check_published(plain)
+
+    async def _check_published(self, plain: Connection) -> None:
         marks = await self._read_marks(plain)
         broken = [
             mapped
@@ -73,10 +88,15 @@ class Link:
                 hint=self._resync_hint(broken),
             )
 
-    async def keep_marks(self, plain: Connection) -> None:
-        """Store how the relations are published now, to compare with from here on."""
-        self._marks = await self._read_marks(plain)
-        await self._store.set_publication_marks(self._marks)
+    async def publish(self, plain: Connection, relations: Iterable[SourceRelation]) -> None:
+        """Let the publications publish exactly *relations*, and remember how they do from here on.
+
+        Raises SourceRejectedError.
+        """
+        async with self._lock:
+            await ensure_publications(plain, self._source, relations, self._server.version)
+            self._marks = await self._read_marks(plain)
+            await self._store.set_publication_marks(self._marks)
 
     async def _read_marks(self, plain: Connection) -> dict[int, str]:
         with translating(self._source.label):
@@ -140,9 +160,15 @@ class Link:
             f"--database {self._source.database}{sid}"
         )
 
+    async def _tell(self, what: str) -> None:
+        log.warning("waiting", source=self._source.label, reason=what)
+        await self._store.set_source_state(self._record.source_id, "starting", what)
+
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await drop_slot(plain, self._source.slot)
-        snapshot = await create_slot(self._source, self._source.slot, self._server.version)
+        snapshot = await create_slot(
+            self._source, self._source.slot, self._server.version, tell=self._tell
+        )
         failpoint("sync.slot_created")
         try:
             await self._store.set_identity(

@@ -15,20 +15,16 @@ source is lost, an error needs a person, or it is asked to stop.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Final
 
 import structlog
 
-from streamer.apply.drainer import Drainer
 from streamer.apply.lane import Hold, Lane, MappedRelation, Share, SourceFacts
-from streamer.apply.spool import LaneSpool, SpoolDirectory, StreamedSpool
-from streamer.apply.target import TargetAddress
-from streamer.apply.worker import Budget, Worker
+from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
-from streamer.decode.pgoutput import Relation, to_datetime
+from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import (
     MappingError,
@@ -41,8 +37,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.observability.metrics import Metrics
-from streamer.progress.store import RelationRecord, SourceLock, SourceRecord, Store
+from streamer.progress.store import SourceLock, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
     Initial,
@@ -51,8 +46,9 @@ from streamer.route.mapping import (
     SourceMapping,
     resolve,
 )
-from streamer.route.partition import worker_number
 from streamer.runtime.link import Link
+from streamer.runtime.relations import Relations
+from streamer.runtime.shared import Health, Shared
 from streamer.runtime.transport import TEXT, choose_transport
 from streamer.source.catalog import (
     SourceRelation,
@@ -64,12 +60,10 @@ from streamer.source.catalog import (
     read_server,
 )
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.publication import ensure_publications
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
-from streamer.sync.coordinator import SyncCoordinator, SyncSettings
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.states import State, needs_copy
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.states import State
 
 log = structlog.get_logger()
 
@@ -81,36 +75,6 @@ GATHER_SECONDS: Final = 0.001
 SILENCE_SECONDS_MIN: Final = 30.0
 MONITOR_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 7.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all pipelines of a process share."""
-
-    address: TargetAddress
-    store: Store
-    workers: list[Worker]
-    drainer: Drainer
-    launcher: SparkLauncher
-    spools: SpoolDirectory
-    budget: Budget
-    metrics: Metrics
-    sync: SyncSettings
-    target_namespace: str
-    by_transaction: bool
-
-
-@dataclass(slots=True)
-class Health:
-    """What a running pipeline knows of itself; read by metrics and readiness."""
-
-    state: str = "starting"
-    error: str | None = None
-    wal_end_lsn: Lsn = NOTHING
-    restart_lsn: Lsn | None = None
-    visible_time: datetime | None = None
-    table_states: dict[str, str] = field(default_factory=dict)
-    table_errors: dict[str, str] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -134,16 +98,11 @@ class Pipeline:
         self._record: SourceRecord
         self._server: SourceServer
         self._tracker = ProgressTracker(NOTHING)
-        self._relations: dict[int, MappedRelation] = {}
-        self._by_name: dict[RelationName, MappedRelation] = {}
-        self._by_relid: dict[int, MappedRelation] = {}
-        self._lanes: dict[MappedRelation, Lane] = {}
-        self._common_lane: Lane | None = None
+        self._relations = Relations(source.label, shared, self, self.health)
         self._open_lanes: dict[Lane, None] = {}
-        self._states: dict[MappedRelation, State] = {}
         self._stored_marks: dict[int, str] = {}
         self._assembler = TransactionAssembler(
-            self._is_wanted,
+            lambda relation: self._relations.find(relation) is not None,
             lambda xid: StreamedSpool(shared.spools),
             piece_bytes_max=PIECE_BYTES_MAX,
             forward_origins=source.forward_origins,
@@ -161,6 +120,7 @@ class Pipeline:
         self._binary_types = TEXT
         self._failure: StreamerError | None = None
         self._has_failed = asyncio.Event()
+        self._is_streaming = False
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -214,7 +174,8 @@ class Pipeline:
             self._server = server = await read_server(replication)
         check_ready(server, source)
         async with connection(source) as plain:
-            mappings, relations = await self._resolve(plain)
+            mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
+            await self._forget_others(mappings)
             self._binary_types = await choose_transport(
                 source,
                 server,
@@ -224,10 +185,9 @@ class Pipeline:
                 known_obstacle=self._binary_obstacle,
             )
             await self._register(mappings, relations)
-            self._link = Link(source, server, store, self._record, self._relations.values())
+            self._link = Link(source, server, store, self._record, self._relations)
             await self._link.check(plain, self._stored_marks)
-            await ensure_publications(plain, source, relations.values(), server.version)
-            await self._link.keep_marks(plain)
+            await self._link.publish(plain, relations.values())
             start_lsn, snapshot = await self._link.open_slot(plain)
         try:
             self._record = await store.register_source(source)
@@ -249,29 +209,19 @@ class Pipeline:
             raise
         return snapshot
 
-    async def _resolve(
-        self, plain: Connection
-    ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
-        names = await read_relation_names(plain)
-        mappings = resolve(self.source, names, self._shared.target_namespace)
-        if not mappings:
-            raise MappingError(
-                f'no table of source "{self.source.label}" matches its rules',
-                hint="correct `tables` in the configuration",
-            )
-        return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
+    async def _forget_others(self, mappings: list[RelationMapping]) -> None:
+        """Forget the progress of relations that are no longer mapped."""
+        wanted = {str(mapping.source) for mapping in mappings}
+        for record in await self._shared.store.relations(self._record.source_id):
+            if record.source not in wanted:
+                await self._shared.store.forget_relation(record.relation_id)
 
     async def _register(
         self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
-    ) -> None:
-        """Make the records, lanes and states of all mapped relations; forget those no longer
-        mapped.
-        """
+    ) -> list[MappedRelation]:
+        """Make the records, lanes and states of relations; return these."""
         store, source = self._shared.store, self.source
-        wanted = {str(mapping.source) for mapping in mappings}
-        for record in await store.relations(self._record.source_id):
-            if record.source not in wanted:
-                await store.forget_relation(record.relation_id)
+        added = []
         for mapping in mappings:
             relation = relations[mapping.source]
             record = await store.register_relation(self._record.source_id, mapping)
@@ -290,58 +240,11 @@ class Pipeline:
                 facts,
                 is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
             )
-            self._add(mapped, record)
+            self._relations.add(mapped, record)
+            added.append(mapped)
             if record.publication_mark is not None:
                 self._stored_marks[record.relation_id] = record.publication_mark
-
-    def _add(self, mapped: MappedRelation, record: RelationRecord) -> None:
-        self._relations[mapped.relation_id] = mapped
-        self._by_name[mapped.mapping.source] = mapped
-        self._set_state(mapped, State(record.state), record.error)
-        has_snapshot = record.snapshot_lsn is not None
-        if needs_copy(State(record.state), has_snapshot=has_snapshot):
-            self._hold_for_copy(mapped)
-            if record.state == State.PAUSED:
-                self._lanes[mapped].keep(Hold.PAUSED)
-            return
-        lane = self._home_lane(mapped)
-        self._lanes[mapped] = lane
-        match State(record.state):
-            case State.PAUSED:
-                lane.keep(Hold.PAUSED)
-            case State.ERROR:
-                lane.keep(Hold.ERROR, record.error)
-            case State.CATCHING_UP:
-                lane.keep(Hold.BUSY)  # drained at once, and ready
-
-    def _home_lane(self, mapped: MappedRelation) -> Lane:
-        """Return the lane where *mapped* belongs when it is in step."""
-        if not self._shared.by_transaction:
-            lane = self._lanes.get(mapped)
-            return lane or self._new_lane(str(mapped.mapping.source))
-        if self._common_lane is None:
-            self._common_lane = self._new_lane(self.source.label)
-        return self._common_lane
-
-    def _new_lane(self, name: str) -> Lane:
-        workers = self._shared.workers
-        number = worker_number(self.source.label, name, len(workers))
-        return Lane(
-            f"{self.source.label} {name}",
-            workers[number],
-            self,
-            lambda: LaneSpool(self._shared.spools),
-        )
-
-    def _hold_for_copy(self, mapped: MappedRelation) -> None:
-        """Hold the changes of *mapped* from now on; those that were dispatched before are
-        superseded.
-        """
-        lane = self._lanes.get(mapped)
-        if lane is None or lane is self._common_lane:
-            lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
-        mapped.skip_through_lsn = EVERYTHING
-        lane.keep(Hold.SYNC)
+        return added
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -357,16 +260,13 @@ class Pipeline:
             shared.sync,
             self,
             shared.metrics,
-            start_lsn=self._stored_lsn,
         )
         if snapshot is not None:
             self._coordinator.use_snapshot(snapshot)
-        for mapped in self._relations.values():
-            is_paused = self._states[mapped] is State.PAUSED
-            if mapped.skip_through_lsn == EVERYTHING and not is_paused:
-                self._coordinator.request(mapped)
+        self._begin_copies(self._relations)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
+        self._is_streaming = True
         log.info(
             "streaming",
             source=self.source.label,
@@ -389,27 +289,24 @@ class Pipeline:
             await self.stop.wait()
             running["reader"].cancel()
             await asyncio.wait([running["reader"]])
-            await self._stop_in_order()
+            await self._stop_in_order(running["feedback"])
             for task in running.values():
                 task.cancel()
 
-    async def _stop_in_order(self) -> None:
+    async def _stop_in_order(self, feedback: "asyncio.Task[None]") -> None:
         """Let what was dispatched become durable, and tell the source of it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while any(lane.queued_count for lane in self._all_lanes()):
+                while any(lane.queued_count for lane in self._relations.lanes()):
                     await asyncio.sleep(0.02)
+                async with self._storing:  # not between storing a position and knowing it
+                    feedback.cancel()
+                await asyncio.wait([feedback])
                 await self._store_progress()
                 await self._stream.stop(self._stored_lsn)
 
-    def _all_lanes(self) -> set[Lane]:
-        lanes = set(self._lanes.values())
-        if self._common_lane is not None:
-            lanes.add(self._common_lane)
-        return lanes
-
     async def _close(self) -> None:
-        lanes = self._all_lanes()
+        lanes = self._relations.lanes()
         await self._shared.drainer.forget(lanes)
         for worker in self._shared.workers:
             await worker.drop(lanes)
@@ -452,14 +349,6 @@ class Pipeline:
             self._durable_time = max(self._durable_time, source_time)
         self._advanced.set()
 
-    def _is_wanted(self, relation: Relation) -> bool:
-        mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
-        if mapped is None:
-            self._by_relid.pop(relation.relid, None)
-            return False
-        self._by_relid[relation.relid] = mapped
-        return True
-
     def _dispatch(self, piece: TransactionPiece) -> None:
         """Give each lane its share of a transaction, or of a piece of one."""
         transaction, end_lsn = piece.transaction, piece.end_lsn
@@ -496,8 +385,10 @@ class Pipeline:
     def _add_to_shares(
         self, shares: dict[Lane, Share], changes: Changes, piece: TransactionPiece
     ) -> None:
-        mapped = self._by_relid[changes.relation.relid]
-        lane = self._lanes[mapped]
+        mapped = self._relations.find(changes.relation)
+        if mapped is None:
+            return  # no longer mapped
+        lane = self._relations.lane(mapped)
         is_held_for_copy = Hold.SYNC in lane.hold
         if piece.transaction.final_lsn < mapped.skip_through_lsn and not is_held_for_copy:
             return  # the target has it
@@ -555,7 +446,7 @@ class Pipeline:
         has_arrived = self._has_passed_stop and self._tracker.is_idle
         if not has_arrived and self._stored_lsn < self.stop_lsn:
             return
-        if all(state is State.READY for state in self._states.values()):
+        if self._relations.are_ready:
             self.stop.set()
 
     @property
@@ -595,9 +486,7 @@ class Pipeline:
         self._shared.drainer.held(lane)
 
     def lane_live(self, lane: Lane) -> None:
-        for mapped, its in self._lanes.items():
-            if its is lane:
-                self._lanes[mapped] = self._home_lane(mapped)
+        self._relations.go_home(lane)
 
     def lane_durable(self, lane: Lane, shares: list[Share]) -> None:
         last = shares[-1]
@@ -609,7 +498,7 @@ class Pipeline:
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
         for mapped in self._relations_of(lane, error):
-            if self._states[mapped] is not State.ERROR:
+            if self._relations.state(mapped) is not State.ERROR:
                 log.error(
                     "table stopped",
                     source=self.source.label,
@@ -621,7 +510,7 @@ class Pipeline:
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
-            if self._states[mapped] is State.ERROR:
+            if self._relations.state(mapped) is State.ERROR:
                 log.info(
                     "table goes on", source=self.source.label, table=str(mapped.mapping.source)
                 )
@@ -629,7 +518,7 @@ class Pipeline:
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
-            if self._states[mapped] in (State.CATCHING_UP, State.ERROR):
+            if self._relations.state(mapped) in (State.CATCHING_UP, State.ERROR):
                 await self._store_streaming_state(mapped, State.READY)
                 failpoint("sync.drained")
         self._advanced.set()
@@ -645,25 +534,17 @@ class Pipeline:
 
     def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
         if error is not None and isinstance(error.subject, MappedRelation):
-            return [error.subject]
-        return [mapped for mapped, its in self._lanes.items() if its is lane]
-
-    def _set_state(self, mapped: MappedRelation, state: State, error: str | None = None) -> None:
-        table = str(mapped.mapping.source)
-        self._states[mapped] = state
-        self.health.table_states[table] = state
-        if error is None:
-            self.health.table_errors.pop(table, None)
-        else:
-            self.health.table_errors[table] = error
+            is_there = self._relations.get(error.subject.relation_id) is error.subject
+            return [error.subject] if is_there else []
+        return self._relations.in_lane(lane)
 
     async def _store_streaming_state(
         self, mapped: MappedRelation, state: State, error: str | None = None
     ) -> None:
         """Tell how applying changes fares, unless a copy or an operator has the say by now."""
-        if self._states[mapped] in (State.INIT, State.COPYING, State.PAUSED):
+        if self._relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
             return
-        self._set_state(mapped, state, error)
+        self._relations.set_state(mapped, state, error)
         backoff = Backoff()
         while True:
             try:
@@ -673,24 +554,98 @@ class Pipeline:
                 self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
                 await backoff.wait()
 
+    # ---- other rules ---------------------------------------------------------------------------
+
+    async def change(self, source: SourceMapping) -> bool:
+        """Go over to other rules while everything that stays goes on.
+
+        False if that cannot be: a new attempt does it then. Raises StreamerError; when the source
+        refuses, nothing has changed.
+        """
+        if not self._is_streaming:
+            return False
+        async with connection(source) as plain:
+            mappings, found = await resolve_at(plain, source, self._shared.target_namespace)
+            wanted = {mapping.source: mapping for mapping in mappings}
+            gone = [m for m in self._relations if not m.fills_like(wanted.get(m.mapping.source))]
+            if not self._may_change(wanted, gone):
+                return False
+            present = {mapped.mapping.source for mapped in self._relations}
+            added = await self._register([m for m in mappings if m.source not in present], found)
+            try:
+                await self._link.publish(plain, found.values())
+            except StreamerError:
+                for mapped in added:
+                    await self._remove(mapped)
+                    await self._shared.store.forget_relation(mapped.relation_id)
+                raise
+            self.source = source
+            for mapped in gone:
+                await self._remove(mapped)
+            for mapped in self._relations:
+                self._relations.replace_mapping(mapped, wanted[mapped.mapping.source])
+            await self._forget_others(mappings)
+            refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
+            if refilled:
+                added += await self._register(refilled, found)
+                await self._link.publish(plain, found.values())  # to remember how
+        self._begin_copies(added)
+        return True
+
+    def _may_change(
+        self, wanted: dict[RelationName, RelationMapping], gone: list[MappedRelation]
+    ) -> bool:
+        # A lane that several relations share cannot be left by one of them, a copy goes on by the
+        # rule it began with, and what a lane holds is lost to a table that is not copied anew.
+        changed = [m for m in self._relations if wanted.get(m.mapping.source) != m.mapping]
+        return not (
+            (gone and self._shared.by_transaction)
+            or any(self._coordinator.is_at(mapped) for mapped in changed)
+            or any(
+                mapped.mapping.source in wanted
+                and wanted[mapped.mapping.source].rule.initial is Initial.NONE
+                for mapped in gone
+            )
+        )
+
+    async def _remove(self, mapped: MappedRelation) -> None:
+        """Forget a relation here. What was dispatched of it may still arrive, or be given up."""
+        lane = self._relations.remove(mapped)
+        while lane.queued_count:
+            await asyncio.sleep(0.02)
+        await self._shared.drainer.forget({lane})
+        lane.close()
+        self._open_lanes.pop(lane, None)
+        self._tracker.durable(lane.pending, EVERYTHING)
+        self._advanced.set()
+
     # ---- copies (SyncEvents) -------------------------------------------------------------------
 
+    def _begin_copies(self, relations: Iterable[MappedRelation]) -> None:
+        """Copy, or declare to be in step, what needs it and is not paused."""
+        for mapped in relations:
+            if mapped.is_to_declare:
+                mapped.end_lsn = self._tracker.newest_lsn
+            is_paused = self._relations.state(mapped) is State.PAUSED
+            if mapped.skip_through_lsn == EVERYTHING and not is_paused:
+                self._coordinator.request(mapped)
+
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        if self._states[mapped] is not State.PAUSED:
-            self._set_state(mapped, State.COPYING)
+        if self._relations.state(mapped) is not State.PAUSED:
+            self._relations.set_state(mapped, State.COPYING)
         mapped.skip_through_lsn = consistent_point
-        self._tracker.durable(self._lanes[mapped].pending, consistent_point)
+        self._tracker.durable(self._relations.lane(mapped).pending, consistent_point)
         self._advanced.set()
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         mapped.end_lsn = mapped.skip_through_lsn = consistent_point
         mapped.is_to_declare = False
-        if self._states[mapped] is not State.PAUSED:
-            self._set_state(mapped, State.CATCHING_UP)
-        self._lanes[mapped].release(Hold.SYNC)
+        if self._relations.state(mapped) is not State.PAUSED:
+            self._relations.set_state(mapped, State.CATCHING_UP)
+        self._relations.lane(mapped).release(Hold.SYNC)
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
-        self._set_state(mapped, State.ERROR, error)
+        self._relations.set_state(mapped, State.ERROR, error)
         log.error(
             "table cannot be copied",
             source=self.source.label,
@@ -711,38 +666,52 @@ class Pipeline:
                     continue
                 match request.action:
                     case "pause":
-                        self._set_state(mapped, State.PAUSED)
-                        self._lanes[mapped].keep(Hold.PAUSED)
+                        self._relations.set_state(mapped, State.PAUSED)
+                        self._relations.lane(mapped).keep(Hold.PAUSED)
                     case "resume":
                         self._resume(mapped)
                     case "resync":
                         await self._resync(mapped)
 
     def _resume(self, mapped: MappedRelation) -> None:
-        lane = self._lanes[mapped]
+        lane = self._relations.lane(mapped)
         if self._coordinator.is_at(mapped):
-            self._set_state(mapped, State.COPYING)
+            self._relations.set_state(mapped, State.COPYING)
         elif Hold.SYNC in lane.hold:
-            if self._states[mapped] in (State.PAUSED, State.ERROR):
-                self._set_state(mapped, State.INIT)
+            if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
+                self._relations.set_state(mapped, State.INIT)
                 self._coordinator.request(mapped)
-        elif self._states[mapped] in (State.PAUSED, State.ERROR):
-            self._set_state(mapped, State.READY)
+        elif self._relations.state(mapped) in (State.PAUSED, State.ERROR):
+            self._relations.set_state(mapped, State.READY)
         lane.release(Hold.PAUSED | Hold.ERROR)
 
     async def _resync(self, mapped: MappedRelation) -> None:
         if self._coordinator.is_at(mapped):
-            self._set_state(mapped, State.COPYING)
-            self._lanes[mapped].release(Hold.PAUSED)
+            self._relations.set_state(mapped, State.COPYING)
+            self._relations.lane(mapped).release(Hold.PAUSED)
             return
-        before = self._lanes[mapped]
-        self._set_state(mapped, State.INIT)
-        self._hold_for_copy(mapped)
-        self._lanes[mapped].release(Hold.PAUSED | Hold.ERROR)
+        before = self._relations.lane(mapped)
+        self._relations.set_state(mapped, State.INIT)
+        self._relations.hold_for_copy(mapped)
+        self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         # Nothing of it may still be on its way to the target when the copy begins.
         while before.queued_count:
             await asyncio.sleep(0.02)
         self._coordinator.request(mapped)
+
+
+async def resolve_at(
+    plain: Connection, source: SourceMapping, target_namespace: str
+) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
+    """Apply the rules of *source* to what it has. Raises MappingError."""
+    names = await read_relation_names(plain)
+    mappings = resolve(source, names, target_namespace)
+    if not mappings:
+        raise MappingError(
+            f'no table of source "{source.label}" matches its rules',
+            hint="correct `tables` in the configuration",
+        )
+    return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
 
 
 async def _endless(task: Awaitable[None], name: str) -> None:

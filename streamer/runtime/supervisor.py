@@ -8,6 +8,7 @@ process, so that nothing looks healthy that is not.
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -16,7 +17,8 @@ from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TransportError
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
-from streamer.runtime.pipeline import Health, Pipeline, Shared
+from streamer.runtime.pipeline import Pipeline
+from streamer.runtime.shared import Health, Shared
 
 if TYPE_CHECKING:
     from streamer.lsn import Lsn
@@ -42,6 +44,30 @@ class Supervisor:
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """Why binary transport was given up; it is not tried again before the process is."""
+        self._is_to_begin_anew = False
+
+    async def change(self, source: SourceMapping) -> None:
+        """Go over to another url or other rules for this source.
+
+        Where that is possible, what stays goes on meanwhile. Raises StreamerError when the source
+        refuses; this one then goes on as before.
+        """
+        before, self.source = self.source, source
+        pipeline = self.pipeline
+        if pipeline is None:
+            self._requested.set()
+            return
+        is_same_stream = dataclasses.replace(source, rules=before.rules) == before
+        try:
+            if is_same_stream and await pipeline.change(source):
+                return
+        except StreamerError as exc:
+            if exc.retry is not Retry.TIMED:
+                self.source = before
+                raise
+        if self.pipeline is pipeline:
+            self._is_to_begin_anew = True
+            pipeline.stop.set()
 
     def look_for_requests(self, *, was_asked: bool) -> None:
         """See what operators ask for; with *was_asked* there is something, of this source or
@@ -62,8 +88,10 @@ class Supervisor:
         backoff = Backoff()
         while not self.stop.is_set():
             try:
+                self._is_to_begin_anew = False
                 await self._attempt()
-                return
+                if not self._is_to_begin_anew:
+                    return
             except TransportError as exc:
                 self._binary_obstacle = str(exc)  # said in the log when the stream begins again
             except StreamerError as exc:

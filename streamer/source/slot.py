@@ -6,6 +6,8 @@ pg_replication_slots.
 """
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,12 +18,18 @@ from streamer.errors import (
     SlotInUseError,
     SlotInvalidatedError,
     SlotMissingError,
+    SlotWaitError,
     SourceDivergedError,
 )
 from streamer.lsn import Lsn
 from streamer.route.mapping import SourceMapping
 from streamer.source.connection import Connection, connect, fetch_all, translating
+from streamer.source.connection import connection as plain_connection
 from streamer.sql import quote_identifier, quote_literal
+
+LOOK_SECONDS: Final = 1.0
+WAIT_SECONDS: Final = 900.0
+"""How long the making of a slot may wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +173,93 @@ class ExportedSnapshot:
         await self.close()
 
 
+Tell = Callable[[str], Awaitable[None]]
+
+
 async def create_slot(
-    source: SourceMapping, name: str, version: int, *, temporary: bool = False
+    source: SourceMapping, name: str, version: int, *, temporary: bool = False, tell: Tell
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
     Waits for every transaction that runs at the source now, so that nothing done before the
-    consistent point is missed by the snapshot and nothing after it by the slot.
+    consistent point is missed by the snapshot and nothing after it by the slot. *tell* hears what
+    is waited for, when that changes. Raises SlotWaitError after `WAIT_SECONDS`, and leaves nothing.
     """
     connection = await connect(source, replication=True)
+    creating = asyncio.ensure_future(_create(connection, source, name, version, temporary))
     try:
-        kind = "TEMPORARY " if temporary else ""
-        export = "(SNAPSHOT 'export')" if version >= 15_00_00 else "EXPORT_SNAPSHOT"
-        with translating(source.label):
-            slot = quote_identifier(name)
-            command = f"CREATE_REPLICATION_SLOT {slot} {kind}LOGICAL pgoutput {export}"
-            cursor = await connection.execute(command.encode())
-            row = await cursor.fetchone()
-        assert row is not None
-        return ExportedSnapshot(
-            connection, name, row["snapshot_name"], Lsn.parse(row["consistent_point"])
-        )
+        return await _watched(creating, source, connection.info.backend_pid, tell)
     except BaseException:
+        creating.cancel()
         await connection.close()
         raise
+
+
+async def _create(
+    connection: Connection, source: SourceMapping, name: str, version: int, temporary: bool
+) -> ExportedSnapshot:
+    kind = "TEMPORARY " if temporary else ""
+    export = "(SNAPSHOT 'export')" if version >= 15_00_00 else "EXPORT_SNAPSHOT"
+    with translating(source.label):
+        slot = quote_identifier(name)
+        command = f"CREATE_REPLICATION_SLOT {slot} {kind}LOGICAL pgoutput {export}"
+        cursor = await connection.execute(command.encode())
+        row = await cursor.fetchone()
+    assert row is not None
+    return ExportedSnapshot(
+        connection, name, row["snapshot_name"], Lsn.parse(row["consistent_point"])
+    )
+
+
+async def _watched(
+    creating: "asyncio.Future[ExportedSnapshot]", source: SourceMapping, pid: int, tell: Tell
+) -> ExportedSnapshot:
+    """Wait for a slot to be made; end its walsender when that is given up.
+
+    A walsender that waits for a transaction does not notice that its client is gone.
+    """
+    done, _ = await asyncio.wait([creating], timeout=LOOK_SECONDS)
+    if done:
+        return creating.result()
+    told = ""
+    async with plain_connection(source) as plain:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not creating.done():
+                    awaited = await _awaited(plain, pid)
+                    if awaited and awaited != told:
+                        told = awaited
+                        await tell(f"making a slot waits for {awaited}")
+                    await asyncio.wait([creating], timeout=LOOK_SECONDS)
+        except BaseException as exc:
+            await asyncio.shield(_terminate(plain, pid))
+            if not isinstance(exc, TimeoutError):
+                raise
+            raise SlotWaitError(
+                f'source "{source.label}": making a slot has waited too long for '
+                f"{told or 'the server'}",
+                hint="end that, or wait until it ends by itself; then run: streamer resume",
+            ) from None
+    return creating.result()
+
+
+async def _terminate(plain: Connection, pid: int) -> None:
+    with contextlib.suppress(psycopg.Error):
+        await plain.execute("select pg_catalog.pg_terminate_backend(%s)", (pid,))
+
+
+async def _awaited(plain: Connection, pid: int) -> str:
+    """Say which transactions the backend *pid* waits for."""
+    rows = await fetch_all(
+        plain,
+        "select a.pid, coalesce(a.usename, '') as role, a.xact_start::text as since"
+        " from pg_catalog.unnest(pg_catalog.pg_blocking_pids(%s)) b (pid)"
+        " left join pg_catalog.pg_stat_activity a on a.pid = b.pid",
+        pid,
+    )
+    return ", ".join(
+        f'the transaction of pid {row["pid"]} (role "{row["role"]}", since {row["since"]})'
+        if row["pid"]
+        else "a prepared transaction (pg_prepared_xacts)"
+        for row in rows
+    )

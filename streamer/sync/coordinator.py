@@ -136,10 +136,7 @@ class SyncCoordinator:
         settings: SyncSettings,
         events: SyncEvents,
         metrics: Metrics,
-        *,
-        start_lsn: Lsn,
     ) -> None:
-        self._start_lsn = start_lsn
         self._source = source
         self._source_id = source_id
         self._server = server
@@ -238,13 +235,25 @@ class SyncCoordinator:
                 if snapshot is None:
                     name = f"{self._source.slot[:44]}_sync_{secrets.token_hex(4)}"
                     snapshot = await create_slot(
-                        self._source, name, self._server.version, temporary=True
+                        self._source,
+                        name,
+                        self._server.version,
+                        temporary=True,
+                        tell=lambda what: self._tell(copies, what),
                     )
+                    await self._tell(copies, None)
                     failpoint("sync.slot_created")
             await self._copy(copies, snapshot)
         finally:
             if snapshot is not None:
                 await snapshot.close()
+
+    async def _tell(self, copies: list[_Copy], what: str | None) -> None:
+        """Show what copies wait for."""
+        if what is not None:
+            tables = [copy.name for copy in copies]
+            log.warning("waiting", source=self._source.label, tables=tables, reason=what)
+        await self._store.set_waiting([copy.mapped.relation_id for copy in copies], what)
 
     async def _end_former_tasks(self) -> None:
         """End backends of tasks that outlived the process that wanted them, and wait until they are
@@ -277,7 +286,7 @@ class SyncCoordinator:
                         raise SyncError(f'table "{mapped.mapping.source}" is not in the source')
                     copy = await self._prepare_one(source, target, mapped, relation)
                     if mapped.is_to_declare:
-                        await self._hand_over(copy, self._start_lsn, 0, 0)
+                        await self._hand_over(copy, mapped.end_lsn, 0, 0)
                     else:
                         copy.attempt = await self._begin_attempt(target, copy)
                         failpoint("sync.prepared")

@@ -71,6 +71,30 @@ def second_source(shared_server: Server) -> Iterator[Database]:
 SHARED = "create table t (sid text, id int, v text, primary key (sid, id))"
 
 
+def test_sighup_applies_a_good_configuration_and_refuses_a_faulty_one(
+    config: Path, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute("create table more (id int primary key)")
+    good = config.read_text()
+    with Process(config) as process:
+        caught_up(process)
+        config.write_text(good + "\n    nowhere: {}\nworkers: 9")
+        process.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "going on with the one before" in process.output)
+        assert "nowhere" in process.output
+
+        config.write_text(good + "\n    more: {initial: none}\nworkers: 9")
+        process.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "configuration applied" in process.output)
+        assert re.search("need a restart.*workers", process.output)
+        source.execute("insert into t values (1, 'x'); insert into more values (1)")
+        caught_up(process)
+        assert_same(source, target, "more")
+        assert_same(source, target, "t")
+        assert process.terminate() == 0
+
+
 def test_sigterm_under_load(config: Path, source: Database, target: Database) -> None:
     with Process(config) as process:
         caught_up(process)

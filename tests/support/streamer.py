@@ -38,6 +38,11 @@ class Streamer:
     def start(self) -> None:
         self._task = asyncio.create_task(self.engine.run(), name="engine")
 
+    async def apply(self) -> None:
+        """Read the configuration again, as at SIGHUP."""
+        self.settings, self.mapping = static.load(self.path)
+        await self.engine.apply(self.mapping)
+
     async def stop(self) -> None:
         """Stop in order."""
         if self._task is not None:

@@ -1,0 +1,157 @@
+"""The mapped relations of one source while it streams: their states, and the lanes they are in.
+
+With ``consistency: table`` every relation has a lane of its own. With ``consistency: transaction``
+those that are in step share one, and a relation that is being copied has one of its own until then.
+"""
+
+from collections.abc import Iterator
+
+from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
+from streamer.apply.spool import LaneSpool
+from streamer.decode.pgoutput import Relation
+from streamer.lsn import EVERYTHING
+from streamer.progress.store import RelationRecord
+from streamer.route.mapping import RelationMapping, RelationName
+from streamer.route.partition import worker_number
+from streamer.runtime.shared import Health, Shared
+from streamer.sync.states import State, needs_copy
+
+
+class Relations:
+    """See the module. Owned by a pipeline, which owns the lanes too."""
+
+    def __init__(self, label: str, shared: Shared, owner: LaneOwner, health: Health) -> None:
+        self._label = label
+        self._shared = shared
+        self._owner = owner
+        self._health = health
+        self._by_id: dict[int, MappedRelation] = {}
+        self._by_name: dict[RelationName, MappedRelation] = {}
+        self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}
+        self._lanes: dict[MappedRelation, Lane] = {}
+        self._states: dict[MappedRelation, State] = {}
+        self._common_lane: Lane | None = None
+
+    def __iter__(self) -> Iterator[MappedRelation]:
+        return iter(list(self._by_id.values()))
+
+    def get(self, relation_id: int) -> MappedRelation | None:
+        return self._by_id.get(relation_id)
+
+    def find(self, relation: Relation) -> MappedRelation | None:
+        """Return what a RELATION message speaks of, if that is mapped."""
+        known = self._by_relid.get(relation.relid)
+        if known is not None and known[0] is relation:
+            return known[1]
+        mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
+        self._by_relid[relation.relid] = (relation, mapped)
+        return mapped
+
+    # ---- states --------------------------------------------------------------------------------
+
+    def state(self, mapped: MappedRelation) -> State:
+        return self._states[mapped]
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every relation is in step."""
+        return all(state is State.READY for state in self._states.values())
+
+    def set_state(self, mapped: MappedRelation, state: State, error: str | None = None) -> None:
+        """Set what is shown; who stores it says so."""
+        table = str(mapped.mapping.source)
+        self._states[mapped] = state
+        self._health.table_states[table] = state
+        if error is None:
+            self._health.table_errors.pop(table, None)
+        else:
+            self._health.table_errors[table] = error
+
+    # ---- lanes ---------------------------------------------------------------------------------
+
+    def lane(self, mapped: MappedRelation) -> Lane:
+        return self._lanes[mapped]
+
+    def lanes(self) -> set[Lane]:
+        """Return all lanes there are."""
+        lanes = set(self._lanes.values())
+        if self._common_lane is not None:
+            lanes.add(self._common_lane)
+        return lanes
+
+    def in_lane(self, lane: Lane) -> list[MappedRelation]:
+        return [mapped for mapped, its in self._lanes.items() if its is lane]
+
+    def add(self, mapped: MappedRelation, record: RelationRecord) -> None:
+        """Add a relation in the state its record tells; its changes are held where that says so."""
+        self._by_id[mapped.relation_id] = mapped
+        self._by_name[mapped.mapping.source] = mapped
+        self._by_relid.clear()
+        state = State(record.state)
+        self.set_state(mapped, state, record.error)
+        if needs_copy(state, has_snapshot=record.snapshot_lsn is not None):
+            self.hold_for_copy(mapped)
+            if state is State.PAUSED:
+                self._lanes[mapped].keep(Hold.PAUSED)
+            return
+        lane = self._home_lane(mapped)
+        self._lanes[mapped] = lane
+        match state:
+            case State.PAUSED:
+                lane.keep(Hold.PAUSED)
+            case State.ERROR:
+                lane.keep(Hold.ERROR, record.error)
+            case State.CATCHING_UP:
+                lane.keep(Hold.BUSY)  # drained at once, and ready
+
+    def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
+        """Apply *mapped* by another rule from the next plan on; source and target stay the same."""
+        if mapped.mapping != mapping:
+            mapped.mapping = mapping
+            mapped.plan = None
+
+    def remove(self, mapped: MappedRelation) -> Lane:
+        """Take nothing more of a relation; return its lane, which may still hold changes."""
+        mapped.skip_through_lsn = EVERYTHING
+        del self._by_id[mapped.relation_id]
+        del self._by_name[mapped.mapping.source]
+        del self._states[mapped]
+        self._by_relid.clear()
+        table = str(mapped.mapping.source)
+        self._health.table_states.pop(table, None)
+        self._health.table_errors.pop(table, None)
+        return self._lanes.pop(mapped)
+
+    def hold_for_copy(self, mapped: MappedRelation) -> None:
+        """Hold the changes of *mapped* from now on; those that were dispatched before are
+        superseded.
+        """
+        lane = self._lanes.get(mapped)
+        if lane is None or lane is self._common_lane:
+            lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
+        mapped.skip_through_lsn = EVERYTHING
+        lane.keep(Hold.SYNC)
+
+    def go_home(self, lane: Lane) -> None:
+        """Put the relations of *lane*, which holds nothing any more, where they belong."""
+        for mapped in self.in_lane(lane):
+            self._lanes[mapped] = self._home_lane(mapped)
+
+    def _home_lane(self, mapped: MappedRelation) -> Lane:
+        """Return the lane where *mapped* belongs when it is in step."""
+        if not self._shared.by_transaction:
+            lane = self._lanes.get(mapped)
+            return lane or self._new_lane(str(mapped.mapping.source))
+        if self._common_lane is None:
+            self._common_lane = self._new_lane(self._label)
+        return self._common_lane
+
+    def _new_lane(self, name: str) -> Lane:
+        workers = self._shared.workers
+        number = worker_number(self._label, name, len(workers))
+        return Lane(
+            f"{self._label} {name}",
+            workers[number],
+            self._owner,
+            lambda: LaneSpool(self._shared.spools),
+        )

@@ -1,0 +1,44 @@
+"""What pipelines share, and what each tells of itself."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from streamer.apply.drainer import Drainer
+from streamer.apply.spool import SpoolDirectory
+from streamer.apply.target import TargetAddress
+from streamer.apply.worker import Budget, Worker
+from streamer.lsn import NOTHING, Lsn
+from streamer.observability.metrics import Metrics
+from streamer.progress.store import Store
+from streamer.sync.coordinator import SyncSettings
+from streamer.sync.launcher import SparkLauncher
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all pipelines of a process share."""
+
+    address: TargetAddress
+    store: Store
+    workers: list[Worker]
+    drainer: Drainer
+    launcher: SparkLauncher
+    spools: SpoolDirectory
+    budget: Budget
+    metrics: Metrics
+    sync: SyncSettings
+    target_namespace: str
+    by_transaction: bool
+
+
+@dataclass(slots=True)
+class Health:
+    """What a running pipeline knows of itself; read by metrics and readiness."""
+
+    state: str = "starting"
+    error: str | None = None
+    wal_end_lsn: Lsn = NOTHING
+    restart_lsn: Lsn | None = None
+    visible_time: datetime | None = None
+    table_states: dict[str, str] = field(default_factory=dict)
+    table_errors: dict[str, str] = field(default_factory=dict)

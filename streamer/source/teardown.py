@@ -1,0 +1,37 @@
+"""Taking away what streamer made on a source."""
+
+from dataclasses import dataclass
+
+import psycopg
+
+from streamer.errors import SourceError
+from streamer.route.mapping import SourceMapping
+from streamer.source.connection import connection
+from streamer.source.publication import drop_publications, drop_publications_sql
+from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
+
+
+@dataclass(frozen=True, slots=True)
+class Teardown:
+    """What was done for a source. ``left_sql`` is what an administrator has to run there."""
+
+    label: str
+    error: str | None = None
+    left_sql: tuple[str, ...] = ()
+
+
+async def teardown_source(source: SourceMapping) -> Teardown:
+    """Drop our slot and publications; what is already gone is fine."""
+    try:
+        async with connection(source) as plain:
+            slot = await read_slot(plain, source.slot)
+            if slot is not None and slot.active_pid is not None:
+                await plain.execute(
+                    "select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,)
+                )
+            await drop_slot(plain, source.slot)
+            await drop_publications(plain, source)
+    except (SourceError, psycopg.Error) as exc:
+        left = (drop_slot_sql(source.slot), *drop_publications_sql(source))
+        return Teardown(source.label, str(exc), left)
+    return Teardown(source.label)
