@@ -14,12 +14,14 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from streamer.apply.copydata import constant, encode_rows
 from streamer.apply.fold import Fold, OrderedChange, read_changes
 from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.split import SplitStatements, statements_in_order
 from streamer.apply.statements import (
     OP_DELETE,
     OP_FIRST_MOVED,
@@ -77,8 +79,8 @@ class Applier:
         self._metrics = metrics
         self._lock_seconds = lock_seconds
         self._connection: TargetConnection | None = None
-        self._stages: OrderedDict[int, Statements] = OrderedDict()
-        self._used_stages: set[int] = set()
+        self._stages: OrderedDict[str, Statements] = OrderedDict()
+        self._used_stages: set[str] = set()
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
 
@@ -226,7 +228,7 @@ class Applier:
     async def write(self, window: LaneWindow) -> None:
         """Write a window as sets where that gives the same result, else in exact order."""
         for relation in window.relations.values():
-            if relation.is_foldable:
+            if relation.is_foldable and not any(fold.must_order for fold in relation.folds):
                 for fold in relation.folds:
                     await self._write_fold(relation.mapped, fold)
             else:
@@ -240,21 +242,19 @@ class Applier:
         for mapped in window.relations:
             await self._write_ordered(window, mapped, start, stop)
 
-    async def _stage(self, plan: ApplyPlan) -> Statements:
-        """Return *plan*'s statements, with its staging table there and empty."""
-        statements = self._stages.get(plan.number)
-        if statements is None:
-            statements = Statements(plan)
+    async def _stage(self, statements: Statements) -> None:
+        """See to it that the staging table of *statements* is there and empty."""
+        stage = statements.stage
+        if stage not in self._stages:
             while len(self._stages) >= STAGES_MAX:
                 _, oldest = self._stages.popitem(last=False)
                 await self._target.execute(oldest.drop_stage)
             await self._target.execute(statements.create_stage)
-            self._stages[plan.number] = statements
-        self._stages.move_to_end(plan.number)
-        if plan.number in self._used_stages:
+            self._stages[stage] = statements
+        self._stages.move_to_end(stage)
+        if stage in self._used_stages:
             await self._target.execute(statements.truncate_stage)
-        self._used_stages.add(plan.number)
-        return statements
+        self._used_stages.add(stage)
 
     def _count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
         if number:
@@ -266,7 +266,8 @@ class Applier:
         if fold.truncate:
             await self._target.execute(Statements(plan).truncate)
         if fold.deletes or fold.updates or fold.moves:
-            statements = await self._stage(plan)
+            statements = Statements(plan)
+            await self._stage(statements)
             if not plan.key_is_indexed:
                 await self._target.execute("set local enable_hashjoin = on")
             await self._write_changes(mapped, fold, statements)
@@ -425,23 +426,41 @@ class Applier:
 
     async def _write_run(self, run: "_OrderedRun") -> None:
         plan = run.plan
-        statements = await self._stage(plan)
-        width = 4 + len(plan.key) + len(plan.columns)
-        columns = ["seq", "op", "mask", "at"]
-        columns += [statements.old(column) for column in plan.key]
-        columns += [statements.new(column) for column in plan.columns]
+        statements = statements_in_order(plan)
+        if not plan.key_is_indexed:
+            await self._target.execute("set local enable_hashjoin = on")
         try:
-            chunks = encode_rows(run.rows(), pick=None, prefix=[], width=width, binary=plan.binary)
-            await self._target.copy_in(
-                statements.stage, columns, _paced(chunks), namespace="pg_temp", binary=plan.binary
-            )
-            if not plan.key_is_indexed:
-                await self._target.execute("set local enable_hashjoin = on")
+            if isinstance(statements, SplitStatements):
+                await self._write_split(run, statements)
+                return
+            await self._stage(statements)
+            columns = ["seq", "op", "mask", "at"]
+            columns += [statements.old(column) for column in plan.key]
+            columns += [statements.new(column) for column in plan.columns]
+            await self._copy_rows(statements.stage, columns, run.rows(), binary=plan.binary)
             await self._target.execute(statements.ordered(partial=run.is_partial))
         except StreamerError as exc:
             if exc.change_number is not None:
                 exc.share_number = run.share_number(exc.change_number)
             raise
+
+    async def _write_split(self, run: "_OrderedRun", statements: SplitStatements) -> None:
+        rows = run.rows()
+        while some := list(islice(rows, statements.rows_max)):
+            await self._stage(statements)
+            for part in statements.parts:
+                await self._copy_rows(
+                    part.table, list(part.columns), part.rows(some), binary=run.plan.binary
+                )
+            await self._target.execute(statements.ordered(partial=run.is_partial))
+
+    async def _copy_rows(
+        self, table: str, columns: list[str], rows: Iterable[Row], *, binary: bool
+    ) -> None:
+        chunks = encode_rows(rows, pick=None, prefix=[], width=len(columns), binary=binary)
+        await self._target.copy_in(
+            table, columns, _paced(chunks), namespace="pg_temp", binary=binary
+        )
 
 
 @dataclass(slots=True)

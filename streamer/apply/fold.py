@@ -79,6 +79,12 @@ class Fold:
     inserts: dict[Any, Row] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
+    @property
+    def must_order(self) -> bool:
+        """Whether exact order is the only way: a staged row would be too wide for a table."""
+        is_staged = bool(self.deletes or self.updates or self.moves)
+        return is_staged and not self.plan.fits_stage
+
     def add(self, payloads: Iterable[bytes]) -> None:
         """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
         plan = self.plan

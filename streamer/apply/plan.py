@@ -28,6 +28,8 @@ from streamer.route.mapping import OnColumnAdded, RelationMapping, TableType
 from streamer.sql import add_columns_clause, quote_identifier, quote_qualified
 
 SID: Final = "sid"
+TABLE_COLUMNS_MAX: Final = 1600
+"""PostgreSQL's own limit, MaxHeapAttributeNumber."""
 HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
 
 
@@ -82,6 +84,11 @@ class ApplyPlan:
             or self.identity is Identity.ROW
             or self.target.has_row_triggers
         )
+
+    @property
+    def fits_stage(self) -> bool:
+        """Whether a staged row has no more columns than a table may have."""
+        return 4 + len(self.key) + len(self.columns) <= TABLE_COLUMNS_MAX
 
     @cached_property
     def key_is_indexed(self) -> bool:

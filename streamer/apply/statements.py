@@ -8,7 +8,7 @@ time, for history), ``o_<n>`` (the old values that find the row: key columns, or
 quoted. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -40,11 +40,11 @@ class Statements:
         return {column.position: n for n, column in enumerate(self.plan.columns)}
 
     def new(self, column: PlanColumn) -> str:
-        """Name the staging column with the new value of *column*."""
+        """Name the new value of *column* in a staged row; the staging column is called the same."""
         return f"c_{self._index[column.position]}"
 
     def old(self, column: PlanColumn) -> str:
-        """Name the staging column with the old value of a key *column*."""
+        """Name the old value of a key *column* in a staged row."""
         return f"o_{self._index[column.position]}"
 
     @property
@@ -157,13 +157,11 @@ class Statements:
             f"select {values} from pg_temp.{self.stage} s where s.op = {op}"
         )
 
-    def _key_text(self, row: str, name: object) -> str:
+    def _key_text(self, row: str, name: Callable[[PlanColumn], str]) -> str:
         names = ", ".join(quote_identifier(column.name) for column in self.plan.key)
-        pieces = " || ', ' || ".join(
-            f"coalesce({row}.{name(column)}::text, 'null')"  # type: ignore[operator]
-            for column in self.plan.key
-        )
-        return f"{quote_literal(f'({names})=(')} || {pieces} || ')'"
+        values = ", ".join(f"{row}.{name(column)}::text" for column in self.plan.key)
+        text = f"array_to_string(array[{values}]::text[], ', ', 'null')"
+        return f"{quote_literal(f'({names})=(')} || {text} || ')'"
 
     @cached_property
     def truncate(self) -> str:
@@ -189,17 +187,7 @@ declare
     streamer_since timestamptz;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
 begin
-    for s in select * from pg_temp.{self.stage} order by seq loop
-        if s.op = {OP_INSERT} then
-            {self._ordered_insert()}
-        elsif s.op = {OP_UPDATE} then
-            {self._ordered_update(partial)}
-        elsif s.op = {OP_DELETE} then
-            {self._ordered_delete()}
-        else
-            {self._ordered_truncate()}
-        end if;
-    end loop;
+    {self._each_staged(self._change(partial))}
 exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
         streamer_detail = pg_exception_detail, streamer_constraint = constraint_name;
@@ -210,6 +198,24 @@ end"""
         while tag in body:
             tag = tag[:-1] + "_$"
         return f"do {tag}{body} {tag}"
+
+    def _change(self, partial: bool) -> str:
+        return f"""
+        if s.op = {OP_INSERT} then
+            {self._ordered_insert()}
+        elsif s.op = {OP_UPDATE} then
+            {self._ordered_update(partial)}
+        elsif s.op = {OP_DELETE} then
+            {self._ordered_delete()}
+        else
+            {self._ordered_truncate()}
+        end if;"""
+
+    def _each_staged(self, change: str) -> str:
+        """Do *change* for each staged row."""
+        return f"""for s in select * from pg_temp.{self.stage} order by seq loop
+        {change}
+    end loop;"""
 
     def _values(self, partial: bool, previous: str) -> list[str]:
         if not partial:

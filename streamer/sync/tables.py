@@ -14,7 +14,7 @@ Building statements is pure; `create_table` runs them.
 
 from typing import Final
 
-from streamer.apply.plan import SID
+from streamer.apply.plan import SID, TABLE_COLUMNS_MAX
 from streamer.apply.target import TargetConnection, transaction
 from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
@@ -53,17 +53,10 @@ def create_table_sql(
 ) -> list[str]:
     """Return the statements that make the target of *mapping*; the table is the first."""
     quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
-    columns = [f"{SID} text not null"] if sid is not None else []
+    columns = _columns_sql(relation, mapping, sid)
     key = _key(relation, mapping)
-    for column in relation.columns:
-        name = mapping.target_column(column.name)
-        if name is None or (mapping.is_optional(column.name) and name not in key):
-            continue
-        columns.append(_column_sql(column, name))
     names = ([SID] if sid is not None else []) + key
     is_history = mapping.type is TableType.HISTORY
-    if is_history:
-        columns += HISTORY_COLUMNS_SQL
     constraint = ""
     if is_history:
         constraint = f", primary key ({quote_columns([*(names if key else []), 'kvsz_id'])})"
@@ -76,6 +69,30 @@ def create_table_sql(
             "where kvsz_end = '9999-01-01 00:00:00+00'"
         )
     return statements
+
+
+def check_width(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
+    """Refuse a table with more columns than there can be. Raises TargetSchemaError."""
+    count = len(_columns_sql(relation, mapping, sid))
+    if count > TABLE_COLUMNS_MAX:
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" would have {count} columns, with those that streamer '
+            f"adds, and PostgreSQL allows {TABLE_COLUMNS_MAX}",
+            hint=f"exclude {count - TABLE_COLUMNS_MAX} columns in the mapping",
+        )
+
+
+def _columns_sql(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> list[str]:
+    columns = [f"{SID} text not null"] if sid is not None else []
+    key = _key(relation, mapping)
+    for column in relation.columns:
+        name = mapping.target_column(column.name)
+        if name is None or (mapping.is_optional(column.name) and name not in key):
+            continue
+        columns.append(_column_sql(column, name))
+    if mapping.type is TableType.HISTORY:
+        columns += HISTORY_COLUMNS_SQL
+    return columns
 
 
 def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
@@ -107,6 +124,7 @@ async def create_table(
 
     Raises TargetSchemaError, TargetRejectedError with what to run instead.
     """
+    check_width(relation, mapping, sid)
     statements = create_table_sql(relation, mapping, sid)
     try:
         async with transaction(connection):

@@ -5,10 +5,12 @@ That the statements do what they should is shown on real servers; here is what n
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
 from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.apply.split import PART_COLUMNS_MAX, SplitStatements, statements_in_order
 from streamer.apply.statements import (
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
@@ -81,6 +83,10 @@ def all_statements(plan: ApplyPlan) -> list[str]:
         statements.ordered(partial=False),
         statements.ordered(partial=True),
         statements.insert_moved(OP_FIRST_MOVED),
+        SplitStatements(plan).create_stage,
+        SplitStatements(plan).truncate_stage,
+        SplitStatements(plan).drop_stage,
+        SplitStatements(plan).ordered(partial=True),
     ]
     if plan.key:
         unchanged = frozenset({len(HOSTILE) - 1})
@@ -247,3 +253,24 @@ def test_a_history_table_deletes_nothing() -> None:
         sql = Statements(plan).ordered(partial=partial)
         assert "delete from" not in sql
         assert "truncate" not in sql
+
+
+def test_wide_rows_are_staged_in_parts_that_hold_each_value_once() -> None:
+    names = [f"column {n}" for n in range(PART_COLUMNS_MAX * 2)]
+    plan = apply_plan(names, names[:1])
+    statements = statements_in_order(plan)
+    assert isinstance(statements, SplitStatements)
+    row: list[Any] = [str(n).encode() for n in range(4 + 1 + len(names))]
+    staged: dict[str, bytes] = {}
+    for part in statements.parts:
+        (values,) = part.rows([row])
+        assert len(values) == len(part.columns) == len(part.types) <= PART_COLUMNS_MAX + 1
+        assert (part.columns[0], values[0]) == ("seq", row[0])
+        staged |= dict(zip([f"{part.table}.{n}" for n in part.columns], values, strict=True))
+    once = {name: value for name, value in staged.items() if not name.endswith("seq")}
+    assert sorted(once.values()) == sorted(row[1:])
+    assert statements.old(plan.key[0]) == "p1.o_0"
+    assert statements.new(plan.columns[-1]) == f"p3.c_{len(names) - 1}"
+    assert once["streamer_stage_0_p1.o_0"] == row[4]
+    narrow = apply_plan(names[: PART_COLUMNS_MAX - 1], names[:1])
+    assert not isinstance(statements_in_order(narrow), SplitStatements)
