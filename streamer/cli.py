@@ -19,6 +19,7 @@ from rich.console import Console
 
 from streamer import __version__
 from streamer.apply.target import TargetAddress
+from streamer.commands import indexes as indexes_command
 from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
@@ -237,6 +238,35 @@ def resume(
 ) -> None:
     """Go on with a table that is paused or in error."""
     _request("resume", table, database, sid, as_json)
+
+
+@app.command()
+def indexes(
+    missing_fk: Annotated[
+        bool, typer.Option("--missing-fk", help="Those that foreign keys lack at the target.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Build them where tables are in step.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show indexes that the target should have; with --apply, build them."""
+    if not missing_fk:
+        _fail("say which indexes: --missing-fk", 2)
+    settings, mapping = _load()
+    address = TargetAddress.parse(settings.target.url)
+    found = _run(indexes_command.missing_fk(address, mapping, settings.target.schema_, apply=apply))
+    if as_json:
+        _print_json({"indexes": [missing.to_json() for missing in found]})
+    else:
+        for missing in found:
+            reason = f", {missing.reason}" if missing.reason else ""
+            typer.echo(f"{missing.target}: {missing.state}{reason}: {missing.sql};")
+    left = sum(missing.state != "built" for missing in found)
+    if left:
+        _fail(f"indexes missing under foreign keys: {left}", 1)
+    if not as_json and not found:
+        typer.echo("no index is missing under a foreign key")
 
 
 @app.command()

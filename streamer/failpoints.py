@@ -33,6 +33,7 @@ NAMES: Final = frozenset(
         "sync.index_restored",
         "sync.catching_up",
         "sync.drained",
+        "indexes.before_build",
     }
 )
 

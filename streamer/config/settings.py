@@ -55,6 +55,7 @@ class TargetSettings(Strict):
     url: SecretText
     schema_: str = Field(default="public", alias="schema", min_length=1)
     create_tables: bool = True
+    create_fk_indexes: bool = False
 
 
 _SECRET_NAME: Final = re.compile("(?i)secret|password|token|access.?key")

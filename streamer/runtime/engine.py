@@ -36,6 +36,7 @@ from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics, gauge
 from streamer.progress.store import CHANNEL, Store
 from streamer.route.mapping import Mapping, SourceMapping
+from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.pipeline import resolve_at
 from streamer.runtime.shared import Shared
 from streamer.runtime.supervisor import Supervisor
@@ -195,6 +196,11 @@ class Engine:
             services.append(group.create_task(shared.drainer.run(), name="drainer"))
             services.append(group.create_task(shared.launcher.run(), name="launcher"))
             services.append(group.create_task(self._listen(), name="listen"))
+            if self._settings.target.create_fk_indexes:
+                builder = IndexBuilder(
+                    self._address, lambda: self._mapping, shared.target_namespace, self.metrics
+                )
+                services.append(group.create_task(builder.run(), name="indexes"))
             self._shared, self._group = shared, group
             for source in self._mapping.sources:
                 self._add(source)

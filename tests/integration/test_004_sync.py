@@ -1,8 +1,6 @@
 """Copies and what surrounds them, with the parts copied in a thread instead of by Spark."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,27 +9,10 @@ from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.launcher import SparkLauncher
-from tests.support.postgres import Database, assert_same, contents
+from tests.support.postgres import Database, assert_same, contents, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_spark")]
-
-
-@contextlib.contextmanager
-def ordinary_role(target: Database) -> Iterator[str]:
-    """Let the program connect to the target as a role that owns its database, and no more."""
-    role = f"owner_{target.name}"
-    target.execute(
-        f"create role {role} login; alter database {target.name} owner to {role};"
-        f"grant all on schema public to {role}"
-    )
-    target.url_user = role
-    try:
-        yield role
-    finally:
-        target.execute(
-            f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"
-        )
 
 
 async def resync(streamer: Streamer, table: str) -> None:

@@ -150,6 +150,23 @@ def target(shared_server: Server) -> Iterator[Database]:
         yield made
 
 
+@contextlib.contextmanager
+def ordinary_role(target: Database) -> Iterator[str]:
+    """Let the program connect to the target as a role that owns its database, and no more."""
+    role = f"owner_{target.name}"
+    target.execute(
+        f"create role {role} login; alter database {target.name} owner to {role};"
+        f"grant all on schema public to {role}"
+    )
+    target.url_user = role
+    try:
+        yield role
+    finally:
+        target.execute(
+            f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"
+        )
+
+
 def contents(
     db: Database, table: str, columns: str = "*", order: str = "1"
 ) -> list[tuple[object, ...]]:

@@ -1,0 +1,52 @@
+"""``streamer indexes --missing-fk``: what foreign keys lack at the target, and making it."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from streamer.apply.target import TargetAddress
+from streamer.errors import TargetContentionError, TargetError
+from streamer.progress.store import Store
+from streamer.route.mapping import Mapping
+from streamer.sync.fk_indexes import MissingIndex, build, drop_leftovers, survey, survey_source
+
+
+async def missing_fk(
+    address: TargetAddress, mapping: Mapping, target_namespace: str, *, apply: bool
+) -> list[MissingIndex]:
+    """Return the indexes that are missing; with *apply*, after making those that can be made now.
+
+    Raises SourceError, TargetConnectionError, TargetRejectedError.
+    """
+    store = Store(address, "streamer indexes")
+    try:
+        found = await _survey(address, mapping, target_namespace, store)
+        if not apply:
+            return found
+        with suppress(TargetContentionError):  # a build that runs sees to it, or the next
+            await drop_leftovers(address, {table for m in found for table, _ in m.statements})
+        results = []
+        for missing in found:
+            # Building takes its time: another table may have begun to lag since.
+            now = await _survey(address, mapping, target_namespace, store)
+            current = next((m for m in now if m.name == missing.name), None)
+            results.append(await _make(address, current or replace(missing, state="built")))
+        return results
+    finally:
+        await store.close()
+
+
+async def _survey(
+    address: TargetAddress, mapping: Mapping, target_namespace: str, store: Store
+) -> list[MissingIndex]:
+    sources = [await survey_source(source, store, target_namespace) for source in mapping.sources]
+    return await survey(address, store, sources)
+
+
+async def _make(address: TargetAddress, missing: MissingIndex) -> MissingIndex:
+    if missing.state != "missing":
+        return missing
+    try:
+        await build(address, missing)
+    except TargetError as exc:
+        return replace(missing, state="failed", reason=str(exc))
+    return replace(missing, state="built")

@@ -1,0 +1,77 @@
+"""Which indexes serve a foreign key, and which are missing."""
+
+import pytest
+
+from streamer.route.mapping import RelationName
+from streamer.sync.fk_indexes import (
+    PREFIX,
+    ForeignKey,
+    TargetIndex,
+    find_missing,
+    index_name,
+    serves,
+)
+
+T = RelationName("public", "t")
+
+
+def index(*columns: str | None, method: str = "btree", usable: bool = True, partial: bool = False):
+    return TargetIndex("i", columns, method, is_usable=usable, is_partial=partial, is_owned=True)
+
+
+@pytest.mark.parametrize(
+    ("there", "columns", "expected"),
+    [
+        (index("a"), ("a",), True),
+        (index("a", "z"), ("a",), True),
+        (index("z", "a"), ("a",), False),
+        (index("b", "a", "z"), ("a", "b"), True),
+        (index("a", "z", "b"), ("a", "b"), False),
+        (index("a"), ("a", "b"), False),
+        (index(None, "a"), ("a",), False),
+        (index("a", None), ("a",), True),
+        (index("a", method="hash"), ("a",), True),
+        (index("a", method="brin"), ("a",), False),
+        (index("a", usable=False), ("a",), False),
+        (index("a", partial=True), ("a",), False),
+        # One sid's rows are found with the sid first, last, or not in the index at all.
+        (index("sid", "a"), ("sid", "a"), True),
+        (index("a", "sid"), ("sid", "a"), True),
+        (index("a"), ("sid", "a"), True),
+        (index("sid"), ("sid", "a"), False),
+        (index("sid", "a"), ("a",), True),
+        (index("sid", "z", "a"), ("sid", "a"), False),
+    ],
+)
+def test_an_index_serves_equality_of_its_first_columns(
+    there: TargetIndex, columns: tuple[str, ...], expected: bool
+) -> None:
+    assert serves(there, columns) is expected
+
+
+def missing(*keys: ForeignKey, there: list[TargetIndex] | None = None) -> list[tuple[str, ...]]:
+    return [found.columns for found in find_missing(keys, {T: there or []})]
+
+
+def test_few_indexes_serve_many_keys() -> None:
+    keys = [
+        ForeignKey(T, ("a",), "short"),
+        ForeignKey(T, ("a", "b"), "long"),
+        ForeignKey(T, ("b", "a"), "turned"),
+        ForeignKey(T, ("c",), "eu", by_sid=True),
+        ForeignKey(T, ("c",), "us", by_sid=True),
+        ForeignKey(T, ("d",), "served"),
+    ]
+    assert missing(*keys, there=[index("d", "x")]) == [("a", "b"), ("sid", "c")]
+    labels = [found.foreign_keys for found in find_missing(keys, {})]
+    assert labels == [("long", "turned"), ("eu", "us"), ("served",)]
+
+
+def test_names_fit_and_differ() -> None:
+    long = "ä" * 60
+    tables = [RelationName(n, t) for n in ("a", "b") for t in ("t", long, long + "x", 't"; drop')]
+    columns = [("c",), ("c", "d"), ("c_d",), (long,), ("d", "c")]
+    names = [index_name(table, its) for table in tables for its in columns]
+    assert len(set(names)) == len(names)
+    assert all(len(name.encode()) <= 63 and name.startswith(PREFIX) for name in names)
+    assert index_name(T, ("c",)).startswith("streamer_fk_t_c_")
