@@ -8,12 +8,13 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --custom-compile-command "make lock"
 build_tools := uv hatchling editables setuptools
 
-.PHONY: help demo test check fix bench lock
+.PHONY: help demo test torture check fix bench lock
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    two servers stream into a third, all of it here; ARGS='--seconds 60 --keep'"
 	@echo "make test    the whole test suite; ARGS='-x tests/unit' for some of it"
+	@echo "make torture  random work and random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
 	@echo "make check   lint, format and types"
 	@echo "make fix     what of that mends itself"
 	@echo "make bench   every benchmark"
@@ -24,6 +25,11 @@ demo: $(installed)
 
 test: $(installed)
 	@scripts/with_java.sh $(python) -m pytest $(ARGS)
+
+torture: $(installed)
+	@$(python) -m tests.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(WORKERS),--workers $(WORKERS)) $(if $(STREAMING),--streaming $(STREAMING)) \
+		$(if $(POSTGRES),--postgres $(POSTGRES)) $(ARGS)
 
 check: $(installed)
 	@$(python) -m ruff check

@@ -39,7 +39,16 @@ TRANSACTION: Final[dict[str, str]] = {
     "jit": "off",
 }
 
-PINNED: Final = TEXT_FORMAT | TRANSACTION
+# A server whose client is gone without a word learns of it in a minute; by default it keeps the
+# session, and its locks, for two hours.
+LIVENESS: Final[dict[str, str]] = {
+    "tcp_keepalives_idle": "20",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
 # pg_settings has the settings that this server's version knows.
 PIN_SQL: Final = """

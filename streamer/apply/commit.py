@@ -10,6 +10,7 @@ been replaced and its transaction must not commit.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -55,6 +56,10 @@ update streamer.relation r set end_lsn = p.new_lsn::pg_lsn
 from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn)
 where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
 """
+_END_SESSION_SQL: Final = """
+select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
+where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
+"""
 _READ_PROGRESS_SQL: Final = """
 select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::int8[]) for update
 """
@@ -81,6 +86,7 @@ class Applier:
         self._connection: TargetConnection | None = None
         self._stages: OrderedDict[str, Statements] = OrderedDict()
         self._used_stages: set[str] = set()
+        self._given_up: int | None = None
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
 
@@ -104,11 +110,16 @@ class Applier:
         await connection.fetch_value(
             "select set_config('lock_timeout', $1, false)", str(milliseconds)
         )
+        if self._given_up is not None:
+            # It may not know yet that we are gone, and hold what we are about to lock.
+            await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
+            self._given_up = None
         self._connection = connection
 
     def disconnect(self) -> None:
         """Drop the connection; the server rolls back what was not committed."""
         if self._connection is not None:
+            self._given_up = self._connection.backend_pid
             self._connection.terminate()
             self._connection = None
 
@@ -183,8 +194,9 @@ class Applier:
         try:
             await asyncio.shield(committing)
         except asyncio.CancelledError:
-            await committing
-            self._set_committed()
+            with contextlib.suppress(StreamerError):
+                await committing
+                self._set_committed()
             raise
         except TargetConnectionError:
             raise

@@ -76,7 +76,7 @@ class Drainer:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     lane = await self._new.get()
-                    if lane in self._tasks or not lane.is_held:
+                    if lane in self._tasks or not lane.is_held or lane.is_ending:
                         continue
                     task = tasks.create_task(self._drain(lane), name=f"drain {lane.name}")
                     self._tasks[lane] = task
@@ -130,6 +130,7 @@ class Drainer:
     async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
         """Apply some of what *lane* holds, on a connection of the pool."""
         applier = self._idle.pop() if self._idle else self._new_applier()
+        lane.is_draining = True
         try:
             await applier.connect()
             turn = _Turn(lane, applier, self._planner, self._metrics, plans_may_be_stale)
@@ -140,6 +141,7 @@ class Drainer:
             applier.disconnect()
             raise
         finally:
+            lane.is_draining = False
             self._idle.append(applier)
 
     def _new_applier(self) -> Applier:

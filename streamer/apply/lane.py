@@ -198,7 +198,11 @@ class Lane:
     """Shares that the worker has and has not settled."""
     returned: deque[Share] = field(default_factory=deque)
     """Shares that the worker gave back; they come before the spool's."""
+    is_draining: bool = False
+    """Whether a drainer is applying something of it now."""
     has_open_share: bool = False
+    is_ending: bool = False
+    """Its pipeline ends: what is not applied yet comes again, in a lane of the next attempt."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -208,6 +212,13 @@ class Lane:
     @property
     def may_drain(self) -> bool:
         return self.is_held and self.queued_count == 0 and not self.hold & BLOCKING
+
+    def is_applying(self, through_lsn: Lsn) -> bool:
+        """Whether something of transactions up to *through_lsn* may be on its way to the target."""
+        if not self.queued_count and not self.is_draining:
+            return False
+        behind = self.pending.flush_lsn_max
+        return self.has_open_share or (behind is not None and behind < through_lsn)
 
     @property
     def has_backlog(self) -> bool:
@@ -227,6 +238,8 @@ class Lane:
 
     def keep(self, reason: Hold, error: str | None = None) -> None:
         """Hold this lane from now on, for *reason*."""
+        if self.is_ending:
+            return
         self.hold |= reason
         if error is not None:
             self.error = error
@@ -249,6 +262,8 @@ class Lane:
 
     def give_back(self, shares: list[Share]) -> None:
         """The worker cannot apply *shares*, nor any of this lane that it got later."""
+        if self.is_ending:
+            return
         self.keep(Hold.BUSY)
         # What was being committed comes back after what was only queued: order by commit.
         together = [*self.returned, *shares]

@@ -19,6 +19,7 @@ import asyncpg
 import structlog
 
 from streamer import origin, session
+from streamer.apply.watch import Activity, Unreachable, Watch
 from streamer.conninfo import parse_conninfo
 from streamer.errors import (
     ConflictError,
@@ -238,9 +239,12 @@ Record = Mapping[str, Any]
 class TargetConnection:
     """One connection to the target, with settings pinned. One task at a time may use it."""
 
-    def __init__(self, connection: "asyncpg.Connection") -> None:
+    def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
         self._has_origin = False
+        # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
+        self.backend_pid = int(connection.get_server_pid())
+        self._watch = Watch(lambda: _read_activity(address, self.backend_pid), connection.terminate)
 
     @classmethod
     async def connect(
@@ -263,7 +267,7 @@ class TargetConnection:
                 error = TargetConnectionError(str(error))
             raise error from exc
         with translating():
-            connection = cls(raw)
+            connection = cls(raw, address)
             try:
                 connection._set_socket_options(address.socket_options)
                 await connection._pin(applies)
@@ -293,6 +297,7 @@ class TargetConnection:
             settings |= session.APPLY
         sql = session.PIN_SQL.format(names="$1::text[]", values="$2::text[]")
         await self._connection.fetch(sql, list(settings), list(settings.values()))
+        self.backend_pid = await self._connection.fetchval("select pg_catalog.pg_backend_pid()")
         # Stronger than "on" is kept; anything weaker could lose what we acknowledge.
         await self._connection.execute(
             "select set_config('synchronous_commit', 'on', false)"
@@ -325,29 +330,25 @@ class TargetConnection:
         return int(version.major) * 10000 + int(version.minor)
 
     @property
-    def backend_pid(self) -> int:
-        return int(self._connection.get_server_pid())
-
-    @property
     def is_closed(self) -> bool:
         return bool(self._connection.is_closed())
 
     async def execute(self, sql: str, *parameters: Any) -> int:
         """Run a statement, or several without parameters; return how many rows it touched."""
-        with translating():
+        with translating(), self._watch.waiting():
             status: str = await self._connection.execute(sql, *parameters)
         count = status.rpartition(" ")[2]
         return int(count) if count.isdigit() else 0
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
         """Run a query and return its rows."""
-        with translating():
+        with translating(), self._watch.waiting():
             rows: list[Record] = await self._connection.fetch(sql, *parameters)
         return rows
 
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:
         """Run a query and return the first column of its first row, or None."""
-        with translating():
+        with translating(), self._watch.waiting():
             return await self._connection.fetchval(sql, *parameters)
 
     async def copy_in(
@@ -360,10 +361,16 @@ class TargetConnection:
         binary: bool = False,
     ) -> int:
         """COPY *chunks* into the named columns of a table; return how many rows that were."""
-        with translating():
+
+        async def watched() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                self._watch.progress += 1
+                yield chunk
+
+        with translating(), self._watch.waiting():
             status: str = await self._connection.copy_to_table(
                 table,
-                source=chunks,
+                source=watched(),
                 columns=columns,
                 schema_name=namespace,
                 format="binary" if binary else "text",
@@ -391,6 +398,30 @@ class TargetConnection:
 @cache
 def _say_untagged(reason: str) -> None:
     log.info("transactions at the target carry no replication origin", reason=reason)
+
+
+_ACTIVITY_SQL: Final = """
+select state not in ('active', 'disabled')
+       or state = 'active' and coalesce(wait_event_type, '') = 'Client' as is_waiting_for_us,
+       concat_ws(' ', state, state_change) as since
+from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
+"""
+
+
+async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
+    """Ask what the session with *pid* does, on a connection of its own."""
+    try:
+        async with asyncio.timeout(address.connect_seconds):
+            raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
+            try:
+                row = await raw.fetchrow(_ACTIVITY_SQL, pid)
+            finally:
+                raw.terminate()
+    except (TimeoutError, OSError) as exc:
+        raise Unreachable("target: nobody answers") from exc
+    except _DRIVER_ERRORS as exc:
+        raise translate(exc) from exc
+    return None if row is None else Activity(**row)
 
 
 @asynccontextmanager

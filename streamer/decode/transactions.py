@@ -280,7 +280,9 @@ class TransactionAssembler:
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)
         if streamed is None:
-            raise ProtocolError(f"STREAM ABORT of unknown transaction {message.xid}")
+            # PostgreSQL 18 says so of transactions that it found aborted before it sent any of
+            # them. Of what never came nothing has to go.
+            return
         if message.subxid == message.xid:
             streamed.spool.close()
             del self._streamed[message.xid]

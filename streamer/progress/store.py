@@ -7,7 +7,7 @@ they are.
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -249,21 +249,22 @@ class Store:
             )
 
     async def acknowledge(
-        self, source_id: int, stored_lsn: Lsn, lsn: Lsn, visible_time: datetime | None
+        self, source_id: int, stored: Collection[Lsn], lsn: Lsn, visible_time: datetime | None
     ) -> None:
         """Store what is about to be acknowledged; it must be durable here before the source hears
         of it.
 
-        *stored_lsn*: what is stored now. Raises TargetFencedError if it is not: then the target
-        went back in time, and what was acknowledged since is missing there.
+        *stored*: what may be stored now; several, if the answers to earlier calls were lost. Raises
+        TargetFencedError if it is none of them: then the target went back in time, and what was
+        acknowledged since is missing there.
         """
         async with self.connection() as connection:
             rows = await connection.fetch(
                 "update streamer.source set acknowledged_lsn = $3::text::pg_lsn,"
                 " visible_time = greatest(visible_time, $4)"
-                " where id = $1 and acknowledged_lsn = $2::text::pg_lsn returning id",
+                " where id = $1 and acknowledged_lsn = any ($2::text[]::pg_lsn[]) returning id",
                 source_id,
-                str(stored_lsn),
+                list(map(str, stored)),
                 str(lsn),
                 visible_time,
             )

@@ -74,6 +74,7 @@ GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
 SILENCE_SECONDS_MIN: Final = 30.0
 MONITOR_SECONDS: Final = 5.0
+PROGRESS_RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 7.0
 
 
@@ -110,11 +111,13 @@ class Pipeline:
         self._coordinator: SyncCoordinator
         self._stream: ReplicationStream
         self._stored_lsn = NOTHING
-        self._acknowledged_lsn = NOTHING
+        self._acknowledged = {NOTHING}
+        """What may be stored as acknowledged: several, while answers were lost."""
         self._storing = asyncio.Lock()
         self._visible_time: datetime | None = None
         self._durable_time = 0
         self._advanced = asyncio.Event()
+        self._stored = asyncio.Event()
         self._has_passed_stop = False
         self._binary_obstacle = binary_obstacle
         self._binary_types = TEXT
@@ -193,7 +196,7 @@ class Pipeline:
             self._record = await store.register_source(source)
             self._tracker = ProgressTracker(start_lsn)
             self._stored_lsn = start_lsn
-            self._acknowledged_lsn = self._record.acknowledged_lsn
+            self._acknowledged = {self._record.acknowledged_lsn}
             publications = (source.publication, source.publication_inserts)
             self._stream = await ReplicationStream.start(
                 source,
@@ -275,7 +278,8 @@ class Pipeline:
         )
         tasks: dict[str, Callable[[], Awaitable[None]]] = {
             "reader": self._read,
-            "feedback": self._acknowledge,
+            "progress": self._follow_progress,
+            "feedback": self._give_feedback,
             "sync": self._coordinator.run,
             "requests": self._follow_requests,
             "failure": self._await_failure,
@@ -307,9 +311,11 @@ class Pipeline:
 
     async def _close(self) -> None:
         lanes = self._relations.lanes()
-        await self._shared.drainer.forget(lanes)
+        for lane in lanes:
+            lane.is_ending = True  # a worker that fails now must not hand it to a drainer
         for worker in self._shared.workers:
             await worker.drop(lanes)
+        await self._shared.drainer.forget(lanes)
         for lane in lanes:
             lane.close()
         self._assembler.reset()
@@ -400,20 +406,29 @@ class Pipeline:
 
     # ---- acknowledging -------------------------------------------------------------------------
 
-    async def _acknowledge(self) -> None:
-        """Acknowledge every durable advance, and often enough to show the source that we live."""
+    async def _follow_progress(self) -> None:
+        """Store every durable advance, however long the target takes for it."""
+        while True:
+            await self._advanced.wait()
+            self._advanced.clear()
+            try:
+                await self._store_progress()
+            except TargetConnectionError as exc:
+                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
+                self._advanced.set()
+                await asyncio.sleep(PROGRESS_RETRY_SECONDS)
+            self._stored.set()
+
+    async def _give_feedback(self) -> None:
+        """Acknowledge what is stored, and often enough to show the source that we live."""
         timeout = self._server.wal_sender_timeout_seconds
         interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
         silence = max(SILENCE_SECONDS_MIN, 2 * interval)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
-                    await self._advanced.wait()
-            self._advanced.clear()
-            try:
-                await self._store_progress()
-            except TargetConnectionError as exc:
-                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
+                    await self._stored.wait()
+            self._stored.clear()
             quiet = time.monotonic() - self._stream.heard_at
             if quiet > 2 * silence and self._shared.budget.has_room:
                 raise SourceConnectionError(
@@ -431,11 +446,12 @@ class Pipeline:
             if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
                 return
             failpoint("acknowledge.before_store")
-            acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+            before, acknowledged_lsn = set(self._acknowledged), max(flush_lsn, *self._acknowledged)
+            self._acknowledged.add(acknowledged_lsn)
             await self._shared.store.acknowledge(
-                self._record.source_id, self._acknowledged_lsn, acknowledged_lsn, visible_time
+                self._record.source_id, before, acknowledged_lsn, visible_time
             )
-            self._acknowledged_lsn = acknowledged_lsn
+            self._acknowledged = {acknowledged_lsn}
             failpoint("acknowledge.after_store")
             self._stored_lsn = max(self._stored_lsn, flush_lsn)
             self._visible_time = self.health.visible_time = visible_time
@@ -695,7 +711,8 @@ class Pipeline:
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         # Nothing of it may still be on its way to the target when the copy begins.
-        while before.queued_count:
+        through_lsn = self._tracker.newest_lsn
+        while before.is_applying(through_lsn):
             await asyncio.sleep(0.02)
         self._coordinator.request(mapped)
 

@@ -1,13 +1,20 @@
-"""Signals: the first asks to stop in order, the second ends at once."""
+"""Signals: the first asks to stop in order, the second ends at once.
+
+Stopping in order is bounded: a server that answers nobody must not keep us. Ending abruptly loses
+nothing, because what is not durable was never acknowledged.
+"""
 
 import asyncio
 import os
 import signal
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 log = structlog.get_logger()
+
+EXIT_SECONDS: Final = 9.7
 
 
 def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
@@ -21,6 +28,7 @@ def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Non
             os._exit(128 + number)
         asked = True
         log.info("stopping", signal=number.name)
+        loop.call_later(EXIT_SECONDS, os._exit, 0)
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):

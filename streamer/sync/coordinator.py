@@ -440,10 +440,12 @@ class SyncCoordinator:
             copy.consistent_point = snapshot.consistent_point
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
         async with connection(self._source) as guard:
-            copies = await self._guard(guard, copies, snapshot)
+            copies, rewritten = await self._guard(guard, copies, snapshot)
             copies = await self._plan(guard, copies)
             if copies:
                 await self._run_job(copies, snapshot, guard)
+        if rewritten:
+            raise SnapshotExpiredError(f'table "{rewritten[0].name}" was rewritten meanwhile')
 
     async def _each(
         self, guard: Connection, copies: list[_Copy], do: Callable[[_Copy], Awaitable[None]]
@@ -469,12 +471,13 @@ class SyncCoordinator:
 
     async def _guard(
         self, guard: Connection, copies: list[_Copy], snapshot: ExportedSnapshot
-    ) -> list[_Copy]:
+    ) -> tuple[list[_Copy], list[_Copy]]:
         """Lock the tables against rewriting for as long as *guard* lives; return those that could
-        be.
+        be, and apart from them those that had been rewritten.
 
         A table that was rewritten between snapshot and lock has other pages than the snapshot
-        knows, or none: the copy must begin again with a new snapshot.
+        knows, or none: its copy must begin again with a new snapshot. The others need not: a table
+        that is truncated all the time must not keep them from being copied.
         """
         await guard.execute("begin isolation level repeatable read read only")
         await guard.execute(f"set transaction snapshot '{snapshot.snapshot_name}'".encode())
@@ -488,16 +491,17 @@ class SyncCoordinator:
         copies = await self._each(guard, copies, lock)
         rewritten = await fetch_all(
             guard,
-            "select c.relname as name from pg_catalog.unnest(%s::oid[]) r (oid),"
+            "select distinct r.oid from pg_catalog.unnest(%s::oid[]) r (oid),"
             " lateral (select r.oid union"
             " select relid from pg_catalog.pg_partition_tree(r.oid)) t (relid)"
             " join pg_catalog.pg_class c on c.oid = t.relid"
             " where c.relkind = 'r' and c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)",
             [copy.relation.oid for copy in copies],
         )
-        if rewritten:
-            raise SnapshotExpiredError(f'table "{rewritten[0]["name"]}" was rewritten meanwhile')
-        return copies
+        oids = {row["oid"] for row in rewritten}
+        return [copy for copy in copies if copy.relation.oid not in oids], [
+            copy for copy in copies if copy.relation.oid in oids
+        ]
 
     async def _plan(self, guard: Connection, copies: list[_Copy]) -> list[_Copy]:
         """Cut relations into parts, and store what is planned; return those for which that went
@@ -628,6 +632,8 @@ class SyncCoordinator:
                 await self._watch(copies, submitting, snapshot, guard)
                 failures = submitting.result()
             except SparkJobError as exc:
+                if not snapshot.is_alive:
+                    raise _snapshot_lost() from exc
                 # Parts that are copied stay so; the snapshot still stands.
                 backoff.log(log, "the Spark job is started again", exc)
                 await backoff.wait()

@@ -20,6 +20,7 @@ from streamer.errors import SparkJobError
 
 log = structlog.get_logger()
 
+PROGRAM: Final = "streamer.sync.spark_job"
 IDLE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 3.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -79,7 +80,7 @@ class SparkLauncher:
             await self._stop()
 
     async def _run_process(self) -> None:
-        arguments = ["-m", "streamer.sync.spark_job", "--serve"]
+        arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
             arguments += ["--conf", f"{name}={value}"]

@@ -90,13 +90,18 @@ class Database:
         self.name = name
         self.url_user = "postgres"
         """Who the program connects as; tests themselves are superusers."""
+        self.port: int | None = None
+        """Of a proxy that the program goes through; tests themselves do not."""
         self.parameters = ""
         """More libpq parameters for the program's connections."""
 
     @property
     def url(self) -> str:
         separator = "?" if self.parameters else ""
-        return f"{self.server.url(self.name, self.url_user)}{separator}{self.parameters}"
+        url = self.server.url(self.name, self.url_user)
+        if self.port is not None:
+            url = url.replace(f":{self.server.port}/", f":{self.port}/")
+        return f"{url}{separator}{self.parameters}"
 
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         return psycopg.connect(self.server.url(self.name), autocommit=True)

@@ -12,16 +12,29 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
+
 
 class Process:
-    """`streamer run` on a configuration file, with its log kept."""
+    """`streamer run` on a configuration file, with its log kept.
 
-    def __init__(self, config: Path, *arguments: str, environment: dict[str, str] | None = None):
+    Without *spark*, copies are made by threads of another process in its place.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        spark: bool = True,
+    ) -> None:
         self.config = config
         self.log = config.parent / f"run-{time.monotonic_ns()}.log"
+        program = "streamer" if spark else "tests.support.plain_streamer"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "streamer", "--config", str(config), "run", *arguments],
+                [sys.executable, "-m", program, "--config", str(config), "run", *arguments],
+                cwd=ROOT,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | (environment or {}),

@@ -25,7 +25,8 @@ def test_no_name_is_found_through_a_search_path() -> None:
 
 
 def test_no_time_out_of_the_server_ends_a_copy() -> None:
-    assert {value for name, value in session.PINNED.items() if name.endswith("_timeout")} == {"0"}
+    pinned = session.TEXT_FORMAT | session.TRANSACTION
+    assert {value for name, value in pinned.items() if name.endswith("_timeout")} == {"0"}
 
 
 def test_row_security_makes_a_copy_fail_rather_than_filter() -> None:

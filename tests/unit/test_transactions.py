@@ -438,7 +438,6 @@ def test_definitions_are_sent_again_after_a_reset() -> None:
         pytest.param([start(5, first=False)], id="stream goes on without having begun"),
         pytest.param([start(5), STOP, start(5)], id="stream begins twice"),
         pytest.param([stream_commit(5)], id="stream commit of an unknown transaction"),
-        pytest.param([encode.stream_abort(5, 6)], id="stream abort of an unknown transaction"),
         pytest.param([begin(), stream_commit(5)], id="stream commit inside a transaction"),
         pytest.param([begin(), encode.stream_abort(5, 5)], id="stream abort inside a transaction"),
         pytest.param(

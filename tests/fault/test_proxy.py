@@ -1,0 +1,213 @@
+"""Networks that cut, lose, delay and swallow, between the program and either server."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamer.apply import watch
+from streamer.runtime import pipeline
+from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
+from tests.support.postgres import Database, assert_same
+from tests.support.process import Process, eventually, status
+from tests.support.proxy import Proxy, Way
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def tables(source: Database, target: Database) -> None:
+    source.execute(DDL + "create table hist (id int primary key, v text)")
+    target.execute(DDL + HISTORY)
+
+
+@pytest.fixture
+def source_proxy(source: Database) -> Iterator[Proxy]:
+    with Proxy(source.server) as proxy:
+        source.port = proxy.port
+        yield proxy
+
+
+@pytest.fixture
+def target_proxy(target: Database) -> Iterator[Proxy]:
+    with Proxy(target.server) as proxy:
+        target.port = proxy.port
+        yield proxy
+
+
+def assert_equal(source: Database, target: Database) -> None:
+    for table in ("keyed", "keyless", "whole"):
+        assert_same(source, target, table)
+    assert_history(source, target)
+
+
+def error_count(streamer: Streamer, code: str) -> float:
+    labels = {"database": "shop", "sid": "", "code": code}
+    return streamer.engine.metrics.registry.get_sample_value("streamer_errors_total", labels) or 0
+
+
+async def test_a_source_that_is_cut_anywhere(
+    source: Database, target: Database, source_proxy: Proxy, stream: MakeStreamer
+) -> None:
+    chance = random.Random(1)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        for n in range(12):
+            source_proxy.cut_after(chance.randrange(1, 8000), Way.BACK)
+            await asyncio.to_thread(write, source, n * 10, n * 10 + 10)
+        source_proxy.heal()
+        await streamer.caught_up()
+        assert error_count(streamer, "source_down") > 0
+    assert_equal(source, target)
+
+
+@pytest.mark.parametrize("consistency", ["table", "transaction"])
+async def test_a_target_that_is_cut_in_place_of_its_answer(
+    source: Database, target: Database, target_proxy: Proxy, stream: MakeStreamer, consistency: str
+) -> None:
+    """What it was asked for is done, and nobody hears of it: commits and bookkeeping alike."""
+    settings = f"consistency: {consistency}\nworkers: 2\ncommit_interval: 0.02"
+    async with stream(TABLES, settings=settings) as streamer:
+        await streamer.caught_up()
+        for n in range(8):
+            execute = b"E\0\0\0\x09\0\0\0\0\0"  # of a statement that commits by itself
+            target_proxy.lose_answers(b"commit\0" if n % 2 else execute, times=3)
+            await asyncio.to_thread(write, source, n * 10, n * 10 + 10)
+            await streamer.eventually(lambda: loses_no_more(target_proxy))
+        await streamer.caught_up()
+        assert target_proxy.answers_lost >= 20
+        assert error_count(streamer, "fenced") == 0
+    assert_equal(source, target)
+
+
+async def loses_no_more(proxy: Proxy) -> bool:
+    return proxy.is_answering
+
+
+async def test_a_target_that_is_cut_anywhere(
+    source: Database, target: Database, target_proxy: Proxy, stream: MakeStreamer
+) -> None:
+    chance = random.Random(2)
+    async with stream(TABLES, settings="commit_interval: 0.02") as streamer:
+        await streamer.caught_up()
+        for n in range(12):
+            target_proxy.cut_after(chance.randrange(1, 20_000), chance.choice(list(Way)))
+            await asyncio.to_thread(write, source, n * 10, n * 10 + 10)
+        target_proxy.heal()
+        await streamer.caught_up()
+    assert_equal(source, target)
+
+
+async def test_a_source_that_swallows_everything_is_noticed(
+    source: Database,
+    target: Database,
+    source_proxy: Proxy,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "SILENCE_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(pipeline, "STATUS_SECONDS_MAX", 0.2)
+    source.parameters = "connect_timeout=2"
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source_proxy.blackhole()
+        write(source, 0, 20)
+        await streamer.eventually(lambda: is_waiting(streamer))
+        source_proxy.heal()
+        await streamer.caught_up()
+    assert_equal(source, target)
+
+
+async def is_waiting(streamer: Streamer) -> bool:
+    return streamer.engine.supervisors[0].health.state == "waiting"
+
+
+async def test_a_target_that_swallows_everything_is_noticed(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No connection is ever closed, and yet the program gives them up, and the locks they hold."""
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.3)
+    target.parameters = "connect_timeout=2"
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        write(source, 0, 10)
+        await streamer.caught_up()
+        target_proxy.swallow()  # connections there are now are dead for good
+        write(source, 10, 20)
+        await streamer.caught_up(40)
+    assert_equal(source, target)
+
+
+async def test_keepalives_are_answered_while_the_target_does_not_answer(
+    source: Database, target: Database, target_proxy: Proxy, stream: MakeStreamer
+) -> None:
+    source.parameters = "options=-c%20wal_sender_timeout%3D2s"
+    walsender = (
+        "select pid from pg_stat_replication where application_name like 'streamer shop%'"
+        " and pid in (select active_pid from pg_replication_slots where database = current_database())"
+    )
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        before = source.execute(walsender)
+        target_proxy.blackhole()
+        write(source, 0, 20)
+        await asyncio.sleep(5)
+        assert source.execute(walsender) == before
+        target_proxy.heal()
+        await streamer.caught_up()
+        target_proxy.delay(0.1)
+        write(source, 20, 40)
+        await asyncio.sleep(5)
+        assert source.execute(walsender) == before
+        target_proxy.heal()
+        await streamer.caught_up()
+    assert_equal(source, target)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_it_stops_in_time_while_a_server_does_not_answer(
+    side: str,
+    tmp_path: Path,
+    source: Database,
+    target: Database,
+    source_proxy: Proxy,
+    target_proxy: Proxy,
+) -> None:
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, TABLES)
+    with Process(config) as process:
+        eventually(lambda: status_is_streaming(config, source_proxy, target_proxy))
+        write(source, 0, 10)
+        (source_proxy if side == "source" else target_proxy).blackhole()
+        write(source, 10, 20)
+        began = time.monotonic()
+        process.process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 15  # ten are promised; this machine may be busy
+    source_proxy.heal()
+    target_proxy.heal()
+    with Process(config) as process:
+        eventually(lambda: is_equal(source, target))
+        assert process.terminate() == 0
+    assert_equal(source, target)
+
+
+def status_is_streaming(config: Path, *_: Proxy) -> bool:
+    return bool(status(config)[0]["state"] == "streaming")
+
+
+def is_equal(source: Database, target: Database) -> bool:
+    try:
+        assert_equal(source, target)
+    except AssertionError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""What `streamer.sync.spark_job --serve` does, in threads instead of Spark: it starts in no time.
+
+Everything else of a copy is real: the launcher, a process of its own, jobs, events, retried tasks.
+"""
+
+import json
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from streamer.sync.parts import CopyEnds, copy_parts
+
+ATTEMPTS_MAX = 4
+
+_output = threading.Lock()
+
+
+def emit(event: str, **fields: Any) -> None:
+    with _output:
+        sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+        sys.stdout.flush()
+
+
+def _run_task(parts: list[dict[str, Any]], ends: CopyEnds) -> list[dict[str, Any]]:
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return list(copy_parts(parts, ends))
+        except Exception:
+            if attempt == ATTEMPTS_MAX:
+                raise
+    raise AssertionError
+
+
+def _run_job(path: str) -> None:
+    try:
+        job = json.loads(Path(path).read_text(encoding="utf-8"))
+        ends = CopyEnds(**job["ends"])
+        with ThreadPoolExecutor(4) as pool:
+            done = list(pool.map(lambda parts: _run_task(parts, ends), job["tasks"]))
+    except Exception as exc:  # noqa: BLE001  # reported to whoever started us
+        emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
+    else:
+        emit("finished", job=path, failures=[failure for failures in done for failure in failures])
+
+
+def main() -> None:
+    emit("ready")
+    for line in sys.stdin:
+        threading.Thread(target=_run_job, args=(line.strip(),), daemon=True).start()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``make torture SECONDS=… SEED=…``: the torture test for as long as one likes."""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torture.world import Options, describe, torture
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=None, help="a new one if not given")
+    parser.add_argument("--workers", default="1,2,3,8", help="numbers to choose from at a start")
+    parser.add_argument("--streaming", choices=("on", "off"), default="on")
+    parser.add_argument("--postgres", default="18", help="15, 16, 18; or SOURCE:TARGET")
+    given = parser.parse_args()
+    source_version, _, target_version = given.postgres.partition(":")
+    options = Options(
+        seconds=given.seconds,
+        seed=int(time.time()) if given.seed is None else given.seed,
+        workers=tuple(map(int, given.workers.split(","))),
+        streaming=given.streaming == "on",
+        source_version=source_version,
+        target_version=target_version or source_version,
+    )
+    _say(str(options))
+    directory = Path(tempfile.mkdtemp(prefix="streamer-torture-"))
+    directory.chmod(0o755)
+    world = torture(options, directory)
+    shutil.rmtree(directory, ignore_errors=True)  # kept for whoever has to find out why it failed
+    _say(describe(world))
+    transactions = sum(source.transactions for source in world.sources)
+    _say(f"equal, after {transactions} transactions, {world.acknowledged} seen acknowledged")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What must be true of the target: at a kill, and in the end."""
+
+from streamer.commands.embedded import Server
+from streamer.lsn import Lsn
+from tests.support.postgres import Database
+from tests.torture.tables import Compare, Kind
+from tests.torture.workload import Source
+
+SAMPLE = 8
+
+
+class Violation(Exception):
+    """Something that must never be."""
+
+
+def check_acknowledged(source: Source, target: Database) -> int:
+    """Everything acknowledged to *source* is in the target, once; return how many transactions.
+
+    Call it while the program does not run. The slot is read first: what is acknowledged after that
+    is no concern of this check.
+    """
+    found = source.execute(
+        f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
+    )
+    if not found:
+        return 0
+    acknowledged = Lsn.parse(str(found[0][0]))
+    expected = source.ledger.through(acknowledged)
+    condition = "where sid = '{source.sid}'" if source.sid else ""
+    for table in source.ledger.tables:
+        in_step = target.execute(
+            "select 1 from streamer.relation r join streamer.source s on s.id = r.source_id"
+            f" where s.slot = '{source.slot}' and r.source = 'public.{table}' and snapshot_lsn is not null"
+        )
+        if not in_step:
+            continue  # still to be copied
+        condition = f"where sid = '{source.sid}'" if source.sid else ""
+        rows = [number for (number,) in target.execute(f"select id from {table} {condition}")]
+        if missing := sorted(expected.difference(rows)):
+            raise Violation(
+                f"{source.slot}: acknowledged to {acknowledged}, but {len(missing)} transactions"
+                f" are missing in {table}: {missing[:SAMPLE]}"
+            )
+        if len(set(rows)) != len(rows):
+            raise Violation(f"{source.slot}: transactions are twice in {table}")
+    return len(expected)
+
+
+def check_table(source: Source, target: Database, kind: Kind) -> None:
+    """The target's table is what its type promises."""
+    columns = _columns(source, kind)
+    listed = ", ".join(columns)
+    own = f"sid = '{source.sid}'" if source.sid else "true"
+    if kind.compare is Compare.HISTORY:
+        _check_versions(source, target, kind)
+        own += " and kvsz_end = '9999-01-01' and not kvsz_deleted"
+    here = f"select ({listed})::text from {kind.name}"
+    there = f"select ({listed})::text from {kind.name} where {own}"
+    wanted = sorted(str(row) for (row,) in source.execute(here))
+    found = sorted(str(row) for (row,) in target.execute(there))
+    if kind.compare is Compare.SUPERSET:
+        keep = set(wanted)
+        found = [row for row in found if row in keep]
+    if wanted != found:
+        raise Violation(f"{source.slot}: {kind.name} differs: {_difference(wanted, found)}")
+
+
+def _columns(source: Source, kind: Kind) -> list[str]:
+    """Columns that both sides have: history has more, generated ones may not."""
+    rows = source.execute(
+        "select quote_ident(attname) from pg_attribute"
+        f" where attrelid = '{kind.name}'::regclass and attnum > 0 and not attisdropped order by attname"
+    )
+    return [str(name) for (name,) in rows]
+
+
+def _check_versions(source: Source, target: Database, kind: Kind) -> None:
+    own = f"and a.sid = '{source.sid}' and b.sid = '{source.sid}'" if source.sid else ""
+    overlapping = target.execute(
+        f"select a.id from {kind.name} a join {kind.name} b on a.id = b.id and a.ctid < b.ctid {own}"
+        " where a.kvsz_start < b.kvsz_end and b.kvsz_start < a.kvsz_end"
+        " and a.kvsz_start < a.kvsz_end and b.kvsz_start < b.kvsz_end limit 5"
+    )
+    if overlapping:
+        raise Violation(f"{source.slot}: versions overlap in {kind.name}: {overlapping}")
+
+
+def _difference(wanted: list[str], found: list[str]) -> str:
+    missing, extra = list(wanted), []
+    left = sorted(found)
+    counts: dict[str, int] = {}
+    for row in wanted:
+        counts[row] = counts.get(row, 0) + 1
+    for row in left:
+        if counts.get(row, 0):
+            counts[row] -= 1
+        else:
+            extra.append(row)
+    missing = [row for row, count in counts.items() for _ in range(count)]
+    show = [row[:100] for row in missing[:SAMPLE]], [row[:100] for row in extra[:SAMPLE]]
+    return f"{len(missing)} rows missing, {show[0]}; {len(extra)} too many, {show[1]}"
+
+
+def check_nothing_left(sources: list[Source], source_server: Server, target: Database) -> None:
+    """No slot, put-off index or half copy of ours stays behind."""
+    slots = {
+        str(name) for (name,) in source_server.execute("select slot_name from pg_replication_slots")
+    }
+    if extra := slots - {source.slot for source in sources}:
+        raise Violation(f"slots were left behind: {extra}")
+    for table in ("deferred_index", "request"):
+        if rows := target.execute(f"select * from streamer.{table}"):
+            raise Violation(f"left in streamer.{table}: {rows}")
+    off = target.execute(
+        "select relname from pg_class where reloptions::text like '%autovacuum_enabled%'"
+    )
+    if off:
+        raise Violation(f"autovacuum stays off: {off}")

@@ -1,0 +1,337 @@
+"""The tables of the torture test: many kinds, and what a random session does to each.
+
+An operation is a list of statements that belong together; it may fail (a duplicate key, a
+deadlock), which ends its transaction like any other error of an application.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+KEYS = 120
+"""Sessions share few keys, so that they meet."""
+
+Operation = Callable[[Random], list[str]]
+
+
+class Compare(Enum):
+    """What must be true of a target table in the end."""
+
+    EQUAL = "the same rows"
+    HISTORY = "open versions are the source's rows, and versions of a key do not overlap"
+    SUPERSET = "every row of the source is there"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One table: how the source makes it, what is done to it, what must come of that."""
+
+    name: str
+    ddl: str
+    operations: tuple[Operation, ...]
+    target_ddl: str | None = None
+    """How the target makes it, where the program shall not."""
+    type: str = "clone"
+    compare: Compare = Compare.EQUAL
+    columns: str = "*"
+    """What is compared."""
+
+
+def text(random: Random) -> str:
+    """A value that COPY has to escape now and then."""
+    words = ("plain", "tab\there", "back\\slash", "line\nbreak", "\\N", "quo''te", "ünï😀", "")
+    return f"{random.choice(words)}{random.randrange(10_000)}"
+
+
+def _upsert(table: str, key: str = "id") -> Operation:
+    def make(random: Random) -> list[str]:
+        values = f"({random.randrange(KEYS)}, '{text(random)}')"
+        update = f"on conflict ({key}) do update set v = excluded.v"
+        return [f"insert into {table} ({key}, v) values {values} {update}"]
+
+    return make
+
+
+def _insert(table: str) -> Operation:
+    """A plain insert: deleted keys are born again, others make the transaction fail now and then."""
+    return lambda r: [f"insert into {table} (id, v) values ({r.randrange(KEYS)}, '{text(r)}')"]
+
+
+def _update(table: str) -> Operation:
+    return lambda r: [f"update {table} set v = '{text(r)}' where id % 40 = {r.randrange(40)}"]
+
+
+def _delete(table: str) -> Operation:
+    return lambda r: [f"delete from {table} where id = {r.randrange(KEYS)}"]
+
+
+def _truncate(*tables: str) -> Operation:
+    """Rarely: the others want rows to meet."""
+    return lambda r: [f"truncate {', '.join(tables)}"] if r.random() < 0.1 else []
+
+
+def _move(table: str) -> Operation:
+    """A key changes, to one that may be taken."""
+
+    def make(random: Random) -> list[str]:
+        old, new = random.sample(range(KEYS), 2)
+        return [f"delete from {table} where id = {new}"] * random.randrange(2) + [
+            f"update {table} set id = {new} where id = {old}"
+        ]
+
+    return make
+
+
+def _swap(table: str) -> Operation:
+    """Two rows change keys, by way of a third."""
+
+    def make(random: Random) -> list[str]:
+        one, other = random.sample(range(KEYS), 2)
+        away = -random.randrange(1, 1000)
+        return [
+            f"update {table} set id = {new} where id = {old}"
+            for old, new in ((one, away), (other, one), (away, other))
+        ]
+
+    return make
+
+
+def _life(table: str) -> Operation:
+    """Born, changed, moved, changed, gone, born again."""
+
+    def make(random: Random) -> list[str]:
+        one, other = random.sample(range(KEYS), 2)
+        return [
+            f"delete from {table} where id in ({one}, {other})",
+            f"insert into {table} (id, v) values ({one}, 'born')",
+            f"update {table} set v = 'changed' where id = {one}",
+            f"update {table} set id = {other} where id = {one}",
+            f"update {table} set v = v || ' again' where id = {other}",
+            f"delete from {table} where id = {other}",
+            f"insert into {table} (id, v) values ({one}, '{text(random)}')",
+        ][: random.randrange(2, 8)]
+
+    return make
+
+
+def _keyed(table: str) -> tuple[Operation, ...]:
+    return (
+        *(_upsert(table), _insert(table), _update(table), _delete(table)),
+        *(_move(table), _swap(table), _life(table), _truncate(table)),
+    )
+
+
+def _rows(table: str, count: int, values: str) -> Operation:
+    """Many rows at once: more than one piece, and streamed where the source does that."""
+
+    def make(random: Random) -> list[str]:
+        if random.random() > 0.05:
+            return []
+        return [
+            f"insert into {table} select {values} from generate_series(1, {random.randrange(count)}) g"
+        ]
+
+    return make
+
+
+def _handed_over(random: Random) -> list[str]:
+    """A unique value goes from row to row, now and then through a chain of them."""
+    ids = random.sample(range(KEYS), 3)
+    statements = [
+        f"insert into uniq (id, slot) values ({i}, null) on conflict do nothing" for i in ids
+    ]
+    slot = random.randrange(50)
+    statements += [
+        f"update uniq set slot = null where slot = {slot}",
+        f"update uniq set slot = {slot}, v = '{text(random)}' where id = {ids[0]}",
+        f"update uniq set slot = null where id = {ids[0]}",
+        f"update uniq set slot = {slot} where id = {ids[1]}",
+    ]
+    return statements[: random.randrange(4, 8)]
+
+
+def _doc(random: Random) -> str:
+    return f"jsonb_build_object('n', {random.randrange(1000)}, 'long', repeat(md5('{random.random()}'), {random.choice((1, 100, 400))}))"
+
+
+def _wide_insert(random: Random) -> list[str]:
+    values = ", ".join(f"'{random.randrange(100)}'" for _ in range(60))
+    names = ", ".join(f"c{n}" for n in range(60))
+    return [
+        f"insert into wide (id, {names}) values ({random.randrange(KEYS)}, {values}) on conflict do nothing"
+    ]
+
+
+_KEYED_COLUMNS = "(id int primary key, v text)"
+
+KINDS = (
+    Kind("keyed", f"create table keyed {_KEYED_COLUMNS}", _keyed("keyed")),
+    Kind(
+        "composite",
+        "create table composite (a int, b text, v text, n int default 0, primary key (a, b))",
+        (
+            lambda r: [f"insert into composite values ({r.randrange(9)}, '{text(r)}', 'x')"],
+            lambda r: [f"update composite set n = n + 1 where a = {r.randrange(9)}"],
+            lambda r: [
+                f"update composite set a = {r.randrange(9)} where a = {r.randrange(9)} and n = {r.randrange(9)}"
+            ],
+            lambda r: [f"delete from composite where a = {r.randrange(9)} and b > '{text(r)}'"],
+            _truncate("composite", "keyless"),
+        ),
+    ),
+    Kind(
+        "keyless",
+        "create table keyless (a int, b text)",
+        (
+            lambda r: [
+                f"insert into keyless values ({r.randrange(5)}, '{text(r)}'), ({r.randrange(5)}, 'same')"
+            ],
+            _rows("keyless", 60_000, "g % 5, repeat('x', 200)"),
+            _truncate("keyless"),
+        ),
+    ),
+    Kind(
+        "whole",
+        "create table whole (a int, b text, c numeric); alter table whole replica identity full",
+        (
+            lambda r: [
+                f"insert into whole select {r.randrange(9)}, 'same', null from generate_series(1, {r.randrange(4)})"
+            ],
+            lambda r: [
+                f"insert into whole values ({r.randrange(9)}, '{text(r)}', {r.choice(('1.0', '1.00', 'null'))})"
+            ],
+            lambda r: [
+                f"update whole set b = '{text(r)}' where ctid = (select ctid from whole where a = {r.randrange(9)} limit 1)"
+            ],
+            lambda r: [
+                f"delete from whole where ctid = (select ctid from whole where a = {r.randrange(9)} limit 1)"
+            ],
+            lambda r: [
+                f"update whole set a = (a + 1) % 9 where a = {r.randrange(9)} and b = 'same'"
+            ],
+            _truncate("whole"),
+        ),
+    ),
+    Kind(
+        "by_index",
+        "create table by_index (id int not null, v text); create unique index by_index_id on by_index (id);"
+        " alter table by_index replica identity using index by_index_id",
+        _keyed("by_index"),
+    ),
+    Kind(
+        "hist",
+        f"create table hist {_KEYED_COLUMNS}",
+        (
+            _upsert("hist"),
+            _insert("hist"),
+            _update("hist"),
+            _delete("hist"),
+            _move("hist"),
+            _life("hist"),
+        ),
+        type="history",
+        compare=Compare.HISTORY,
+    ),
+    Kind(
+        "appended",
+        "create table appended (id bigint generated always as identity primary key, v text)",
+        (
+            lambda r: [f"insert into appended (v) values ('{text(r)}')"],
+            lambda r: [f"update appended set v = '{text(r)}' where id % 50 = {r.randrange(50)}"],
+            lambda r: [f"delete from appended where id % 50 = {r.randrange(50)}"],
+            _truncate("appended"),
+        ),
+        type="append",
+        compare=Compare.SUPERSET,
+    ),
+    Kind(
+        "parted",
+        f"create table parted {_KEYED_COLUMNS} partition by range (id);"
+        " create table parted_low partition of parted for values from (minvalue) to (40);"
+        " create table parted_high partition of parted default",
+        _keyed("parted"),
+    ),
+    Kind(
+        "toasted",
+        "create table toasted (id int primary key, v text, doc jsonb, n int);"
+        " alter table toasted alter doc set storage external",
+        (
+            lambda r: [
+                f"insert into toasted values ({r.randrange(KEYS)}, 'x', {_doc(r)}, 0) on conflict (id) do update set doc = excluded.doc"
+            ],
+            lambda r: [f"update toasted set n = n + 1 where id % 30 = {r.randrange(30)}"],
+            *(_update("toasted"), _delete("toasted"), _move("toasted"), _swap("toasted")),
+        ),
+    ),
+    Kind(
+        "uniq",
+        "create table uniq (id int primary key, v text, slot int unique)",
+        (_handed_over, _handed_over, _update("uniq"), _delete("uniq"), _move("uniq")),
+        target_ddl="create table uniq (id int primary key, v text, slot int unique)",
+    ),
+    Kind(
+        "parent",
+        f"create table parent {_KEYED_COLUMNS}",
+        (_upsert("parent"), _delete("parent"), _truncate("child", "parent")),
+        target_ddl=f"create table parent {_KEYED_COLUMNS}",
+    ),
+    Kind(
+        "child",
+        "create table child (id int primary key, v text, parent_id int references parent on delete cascade)",
+        (
+            lambda r: [
+                f"insert into parent values ({(p := r.randrange(KEYS))}, 'p') on conflict do nothing",
+                f"insert into child values ({r.randrange(KEYS)}, 'c', {p}) on conflict (id) do update set parent_id = {p}",
+            ],
+            *(_update("child"), _delete("child")),
+        ),
+        target_ddl="create table child (id int primary key, v text, parent_id int references parent on delete cascade)",
+    ),
+    Kind(
+        "computed",
+        "create table computed (id int primary key, v text, n int default 1, twice int generated always as (n * 2) stored)",
+        (
+            *_keyed("computed"),
+            lambda r: [
+                f"update computed set n = {r.randrange(99)} where id % 9 = {r.randrange(9)}"
+            ],
+        ),
+        target_ddl="create table computed (id int primary key, v text, n int default 1, twice int generated always as (n * 2) stored)",
+    ),
+    Kind(
+        "wide",
+        f"create table wide (id int primary key, v text, {', '.join(f'c{n} text' for n in range(60))})",
+        (_wide_insert, _update("wide"), _delete("wide"), _move("wide")),
+    ),
+    Kind("quiet", "create table quiet (id int primary key, v text)", ()),
+    Kind("grown", f"create table grown {_KEYED_COLUMNS}", _keyed("grown")),
+    Kind(
+        "ledger",
+        "create table ledger (id bigint primary key)",
+        (),
+    ),
+    Kind("ledger_keyless", "create table ledger_keyless (id bigint)", ()),
+)
+
+TENANT_KINDS = (
+    Kind("orders", "create table orders (id int primary key, v text)", _keyed("orders")),
+    Kind(
+        "events",
+        "create table events (a int, b text)",
+        (
+            lambda r: [f"insert into events values ({r.randrange(5)}, '{text(r)}'), (1, 'same')"],
+            _rows("events", 30_000, "g % 5, repeat('y', 300)"),
+            _truncate("events", "orders"),
+        ),
+    ),
+    Kind(
+        "versions",
+        "create table versions (id int primary key, v text)",
+        (_upsert("versions"), _delete("versions"), _move("versions"), _life("versions")),
+        type="history",
+        compare=Compare.HISTORY,
+    ),
+    Kind("tenant_ledger", "create table tenant_ledger (id bigint primary key)", ()),
+    Kind("tenant_ledger_keyless", "create table tenant_ledger_keyless (id bigint)", ()),
+)

@@ -1,0 +1,16 @@
+"""A short run; `make torture` makes long ones."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.torture.world import Options, torture
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_doubled(server_directory: Path) -> None:
+    version = os.environ.get("TEST_POSTGRES", "18")
+    options = Options(seconds=20, seed=1, source_version=version, target_version=version)
+    world = torture(options, server_directory / "torture")
+    assert world.acknowledged > 100

@@ -1,0 +1,177 @@
+"""Sessions that do random things to a source, and remember what they have committed.
+
+Every committed transaction of a session leaves a number in two ledger tables, and the session
+remembers the position of the source's WAL after the commit. Whatever the program acknowledges
+beyond that position must have these numbers at the target.
+"""
+
+import contextlib
+import threading
+from random import Random
+
+import psycopg
+
+from streamer.lsn import Lsn
+from tests.torture.tables import Kind
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+_PREPARED_SQL = "select gid from pg_prepared_xacts where database = current_database()"
+_APPLICATION_ERRORS = (
+    psycopg.errors.IntegrityError,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.ConfigurationLimitExceeded,  # too many prepared transactions
+)
+
+
+class Ledger:
+    """What one source has committed: number → a position behind its commit."""
+
+    def __init__(self, tables: tuple[str, str]) -> None:
+        self.tables = tables
+        self._lock = threading.Lock()
+        self._last = 0
+        self._committed: dict[int, Lsn] = {}
+
+    def next(self) -> int:
+        with self._lock:
+            self._last += 1
+            return self._last
+
+    def commit(self, number: int, lsn: Lsn) -> None:
+        with self._lock:
+            self._committed[number] = lsn
+
+    def through(self, lsn: Lsn) -> set[int]:
+        """Return the numbers that were committed before *lsn*."""
+        with self._lock:
+            return {number for number, behind in self._committed.items() if behind <= lsn}
+
+
+class Source:
+    """A database under load."""
+
+    def __init__(self, database: str, sid: str | None, kinds: tuple[Kind, ...], url: str) -> None:
+        self.database = database
+        self.sid = sid
+        self.kinds = kinds
+        self.url = url
+        prefix = "tenant_" if sid else ""
+        self.ledger = Ledger((f"{prefix}ledger", f"{prefix}ledger_keyless"))
+        self.transactions = 0
+
+    @property
+    def slot(self) -> str:
+        return f"streamer_{self.database}_{self.sid}" if self.sid else f"streamer_{self.database}"
+
+    def execute(self, sql: str) -> list[tuple[object, ...]]:
+        """Run SQL; return the rows of the last statement if it has any."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description else []
+
+
+class Session(threading.Thread):
+    """One connection of an application that does as it likes."""
+
+    def __init__(self, source: Source, seed: str) -> None:
+        super().__init__(name=seed, daemon=True)
+        self._source = source
+        self._random = Random(seed)
+        self._ended = threading.Event()
+        self._count = 0
+        self.failure: BaseException | None = None
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                with psycopg.connect(self._source.url, autocommit=True) as connection:
+                    # Prepared transactions hold locks, and some of them for long.
+                    connection.execute("set lock_timeout = '500ms'")
+                    while not self._ended.is_set():
+                        self._transaction(connection)
+                        self._ended.wait(self._random.random() * 0.03)
+            except psycopg.OperationalError:
+                self._ended.wait(0.2)  # the server restarts, or somebody ended this backend
+            except BaseException as exc:  # noqa: BLE001  # seen by whoever ends the session
+                self.failure = exc
+                return
+
+    def _transaction(self, connection: Connection) -> None:
+        """Do a few things and end them in one way or another; errors of an application are fine."""
+        random, ledger = self._random, self._source.ledger
+        self._count += 1
+        if random.random() < 0.1:
+            self._settle_prepared(connection)
+        number = ledger.next() if random.random() < 0.7 else None
+        connection.execute("begin")
+        try:
+            if number is not None:
+                for table in ledger.tables:
+                    connection.execute(f"insert into {table} values ({number})".encode())
+            for _ in range(random.choice((0, 1, 1, 2, 3, 6))):
+                self._step(connection)
+            if random.random() < 0.1:
+                connection.execute("rollback")
+                return
+            if random.random() < 0.05:
+                connection.execute(f"prepare transaction '{self.name}/{self._count}'".encode())
+                return
+            connection.execute("commit")
+        except _APPLICATION_ERRORS:
+            connection.execute("rollback")
+            return
+        self._source.transactions += 1
+        if number is not None:
+            rows = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+            ledger.commit(number, Lsn.parse(str(rows[0][0])))
+
+    def _settle_prepared(self, connection: Connection) -> None:
+        for (gid,) in connection.execute(_PREPARED_SQL).fetchall():
+            how = "rollback" if self._random.random() < 0.3 else "commit"
+            with contextlib.suppress(
+                psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState
+            ):  # another session was faster
+                connection.execute(f"{how} prepared '{gid}'".encode())
+
+    def _step(self, connection: Connection) -> None:
+        random = self._random
+        kind = random.choice([kind for kind in self._source.kinds if kind.operations])
+        statements = random.choice(kind.operations)(random)
+        chance = random.random()
+        if chance < 0.05:
+            size = random.choice((1, 100, 100_000))
+            connection.execute(
+                f"select pg_logical_emit_message({random.random() < 0.5}, 'torture', repeat('m', {size}))".encode()
+            )
+        if chance > 0.7:
+            self._nested(connection, statements, depth=random.randrange(1, 4))
+            return
+        for statement in statements:
+            connection.execute(statement.encode())
+
+    def _nested(self, connection: Connection, statements: list[str], depth: int) -> None:
+        """Sub-transactions, some of which fail or are rolled back."""
+        connection.execute(f"savepoint s{depth}".encode())
+        try:
+            if depth > 1:
+                self._nested(connection, statements, depth - 1)
+            for statement in statements:
+                connection.execute(statement.encode())
+        except psycopg.errors.IntegrityError:
+            connection.execute(f"rollback to savepoint s{depth}".encode())
+            return
+        how = "rollback to" if self._random.random() < 0.4 else "release"
+        connection.execute(f"{how} savepoint s{depth}".encode())
+
+
+def settle_all_prepared(source: Source) -> None:
+    """Commit what is still prepared, in the end."""
+    for (gid,) in source.execute(_PREPARED_SQL):
+        source.execute(f"commit prepared '{gid}'")
