@@ -263,6 +263,7 @@ class Lane:
     def give_back(self, shares: list[Share]) -> None:
         """The worker cannot apply *shares*, nor any of this lane that it got later."""
         if self.is_ending:
+            self._settle(len(shares))
             return
         self.keep(Hold.BUSY)
         # What was being committed comes back after what was only queued: order by commit.
