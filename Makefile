@@ -8,12 +8,13 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --custom-compile-command "make lock"
 build_tools := uv hatchling editables setuptools
 
-.PHONY: help demo test torture check fix bench lock
+.PHONY: help demo test matrix torture check fix bench lock
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    two servers stream into a third, all of it here; ARGS='--seconds 60 --keep'"
 	@echo "make test    the whole test suite; ARGS='-x tests/unit' for some of it"
+	@echo "make matrix  integration and fault tests with several servers and settings; ARGS=--all for all"
 	@echo "make torture  random work and random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
 	@echo "make check   lint, format and types"
 	@echo "make fix     what of that mends itself"
@@ -25,6 +26,9 @@ demo: $(installed)
 
 test: $(installed)
 	@scripts/with_java.sh $(python) -m pytest $(ARGS)
+
+matrix: $(installed)
+	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)
 
 torture: $(installed)
 	@$(python) -m tests.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \

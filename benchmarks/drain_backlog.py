@@ -2,7 +2,8 @@
 
 Half inserts, half updates by key, 20 rows a transaction, five columns. Both sides drain the same
 WAL, one after the other, into a table of their own; the time runs from when the walsender starts to
-when the last row is visible. Start-up of either side is not counted.
+when the last row is visible. Start-up of either side is not counted. ``--transport binary`` asks
+for binary on both sides.
 """
 
 import argparse
@@ -41,7 +42,9 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--only", choices=["streamer", "native"])
+    parser.add_argument("--transport", choices=["text", "binary"], default="text")
     options = parser.parse_args()
+    is_binary = options.transport == "binary"
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
         for server in (source, target):
             server.execute("create database bench")
@@ -57,13 +60,15 @@ def main() -> None:
             target.url("bench"),
             "{items: {initial: none}}",
             workers=options.workers,
+            transport=options.transport,
         )
         Run(config, "--stop-when-caught-up").wait()
         source.execute("create publication native for table items", "bench")
         source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
         target.execute(
             f"create subscription native connection '{source.url('bench')}' publication native with"
-            " (create_slot = false, slot_name = native, enabled = false, copy_data = false)",
+            f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
+            f" binary = {str(is_binary).lower()})",
             "native",
         )
         transactions = options.changes // 20
@@ -75,11 +80,13 @@ def main() -> None:
         target.execute("checkpoint")
         (last,) = source.execute("select count(*), sum(amount), max(at) from items", "bench")
         done = f"select (count(*), sum(amount), max(at)) = row{_literal(last)} from items"
-        print(f"{options.changes} changes, {transactions} transactions")
+        print(f"{options.changes} changes, {transactions} transactions, {options.transport}")
         results = {}
         if options.only != "native":
             run = Run(config)
             wait_until(source.url("bench"), _active("streamer_bench"), 60, run)
+            asked = source.execute(_ASKED)[0][0]
+            assert ("binary 'true'" in str(asked)) is is_binary, "streamer fell back to text"
             began = time.monotonic()
             wait_until(target.url("bench"), _caught_up(source), 600, run)
             results["streamer"] = time.monotonic() - began
@@ -110,6 +117,12 @@ def main() -> None:
 
 def _literal(row: tuple[object, ...]) -> str:
     return "(" + ", ".join(f"'{value}'" for value in row) + ")"
+
+
+_ASKED = (
+    "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
+    " where s.slot_name = 'streamer_bench'"
+)
 
 
 def _active(slot: str) -> str:

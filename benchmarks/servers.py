@@ -45,7 +45,15 @@ def source_and_target() -> Iterator[tuple[Server, Server]]:
                 server.stop("immediate")
 
 
-def write_config(path: Path, source: str, target: str, tables: str, **settings: object) -> None:
+def write_config(
+    path: Path,
+    source: str,
+    target: str,
+    tables: str,
+    *,
+    transport: str = "text",
+    **settings: object,
+) -> None:
     lines = [f"{name}: {value}" for name, value in settings.items()]
     path.write_text(
         "\n".join(
@@ -53,7 +61,9 @@ def write_config(path: Path, source: str, target: str, tables: str, **settings: 
                 f'target: {{url: "{target}"}}',
                 'http: {listen: ""}',
                 *lines,
-                f'sources: [{{database: bench, urls: [{{url: "{source}"}}], tables: {tables}}}]',
+                "sources:",
+                f'- {{database: bench, urls: [{{url: "{source}"}}], transport: {transport},',
+                f"   tables: {tables}}}",
             ]
         )
     )

@@ -43,7 +43,7 @@ class Supervisor:
         self._holder = holder
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
-        """Why binary transport was given up; it is not tried again before the process is."""
+        """Why binary transport was given up; it is not tried again with this configuration."""
         self._is_to_begin_anew = False
 
     async def change(self, source: SourceMapping) -> None:
@@ -53,6 +53,7 @@ class Supervisor:
         refuses; this one then goes on as before.
         """
         before, self.source = self.source, source
+        self._binary_obstacle = None
         pipeline = self.pipeline
         if pipeline is None:
             self._requested.set()

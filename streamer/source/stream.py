@@ -96,7 +96,6 @@ class ReplicationStream:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._label = label
-        self._has_ended = False
         self.received_lsn = NOTHING
         self.heard_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
@@ -230,11 +229,8 @@ class ReplicationStream:
     def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
         """Tell the source that everything up to *flush_lsn* is durable; nothing else does so.
 
-        Never waits: what does not fit the socket now goes out with the next call. After `stop`
-        there is nothing more to say.
+        Never waits: what does not fit the socket now goes out with the next call.
         """
-        if self._has_ended:
-            return
         now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
         received = max(self.received_lsn, flush_lsn)
         update = _status_update.pack(b"r", received, flush_lsn, flush_lsn, now, request_reply)
@@ -253,7 +249,6 @@ class ReplicationStream:
             pgconn = self._pgconn
             self.send_status(flush_lsn)
             pgconn.put_copy_end()
-            self._has_ended = True
             while pgconn.flush():
                 await self._wait(writable=True)
             while True:

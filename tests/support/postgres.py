@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -75,11 +75,24 @@ def running(
 
 
 @pytest.fixture(scope="session")
-def shared_server(server_directory: Path) -> Iterator[Server]:
-    """The server that most tests use, for sources and targets alike."""
-    major = os.environ.get("TEST_POSTGRES", "18")
-    with running(server_directory / "shared", versions()[major]) as server:
+def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
+    """Return what gives the shared server of a major version, started when it is first wanted."""
+    started: dict[str, Server] = {}
+    with contextlib.ExitStack() as stack:
+
+        def server(major: str) -> Server:
+            if major not in started:
+                server = running(server_directory / f"shared-{major}", versions()[major])
+                started[major] = stack.enter_context(server)
+            return started[major]
+
         yield server
+
+
+@pytest.fixture
+def shared_server(servers: Callable[[str], Server], combination: None) -> Server:
+    """The server that most tests use, for sources and targets alike: TEST_POSTGRES says which."""
+    return servers(os.environ.get("TEST_POSTGRES", "18"))
 
 
 class Database:

@@ -1,0 +1,44 @@
+"""Run test suites with several combinations of settings, one after the other.
+
+``make matrix`` takes integration and fault tests and combinations that cover every pair of choices;
+``ARGS='--all tests/integration/test_002_modes.py'`` takes what it is told to. Arguments that are
+not ours are pytest's.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from tests.support.combinations import all_combinations, covering
+
+SUITES = ["tests/integration", "tests/fault"]
+
+
+def main(arguments: list[str]) -> int:
+    combinations = all_combinations()
+    if "--all" not in arguments:
+        combinations = list(covering(combinations))
+    arguments = [argument for argument in arguments if argument != "--all"]
+    if not any(argument.startswith("tests/") for argument in arguments):
+        arguments += SUITES
+    failed = []
+    for combination in combinations:
+        print(f"== {combination}", flush=True)
+        began = time.monotonic()
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", "not combinations", *arguments],
+            check=False,
+            env=os.environ | combination.environment,
+        )
+        print(f"== {combination}: {time.monotonic() - began:.0f} s", flush=True)
+        if run.returncode:
+            failed.append(combination)
+    for combination in failed:
+        settings = " ".join(f"{name}={value}" for name, value in combination.environment.items())
+        print(f"failed: {settings} make test ARGS='{' '.join(arguments)}'")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Settings that must not matter, in all combinations.
+
+``make matrix`` runs whole suites with a few combinations that cover all pairs; a test marked
+``combinations`` runs with each of them whenever it runs. Tests look into the environment
+(`tests.support.streamer`, `tests.support.postgres`), so anything can be run with any: see there.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.postgres import versions
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One choice of everything."""
+
+    postgres: str
+    workers: int
+    streaming: bool
+    transport: str
+
+    def __str__(self) -> str:
+        streaming = "streaming" if self.streaming else "whole"
+        return f"{self.postgres}-{self.workers}-{streaming}-{self.transport}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "TEST_POSTGRES": self.postgres,
+            "TEST_WORKERS": str(self.workers),
+            "TEST_STREAMING": "true" if self.streaming else "false",
+            "TEST_TRANSPORT": self.transport,
+        }
+
+    @property
+    def pairs(self) -> set[tuple[tuple[str, str], ...]]:
+        """Every two of its choices."""
+        return set(itertools.combinations(self.environment.items(), 2))
+
+
+def all_combinations() -> list[Combination]:
+    """Return every combination, with the servers that are here."""
+    choices = itertools.product(sorted(versions()), (1, 8), (True, False), ("text", "binary"))
+    return [Combination(*choice) for choice in choices]
+
+
+def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
+    """Yield as few of *combinations* as it takes to have every pair of choices among them."""
+    left = set().union(*(combination.pairs for combination in combinations))
+    while left:
+        best = max(combinations, key=lambda combination: len(combination.pairs & left))
+        left -= best.pairs
+        yield best
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("combinations"):
+        metafunc.parametrize("combination", all_combinations(), ids=str, indirect=True)
+
+
+@pytest.fixture
+def combination(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment of a test marked ``combinations``; leave that of others alone."""
+    chosen: Combination | None = getattr(request, "param", None)
+    for name, value in chosen.environment.items() if chosen else ():
+        monkeypatch.setenv(name, value)
