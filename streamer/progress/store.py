@@ -18,6 +18,7 @@ from streamer.apply.target import TargetAddress, TargetConnection, transaction
 from streamer.errors import StreamerError, TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
+from streamer.progress.landmark import Landmark
 from streamer.route.mapping import Initial, RelationMapping, SourceMapping
 
 CHANNEL: Final = "streamer"
@@ -85,6 +86,7 @@ class SourceRecord:
     error: str | None
     acknowledged_lsn: Lsn
     visible_time: datetime | None
+    last_transaction: Landmark | None
 
     @property
     def label(self) -> str:
@@ -125,7 +127,7 @@ class Request:
 
 _SOURCES_SQL: Final = """
 select id as source_id, database, sid, system_identifier, slot, publication, state, error,
-       acknowledged_lsn::text as acknowledged_lsn, visible_time
+       acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction
 from streamer.source order by database, sid
 """
 _RELATIONS_SQL: Final = """
@@ -148,6 +150,8 @@ end $$
 def _source_record(row: Any) -> SourceRecord:
     fields = dict(row)
     fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
+    if fields["last_transaction"] is not None:
+        fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
     return SourceRecord(**fields)
 
 
@@ -249,24 +253,32 @@ class Store:
             )
 
     async def acknowledge(
-        self, source_id: int, stored: Collection[Lsn], lsn: Lsn, visible_time: datetime | None
+        self,
+        source_id: int,
+        stored: Collection[Lsn],
+        lsn: Lsn,
+        visible_time: datetime | None,
+        landmark: Landmark | None,
     ) -> None:
         """Store what is about to be acknowledged; it must be durable here before the source hears
         of it.
 
-        *stored*: what may be stored now; several, if the answers to earlier calls were lost. Raises
-        TargetFencedError if it is none of them: then the target went back in time, and what was
+        *stored*: what may be stored now; several, if the answers to earlier calls were lost.
+        *landmark*: a transaction up to *lsn*, newer than the one that is stored. Raises
+        TargetFencedError if none of *stored* is: then the target went back in time, and what was
         acknowledged since is missing there.
         """
         async with self.connection() as connection:
             rows = await connection.fetch(
                 "update streamer.source set acknowledged_lsn = $3::text::pg_lsn,"
-                " visible_time = greatest(visible_time, $4)"
+                " visible_time = greatest(visible_time, $4),"
+                " last_transaction = coalesce($5::text::jsonb, last_transaction)"
                 " where id = $1 and acknowledged_lsn = any ($2::text[]::pg_lsn[]) returning id",
                 source_id,
                 list(map(str, stored)),
                 str(lsn),
                 visible_time,
+                landmark.to_json() if landmark is not None else None,
             )
         if not rows:
             raise TargetFencedError(
@@ -278,7 +290,8 @@ class Store:
         """A new slot begins at *lsn*."""
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.source set acknowledged_lsn = $2::text::pg_lsn where id = $1",
+                "update streamer.source set acknowledged_lsn = $2::text::pg_lsn,"
+                " last_transaction = null where id = $1",
                 source_id,
                 str(lsn),
             )

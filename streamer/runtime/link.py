@@ -152,6 +152,14 @@ class Link:
                 "the target was restored to an earlier time, or the slot was moved or made anew"
             )
 
+    def another_history(self) -> SourceDivergedError:
+        """Return what to raise when the source sends other transactions than it did before."""
+        return SourceDivergedError(
+            "the source sends another history than the one that the target has: it was restored to "
+            "an earlier time and has written since",
+            hint=self._resync_hint(self._synced()),
+        )
+
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
         tables = ", ".join(str(mapped.mapping.source) for mapped in relations)
         sid = f" --sid {self._source.sid}" if self._source.sid is not None else ""

@@ -37,6 +37,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.progress.landmark import Landmark, Landmarks
 from streamer.progress.store import SourceLock, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
@@ -70,6 +71,11 @@ log = structlog.get_logger()
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A transaction larger than this goes through its lanes' spools."""
 STATUS_SECONDS_MAX: Final = 10.0
+QUIET_SECONDS: Final = 1.0
+"""How often a position that moves without changes for us is stored.
+
+Storing it writes WAL: where source and target are one server, that moves the position again.
+"""
 GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
 SILENCE_SECONDS_MIN: Final = 30.0
@@ -114,6 +120,7 @@ class Pipeline:
         self._acknowledged = {NOTHING}
         """What may be stored as acknowledged: several, while answers were lost."""
         self._storing = asyncio.Lock()
+        self._stored_at = 0.0
         self._visible_time: datetime | None = None
         self._durable_time = 0
         self._advanced = asyncio.Event()
@@ -195,6 +202,7 @@ class Pipeline:
         try:
             self._record = await store.register_source(source)
             self._tracker = ProgressTracker(start_lsn)
+            self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
             self._stored_lsn = start_lsn
             self._acknowledged = {self._record.acknowledged_lsn}
             publications = (source.publication, source.publication_inserts)
@@ -303,8 +311,7 @@ class Pipeline:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while any(lane.queued_count for lane in self._relations.lanes()):
                     await asyncio.sleep(0.02)
-                async with self._storing:  # not between storing a position and knowing it
-                    feedback.cancel()
+                feedback.cancel()
                 await asyncio.wait([feedback])
                 await self._store_progress()
                 await self._stream.stop(self._stored_lsn)
@@ -350,14 +357,21 @@ class Pipeline:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
         if not self._assembler.is_between_transactions:
             return
+        if not self._landmarks.passed(wal_end_lsn):
+            raise self._link.another_history()
         self._tracker.keepalive(wal_end_lsn)
         if self._tracker.is_idle:
             self._durable_time = max(self._durable_time, source_time)
-        self._advanced.set()
+        if time.monotonic() - self._stored_at >= QUIET_SECONDS:
+            self._advanced.set()
 
     def _dispatch(self, piece: TransactionPiece) -> None:
         """Give each lane its share of a transaction, or of a piece of one."""
         transaction, end_lsn = piece.transaction, piece.end_lsn
+        if end_lsn is not None and not self._landmarks.came(
+            Landmark(end_lsn, transaction.xid, transaction.commit_time)
+        ):
+            raise self._link.another_history()
         # The record of a commit that was dispatched lies before the newest position: it came again.
         if transaction.final_lsn < self._tracker.newest_lsn or self._has_passed_stop:
             return
@@ -409,7 +423,9 @@ class Pipeline:
     async def _follow_progress(self) -> None:
         """Store every durable advance, however long the target takes for it."""
         while True:
-            await self._advanced.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_SECONDS):
+                    await self._advanced.wait()
             self._advanced.clear()
             try:
                 await self._store_progress()
@@ -449,9 +465,14 @@ class Pipeline:
             before, acknowledged_lsn = set(self._acknowledged), max(flush_lsn, *self._acknowledged)
             self._acknowledged.add(acknowledged_lsn)
             await self._shared.store.acknowledge(
-                self._record.source_id, before, acknowledged_lsn, visible_time
+                self._record.source_id,
+                before,
+                acknowledged_lsn,
+                visible_time,
+                self._landmarks.newest_through(acknowledged_lsn),
             )
             self._acknowledged = {acknowledged_lsn}
+            self._stored_at = time.monotonic()
             failpoint("acknowledge.after_store")
             self._stored_lsn = max(self._stored_lsn, flush_lsn)
             self._visible_time = self.health.visible_time = visible_time

@@ -176,10 +176,14 @@ def test_the_target_is_restored_to_an_earlier_time(tmp_path: Path, server_direct
             assert process.terminate() == 0
 
 
-def test_the_source_is_restored_to_an_earlier_time(tmp_path: Path, server_directory: Path) -> None:
+@pytest.mark.parametrize("rows", [0, 20_000], ids=["behind", "past"])
+def test_the_source_is_restored_to_an_earlier_time(
+    rows: int, tmp_path: Path, server_directory: Path
+) -> None:
+    """With *rows* it has written past its old position before anybody looks."""
     with (
-        running(server_directory / "older-source", versions()["18"], SETTINGS) as source,
-        running(server_directory / "older-target", versions()["18"]) as target,
+        running(server_directory / f"older-source-{rows}", versions()["18"], SETTINGS) as source,
+        running(server_directory / f"older-target-{rows}", versions()["18"]) as target,
     ):
         pair = Pair(source, target, tmp_path, copies=False)
         with Process(pair.config) as process:
@@ -191,9 +195,16 @@ def test_the_source_is_restored_to_an_earlier_time(tmp_path: Path, server_direct
         with Process(pair.config) as process:
             pair.write(11, 20)
             caught_up(process)
-            restore(source, kept)
+            assert process.terminate() == 0
+        was_at = pair.source.value("select pg_current_wal_flush_lsn()::text")
+        restore(source, kept)
+        pair.write(100, 100 + rows)
+        is_past = f"select pg_current_wal_flush_lsn() > '{was_at}'"
+        assert pair.source.value(is_past) is (rows > 0)
+        with Process(pair.config) as process:
             error = eventually(pair.error)
             assert "restored" in error
+            assert "streamer resync" in error
             assert process.terminate() == 0
 
 

@@ -1,7 +1,12 @@
 """What else comes through a slot: logical messages, empty transactions, changes with an origin."""
 
+import asyncio
+import time
+from typing import Any
+
 import pytest
 
+from streamer.progress.store import Store
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -54,6 +59,26 @@ async def test_a_quiet_publication_does_not_hold_wal(
             )
 
         await streamer.eventually(is_acknowledged, 10)
+
+
+async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storing a position writes WAL, which moves the position."""
+    for db in (source, target):
+        db.execute(DDL)
+    stored: list[float] = []
+    acknowledge = Store.acknowledge
+
+    async def counted(self: Store, *arguments: Any) -> None:
+        stored.append(time.monotonic())
+        await acknowledge(self, *arguments)
+
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        monkeypatch.setattr(Store, "acknowledge", counted)
+        await asyncio.sleep(3)
+        assert len(stored) <= 5
 
 
 @pytest.mark.parametrize("forwards", [False, True])
