@@ -1,50 +1,106 @@
 """Every type and its edges, streamed."""
 
+import itertools
+import os
+from collections.abc import Iterator
+
 import pytest
 
-from tests.support.postgres import Database, contents
+from streamer.commands.embedded import Server
+from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer
 from tests.support.values import ROWS, TYPES, UPDATES
 
 ODD_SETTINGS = """
-set datestyle = 'German, DMY'; set intervalstyle = 'sql_standard'; set extra_float_digits = -3;
-set bytea_output = 'escape'; set timezone = 'Asia/Kolkata'; set statement_timeout = '1h';
-set idle_in_transaction_session_timeout = '300ms'; set lock_timeout = '1h'; set search_path = 'nowhere';
-set transaction_read_only = off; set xmloption = document; set standard_conforming_strings = on
+datestyle = 'German, DMY'; intervalstyle = 'sql_standard'; extra_float_digits = -3; bytea_output = 'escape';
+timezone = 'Asia/Kolkata'; timezone_abbreviations = 'India'; lc_monetary = 'C'; xmloption = document;
+xmlbinary = hex; array_nulls = off; transform_null_equals = on; standard_conforming_strings = off;
+backslash_quote = off; escape_string_warning = on; quote_all_identifiers = on; search_path = 'nowhere';
+client_encoding = 'LATIN1'; default_transaction_isolation = 'serializable'; default_transaction_read_only = on;
+default_transaction_deferrable = on; row_security = off; plan_cache_mode = 'force_generic_plan';
+check_function_bodies = off; synchronous_commit = off; statement_timeout = '300ms'; lock_timeout = '300ms';
+idle_in_transaction_session_timeout = '300ms'; max_parallel_workers_per_gather = 0; enable_indexscan = off
 """
+"""Defaults that change how values look or are read, and those that end what takes its time."""
 
 
-def set_oddly(db: Database) -> None:
-    """Give the database every default that changes how values look."""
-    for statement in ODD_SETTINGS.split(";"):
-        db.execute(statement.strip().replace("set ", f'alter database "{db.name}" set ', 1))
+@pytest.fixture
+def odd_role(shared_server: Server) -> Iterator[str]:
+    """A role for which everything is otherwise. Name it before the databases: it is dropped after."""
+    name = f"odd_{os.getpid()}_{next(_numbers)}"
+    shared_server.execute(f"create role {name} superuser login replication")
+    yield name
+    shared_server.execute(f"drop role {name}")
+
+
+_numbers = itertools.count(1)
+
+
+def set_oddly(db: Database, role: str) -> None:
+    """Connect as *role*, with every such default in this database."""
+    for setting in ODD_SETTINGS.split(";"):
+        db.execute(f'alter role {role} in database "{db.name}" set {setting.strip()}')
+    db.url_user = role
 
 
 @pytest.mark.parametrize("odd", [False, True])
 async def test_every_type_arrives(
-    source: Database, target: Database, stream: MakeStreamer, odd: bool
+    odd_role: str,
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    odd: bool,
 ) -> None:
-    source.execute(TYPES)
+    """Copied, streamed, and copied again: all three make the same."""
+    source.execute(f"{TYPES} {ROWS} create table slow (id int primary key, v text)")
+    source.execute("insert into slow select g from generate_series(1, 800) g")
+    target.execute(
+        """
+        create table slow (id int primary key, v text);
+        create function wait() returns trigger language plpgsql as
+          'begin perform pg_sleep(0.5); return new; end';
+        create trigger wait before update on slow for each row execute function wait();
+        alter table slow enable always trigger wait
+        """
+    )
     if odd:
-        set_oddly(source)
-        set_oddly(target)
-    async with stream("every: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute(f"set search_path = public; {ROWS}")
+        set_oddly(source, odd_role)
+        set_oddly(target, odd_role)
+    settings = "sync: {rows_per_second: 1000}"
+    async with stream("every:\nslow:", settings=settings) as streamer:
         await streamer.caught_up()
         same(source, target)
-        source.execute(f"set search_path = public; {UPDATES}")
+        source.execute(UPDATES)
+        source.execute("update slow set v = 'x' where id = 7")
+        await streamer.caught_up()
+        same(source, target)
+        source.execute(f"delete from every where id <> 1; {ROWS.replace('(1,', '(6,', 1)}")
         await streamer.caught_up()
         same(source, target)
         # One statement for all rows, and one row at a time, say the same.
-        source.execute("set search_path = public; begin; update every set m = 'sad'; commit")
+        source.execute("begin; update every set m = 'sad'; update every set id = -id; commit")
         await streamer.caught_up()
         same(source, target)
+        assert_same(source, target, "slow")
+        target.execute(
+            "update every set tx = 'spoilt', d = 0; insert into streamer.request (relation_id, action)"
+            " select id, 'resync' from streamer.relation; notify streamer"
+        )
+
+        async def is_copied_again() -> bool:
+            attempts = target.execute("select distinct attempt from streamer.relation")
+            return attempts == [(2,)]
+
+        await streamer.eventually(is_copied_again)
+        await streamer.caught_up()
+        same(source, target)
+        assert_same(source, target, "slow")
 
 
 def same(source: Database, target: Database) -> None:
     text = (
-        "set search_path = public; set datestyle = iso; set timezone = 'UTC'; set extra_float_digits = 1;"
+        "set datestyle = iso; set timezone = 'UTC'; set extra_float_digits = 1;"
         "select e::text from every e order by id"
     )
     assert source.execute(text) == target.execute(text)

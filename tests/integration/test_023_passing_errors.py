@@ -1,6 +1,7 @@
 """Errors of the target that pass: tried again, without a tight loop, and nothing is lost."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -101,3 +102,87 @@ async def test_a_deadlock_with_a_user(
                     user.rollback()
         await streamer.caught_up()
         assert_same(source, target, "t")
+
+
+CODES = {
+    "disk_full": "53100",
+    "serialization_failure": "40001",
+    "deadlock_detected": "40P01",
+    "lock_not_available": "55P03",
+    "query_canceled": "57014",
+    "io_error": "58030",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "deferred"),
+    [*((name, False) for name in CODES), ("disk_full", True), ("serialization_failure", True)],
+)
+async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
+    source: Database, target: Database, stream: MakeStreamer, name: str, deferred: bool
+) -> None:
+    """As with a full tablespace: at the statement, or when all is written and COMMIT is said."""
+    kind = "constraint trigger" if deferred else "trigger"
+    when = (
+        "after insert or update on t deferrable initially deferred"
+        if deferred
+        else "before insert or update on t"
+    )
+    for db in (source, target):
+        db.execute(DDL)
+    target.execute(
+        f"""
+        create sequence attempt;
+        create function refuse() returns trigger language plpgsql as $$ begin
+          perform nextval('public.attempt'); raise exception 'for a while' using errcode = '{CODES[name]}';
+        end $$;
+        create {kind} refuse {when} for each row execute function refuse();
+        alter table t enable always trigger refuse
+        """
+    )
+    async with stream(TABLES, settings="workers: 1") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+        began = time.monotonic()
+        for n in range(6):
+            source.execute(f"insert into other values ({n})")
+
+            async def has_arrived(n: int = n) -> bool:
+                return target.value("select count(*) from other") == n + 1
+
+            await streamer.eventually(has_arrived)
+            await asyncio.sleep(0.3)
+        assert target.value("select count(*) from t") == 0
+        waited = time.monotonic() - began
+        # Each attempt tries a set, and then perhaps row by row; the first ones come fast.
+        assert 1 < int(str(target.value("select last_value from attempt"))) < 12 + 4 * waited
+        assert (await streamer.table("public.t"))["state"] == "ready", "it passes by itself"
+        target.execute("drop trigger refuse on t")
+        source.execute("update t set v = 'after' where id < 50")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_isolation_of_users_and_of_defaults_makes_no_serialization_failures(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+        db.execute("insert into t select g, 'x' from generate_series(1, 20) g")
+        db.execute(f'alter database "{db.name}" set default_transaction_isolation = serializable')
+    target.execute("alter table t add note text")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        for n in range(10):
+            with target.connect() as user:
+                noted = "begin isolation level read committed; update t set note = 'x' where id < 9"
+                await asyncio.to_thread(user.execute, noted)
+                source.execute(f"update t set v = v || {n} where id between 5 and 15")
+                await asyncio.sleep(0.1)
+                user.execute("commit")
+        await streamer.caught_up()
+        assert target.execute("select id, v from t order by 1") == source.execute(
+            "select id, v from t order by 1"
+        )
+        (errors,) = streamer.engine.metrics.errors.collect()
+        assert not [sample for sample in errors.samples if sample.value]
