@@ -20,6 +20,7 @@ from rich.console import Console
 from streamer import __version__
 from streamer.apply.target import TargetAddress
 from streamer.commands import indexes as indexes_command
+from streamer.commands import quarantine as quarantine_command
 from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
@@ -238,6 +239,86 @@ def resume(
 ) -> None:
     """Go on with a table that is paused or in error."""
     _request("resume", table, database, sid, as_json)
+
+
+quarantine = typer.Typer(
+    name="quarantine",
+    help="Changes that the target refused, where `on_error: quarantine` is set.",
+    no_args_is_help=True,
+)
+app.add_typer(quarantine)
+
+IdOption = Annotated[
+    list[int] | None, typer.Option("--id", help="Only this change; can be repeated.", metavar="N")
+]
+OptionalTable = Annotated[
+    str | None,
+    typer.Argument(help="The source's table, or a pattern such as '*.*'.", metavar="[TABLE]"),
+]
+
+
+@quarantine.command("list")
+def list_quarantine(
+    table: Annotated[str | None, typer.Option(help="Only of this table, or pattern.")] = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    limit: Annotated[int, typer.Option(help="At most so many, the oldest first.", min=1)] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in quarantine, oldest first."""
+    settings, _ = _load()
+    choice = quarantine_command.Choice(table, database, sid)
+    address = TargetAddress.parse(settings.target.url)
+    rows = _run(quarantine_command.read_rows(address, choice, limit))
+    if as_json:
+        _print_json({"rows": [row.to_json() for row in rows]})
+    elif rows:
+        quarantine_command.render_rows(rows, Console())
+    else:
+        typer.echo("nothing is in quarantine")
+
+
+def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: bool) -> None:
+    settings, _ = _load()
+    address = TargetAddress.parse(settings.target.url)
+    asked = _run(quarantine_command.ask(address, action, choice))
+    if as_json:
+        _print_json({"action": action, "tables": [{"table": t, "rows": n} for t, n in asked]})
+    elif not asked:
+        typer.echo("nothing is in quarantine")
+    for name, count in [] if as_json else asked:
+        typer.echo(f"{action} asked for: {name}, {count} changes")
+
+
+@quarantine.command("retry")
+def retry_quarantine(
+    table: OptionalTable = None,
+    number: IdOption = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply changes again, with all others of the same rows; what is refused again stays."""
+    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
+    _ask_quarantine("retry", choice, as_json)
+
+
+@quarantine.command("drop")
+def drop_quarantine(
+    table: OptionalTable = None,
+    number: IdOption = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give changes up; later ones of the same rows are applied again."""
+    if table is None and not number:
+        _fail("say of which TABLE, or which changes with --id", 2)
+    if not yes:
+        _fail("what is dropped is lost to the target; say --yes to do it", 2)
+    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
+    _ask_quarantine("drop", choice, as_json)
 
 
 @app.command()

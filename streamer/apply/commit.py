@@ -240,7 +240,7 @@ class Applier:
     async def write(self, window: LaneWindow) -> None:
         """Write a window as sets where that gives the same result, else in exact order."""
         for relation in window.relations.values():
-            if relation.is_foldable and not any(fold.must_order for fold in relation.folds):
+            if relation.is_set:
                 for fold in relation.folds:
                     await self._write_fold(relation.mapped, fold)
             else:
@@ -380,7 +380,7 @@ class Applier:
         await self._target.copy_in(
             statements.stage,
             ["op", *columns],
-            _paced(chunks),
+            paced(chunks),
             namespace="pg_temp",
             binary=binary,
         )
@@ -399,7 +399,7 @@ class Applier:
         await self._target.copy_in(
             plan.target.name.name,
             columns,
-            _paced(chunks),
+            paced(chunks),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
         )
@@ -425,18 +425,18 @@ class Applier:
         self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int
     ) -> None:
         """Write one relation's changes in exact order, a run for each definition of it."""
-        runs: list[_OrderedRun] = []
+        runs: list[OrderedRun] = []
         for number in range(start, stop):
             commit_time = window.shares[number].transaction.commit_time
             for owner, changes, plan in window.parts[number]:
                 if owner is mapped:
                     if not runs or runs[-1].plan is not plan:
-                        runs.append(_OrderedRun(plan))
+                        runs.append(OrderedRun(plan))
                     runs[-1].parts.append((number, commit_time, changes.payloads))
         for run in runs:
             await self._write_run(run)
 
-    async def _write_run(self, run: "_OrderedRun") -> None:
+    async def _write_run(self, run: "OrderedRun") -> None:
         plan = run.plan
         statements = statements_in_order(plan)
         if not plan.key_is_indexed:
@@ -446,37 +446,52 @@ class Applier:
                 await self._write_split(run, statements)
                 return
             await self._stage(statements)
-            columns = ["seq", "op", "mask", "at"]
-            columns += [statements.old(column) for column in plan.key]
-            columns += [statements.new(column) for column in plan.columns]
-            await self._copy_rows(statements.stage, columns, run.rows(), binary=plan.binary)
+            await self._copy_staged(statements, run.rows())
             await self._target.execute(statements.ordered(partial=run.is_partial))
         except StreamerError as exc:
             if exc.change_number is not None:
                 exc.share_number = run.share_number(exc.change_number)
             raise
 
-    async def _write_split(self, run: "_OrderedRun", statements: SplitStatements) -> None:
+    async def _write_split(self, run: "OrderedRun", statements: SplitStatements) -> None:
         rows = run.rows()
+        done = 0
         while some := list(islice(rows, statements.rows_max)):
             await self._stage(statements)
-            for part in statements.parts:
-                await self._copy_rows(
-                    part.table, list(part.columns), part.rows(some), binary=run.plan.binary
-                )
+            try:
+                await self._copy_staged(statements, some)
+            except StreamerError as exc:
+                if exc.change_number is not None:  # of these
+                    exc.change_number += done
+                raise
             await self._target.execute(statements.ordered(partial=run.is_partial))
+            done += len(some)
+
+    async def _copy_staged(self, statements: Statements, rows: Iterable[Row]) -> None:
+        """Stage changes for exact order; if that takes several parts, *rows* is a list."""
+        plan = statements.plan
+        if isinstance(statements, SplitStatements):
+            assert isinstance(rows, list)
+            for part in statements.parts:
+                columns = list(part.columns)
+                await self._copy_rows(part.table, columns, part.rows(rows), binary=plan.binary)
+            return
+        columns = ["seq", "op", "mask", "at"]
+        columns += [statements.old(column) for column in plan.key]
+        columns += [statements.new(column) for column in plan.columns]
+        await self._copy_rows(statements.stage, columns, rows, binary=plan.binary)
 
     async def _copy_rows(
         self, table: str, columns: list[str], rows: Iterable[Row], *, binary: bool
     ) -> None:
         chunks = encode_rows(rows, pick=None, prefix=[], width=len(columns), binary=binary)
         await self._target.copy_in(
-            table, columns, _paced(chunks), namespace="pg_temp", binary=binary
+            table, columns, paced(chunks), namespace="pg_temp", binary=binary
         )
 
 
 @dataclass(slots=True)
-class _OrderedRun:
+class OrderedRun:
     """Changes of one relation under one definition, in order: (share number, commit time,
     payloads).
     """
@@ -488,12 +503,12 @@ class _OrderedRun:
     def rows(self) -> Iterator[Row]:
         number = 0
         for _, commit_time, payloads in self.parts:
-            at = _commit_time(commit_time, self.plan.binary)
+            at = commit_time_value(commit_time, self.plan.binary)
             for change in read_changes(self.plan, payloads):
-                yield self._row(number, at, change)
+                yield self.row(number, at, change)
                 number += 1
 
-    def _row(self, number: int, at: Value, change: OrderedChange) -> Row:
+    def row(self, number: int, at: Value, change: OrderedChange) -> Row:
         plan, binary = self.plan, self.plan.binary
         null = constant(None, binary=binary)
         op = _OPS.get(change.kind, OP_TRUNCATE)
@@ -528,7 +543,7 @@ class _OrderedRun:
         return None
 
 
-def _commit_time(commit_time: int, binary: bool) -> Value:
+def commit_time_value(commit_time: int, binary: bool) -> Value:
     if binary:
         return constant(commit_time, binary=True, int_size=8)
     return str(to_datetime(commit_time)).encode()
@@ -549,7 +564,7 @@ def _by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Ro
     return groups.items()
 
 
-async def _paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Let others run between chunks, so that a long COPY does not keep a reader from its socket."""
     since = time.monotonic()
     for chunk in chunks:

@@ -2,9 +2,11 @@
 
 A drainer task runs for each held lane; a few of them work at a time, each on a connection of its
 own. It tries a window as a set; if the target does not take it, in exact order, up to the
-transaction at fault. A passing trouble (a lock, a deadlock, a full disk) is tried again with a
-back-off, and so is everything else, every few seconds: whoever mends the cause need not tell. When
-nothing is left the lane goes live again.
+transaction at fault, or around the changes at fault if these go into quarantine. A lane of which
+rows are in quarantine stays held, because what follows them has to be told from the rest. A passing
+trouble (a lock, a deadlock, a full disk) is tried again with a back-off, and so is everything else,
+every few seconds: whoever mends the cause need not tell. When nothing is left the lane goes live
+again.
 
 A share larger than memory is written in pieces inside one target transaction, while the rest of it
 may still be arriving. Dying, or losing the source, in the middle of it rolls all of it back.
@@ -17,10 +19,11 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.commit import Applier
+from streamer.apply.divert import DivertingApplier
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
 from streamer.apply.planner import Planner
+from streamer.apply.retry import fulfil
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
@@ -35,6 +38,7 @@ from streamer.errors import (
 )
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
+from streamer.route.mapping import OnError
 
 log = structlog.get_logger()
 
@@ -55,7 +59,7 @@ class Drainer:
         self._metrics = metrics
         self._slots = asyncio.Semaphore(CONCURRENT_MAX)
         self._new: asyncio.Queue[Lane] = asyncio.Queue()
-        self._idle: list[Applier] = []
+        self._idle: list[DivertingApplier] = []
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
 
     def held(self, lane: Lane) -> None:
@@ -126,6 +130,8 @@ class Drainer:
             if lane.go_live():
                 del self._tasks[lane]  # at once: it may be held again before this task has ended
                 return
+            if Hold.QUARANTINE in lane.hold and not lane.has_backlog:
+                await _until_changed(lane, None)
 
     async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
         """Apply some of what *lane* holds, on a connection of the pool."""
@@ -144,8 +150,10 @@ class Drainer:
             lane.is_draining = False
             self._idle.append(applier)
 
-    def _new_applier(self) -> Applier:
-        return Applier(self._address, "streamer drainer", self._metrics, lock_seconds=LOCK_SECONDS)
+    def _new_applier(self) -> DivertingApplier:
+        return DivertingApplier(
+            self._address, "streamer drainer", self._metrics, lock_seconds=LOCK_SECONDS
+        )
 
 
 class _Turn:
@@ -154,7 +162,7 @@ class _Turn:
     def __init__(
         self,
         lane: Lane,
-        applier: Applier,
+        applier: DivertingApplier,
         planner: Planner,
         metrics: Metrics,
         plans_may_be_stale: bool,
@@ -166,7 +174,10 @@ class _Turn:
         self._plans_may_be_stale = plans_may_be_stale
 
     async def apply_next(self) -> bool:
-        """Apply the next shares; False if there are none now."""
+        """Fulfil a request, or apply the next shares; False if there is neither now."""
+        if self._lane.requests:
+            await self._fulfil()
+            return True
         try:
             shares = self._lane.take(READ_BYTES)
         except OpenShareDiscarded:
@@ -183,6 +194,16 @@ class _Turn:
         else:
             await self._apply(shares)
         return True
+
+    async def _fulfil(self) -> None:
+        lane = self._lane
+        request = lane.requests[0]
+        if lane.owner.lane_of(request.mapped) is lane:
+            await fulfil(request, lane, self._applier, self._planner)
+            lane.owner.quarantine_changed(request.mapped)
+        # Else it is being copied, on a lane of its own; the request is found again after that.
+        if lane.requests:
+            lane.requests.popleft()
 
     @property
     def _spool(self) -> ShareSpool:
@@ -203,7 +224,12 @@ class _Turn:
                 if exc.retry is Retry.TIMED:
                     raise
                 await self._applier.rollback()
-                done, error = await self._apply_in_order(window)
+                # With the plans there are now: what was refused may be so by a former definition.
+                for share in shares:
+                    self._planner.forget(share)
+                window, error = await self._window(shares)
+                done, refused = await self._apply_in_order(window)
+                error = refused or error
             if error is not None:
                 raise error
         except StreamerError:
@@ -214,19 +240,22 @@ class _Turn:
             # Also when cancelled: what is not durable stays in the lane.
             if done:
                 self._durable(window, done)
+            self._tell_of_quarantine()
             self._lane.put_back(shares[done:])
 
     async def _window(self, shares: list[Share]) -> tuple[LaneWindow, StreamerError | None]:
         """Plan shares up to the first that cannot be planned, if it is not the very first."""
         window = LaneWindow(self._lane)
+        self._applier.start_window()
         for share in shares:
             try:
                 plans = await self._planner.plans(share)
+                kept = await self._applier.follow(share, plans)
             except StreamerError as exc:
                 if not window.shares or exc.retry is Retry.TIMED:
                     raise
                 return window, exc
-            window.add(share, plans)
+            window.add(share, plans, kept)
         return window, None
 
     async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
@@ -266,8 +295,7 @@ class _Turn:
         for number in range(count):
             await self._applier.savepoint()
             try:
-                await self._applier.write_in_order(window, number, number + 1)
-                await self._applier.check_constraints()
+                await self._write_share(window, number)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
@@ -276,20 +304,45 @@ class _Turn:
             await self._applier.release_savepoint()
         return count, None
 
+    async def _write_share(self, window: LaneWindow, number: int) -> None:
+        """Write one share, by which every constraint must hold at its end."""
+        applier = self._applier
+        try:
+            await applier.write_in_order(window, number, number + 1)
+            await applier.check_constraints()
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or not _may_divert(window.shares[number]):
+                raise
+            # A deferred constraint does not say which row violates it.
+            await applier.rollback_to_savepoint()
+            await applier.write_in_order(window, number, number + 1, immediate=True)
+            await applier.check_constraints()
+
     async def _apply_large(self, piece: Share) -> None:
         """Apply a share piece by piece, in one target transaction, as it arrives."""
+        try:
+            await self._apply_pieces([piece], immediate=False)
+        except _ConstraintAtEnd:
+            await self._apply_pieces(await self._next_piece(), immediate=True)
+
+    async def _apply_pieces(self, first: list[Share], *, immediate: bool) -> None:
         applier, spool = self._applier, self._spool
         touched: dict[MappedRelation, Counts] = {}
-        rest: list[Share] = []
+        piece, *rest = first
         try:
             await applier.begin()
             while True:
-                for mapped, changes in await self._write_piece(piece):
+                for mapped, changes in await self._write_piece(piece, immediate=immediate):
                     touched.setdefault(mapped, Counts()).count(changes.payloads)
                 if piece.end_lsn is not None:
                     break
                 piece, *rest = await self._next_piece()
-            await applier.check_constraints()
+            try:
+                await applier.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED or immediate or not any(map(_diverts, touched)):
+                    raise
+                raise _ConstraintAtEnd from exc
             await self._commit(dict.fromkeys(touched, piece.end_lsn))
         except OpenShareDiscarded:
             await applier.rollback()
@@ -297,6 +350,8 @@ class _Turn:
             return
         except BaseException as exc:
             spool.rewind()
+            if isinstance(exc, _ConstraintAtEnd):
+                await applier.rollback()
             if isinstance(exc, StreamerError):
                 _add_context(exc, piece)
                 await applier.rollback()
@@ -307,25 +362,39 @@ class _Turn:
             raise
         spool.release()
         self._lane.put_back(rest)
+        self._tell_of_quarantine()
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():
             self._metrics.count_changes(mapped, counts)
 
-    async def _write_piece(self, piece: Share) -> list[tuple[MappedRelation, Changes]]:
+    async def _write_piece(
+        self, piece: Share, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
         """Write a piece; return the changes in it that were to be written."""
         applier = self._applier
-        window = LaneWindow(self._lane)
-        window.add(piece, await self._planner.plans(piece))
         await applier.savepoint()
+        window = await self._piece_window(piece)
         try:
-            await applier.write(window)
+            if immediate:
+                await applier.write_in_order(window, 0, 1, immediate=True)
+            else:
+                await applier.write(window)
         except StreamerError as exc:
-            if exc.retry is Retry.TIMED:
+            if exc.retry is Retry.TIMED or immediate:
                 raise
             await applier.rollback_to_savepoint()
+            self._planner.forget(piece)
+            window = await self._piece_window(piece)
             await applier.write_in_order(window, 0, 1)
         await applier.release_savepoint()
         return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
+
+    async def _piece_window(self, piece: Share) -> LaneWindow:
+        plans = await self._planner.plans(piece)
+        self._applier.start_window()
+        window = LaneWindow(self._lane)
+        window.add(piece, plans, await self._applier.follow(piece, plans))
+        return window
 
     async def _next_piece(self) -> list[Share]:
         while not (shares := self._spool.read(READ_BYTES)):
@@ -355,6 +424,22 @@ class _Turn:
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
                 self._metrics.count_changes(mapped, Counts().count(changes.payloads))
+
+    def _tell_of_quarantine(self) -> None:
+        for mapped in self._applier.take_changed():
+            self._lane.owner.quarantine_changed(mapped)
+
+
+class _ConstraintAtEnd(Exception):  # not an error: a large share that is to be written otherwise
+    """A deferred constraint refuses a large share, and does not say which of its rows."""
+
+
+def _diverts(mapped: MappedRelation) -> bool:
+    return mapped.mapping.rule.on_error is OnError.QUARANTINE
+
+
+def _may_divert(share: Share) -> bool:
+    return any(_diverts(mapped) for mapped, _ in share.changes)
 
 
 def _add_context(error: StreamerError, share: Share) -> None:

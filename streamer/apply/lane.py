@@ -21,6 +21,7 @@ from typing import Protocol
 
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.plan import ApplyPlan
+from streamer.apply.quarantine import Quarantine
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
@@ -56,6 +57,7 @@ class MappedRelation:
         "is_to_declare",
         "mapping",
         "plan",
+        "quarantine",
         "relation_id",
         "skip_through_lsn",
         "source",
@@ -79,6 +81,7 @@ class MappedRelation:
         """Changes of transactions that end here or before are in the target already."""
         self.source = source
         self.plan: ApplyPlan | None = None
+        self.quarantine = Quarantine()
 
     def plan_for(self, relation: Relation) -> ApplyPlan | None:
         """Return the plan for *relation* if it is the current one."""
@@ -121,9 +124,20 @@ class Hold(enum.Flag):
     ERROR = enum.auto()  # the target refuses a change: retried now and then
     BUSY = enum.auto()  # a lock or another passing trouble at the target
     LARGE = enum.auto()  # a transaction larger than memory
+    QUARANTINE = enum.auto()  # rows are in quarantine: a drainer sees to what follows them
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRequest:
+    """What an operator asks for of rows in quarantine: some of a relation, or all."""
+
+    request_id: int
+    mapped: MappedRelation
+    is_retry: bool
+    ids: list[int] | None
 
 
 class ShareSpool(Protocol):
@@ -181,6 +195,14 @@ class LaneOwner(Protocol):
         """None of the lanes can go on before the source has begun again."""
         ...
 
+    def lane_of(self, mapped: MappedRelation) -> "Lane | None":
+        """Return the lane where a relation's changes go now, if it is still mapped."""
+        ...
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        """Another number of rows of a relation is in quarantine now."""
+        ...
+
 
 @dataclass(eq=False)
 class Lane:
@@ -203,6 +225,8 @@ class Lane:
     has_open_share: bool = False
     is_ending: bool = False
     """Its pipeline ends: what is not applied yet comes again, in a lane of the next attempt."""
+    requests: deque[QuarantineRequest] = field(default_factory=deque)
+    """Fulfilled by the drainer, before anything else."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -222,7 +246,10 @@ class Lane:
 
     @property
     def has_backlog(self) -> bool:
-        return bool(self.returned) or (self.spool is not None and not self.spool.is_empty)
+        """Whether there is something to drain."""
+        if self.returned or self.requests:
+            return True
+        return self.spool is not None and not self.spool.is_empty
 
     def dispatch(self, share: Share) -> None:
         """Take the next share, in commit order."""
@@ -254,6 +281,12 @@ class Lane:
         if reason & Hold.ERROR:
             self.error = None
         self.changed.set()
+
+    def ask(self, request: QuarantineRequest) -> None:
+        """Have *request* fulfilled, in its place in the order; asked twice, it is one."""
+        if all(other.request_id != request.request_id for other in self.requests):
+            self.requests.append(request)
+            self.keep(Hold.BUSY)
 
     def applied(self, shares: list[Share]) -> None:
         """The worker has committed *shares*."""
@@ -310,7 +343,7 @@ class Lane:
 
     def go_live(self) -> bool:
         """Return to the worker's queue, if nothing is left to drain; tell whether that is so."""
-        if self.hold & BLOCKING or self.has_backlog or self.has_open_share:
+        if self.hold & (BLOCKING | Hold.QUARANTINE) or self.has_backlog or self.has_open_share:
             return False
         if self.spool is not None:
             self.spool.close()
@@ -326,6 +359,7 @@ class Lane:
             self.spool.close()
             self.spool = None
         self.returned.clear()
+        self.requests.clear()
 
 
 @dataclass(slots=True)
@@ -335,6 +369,11 @@ class RelationWindow:
     mapped: MappedRelation
     folds: list[Fold] = field(default_factory=list)
     is_foldable: bool = True
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it can be written as sets."""
+        return self.is_foldable and not any(fold.must_order for fold in self.folds)
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
         if plan.must_order:
@@ -362,20 +401,26 @@ class LaneWindow:
     change_count: int = 0
     size: int = 0
 
-    def add(self, share: Share, plans: list[ApplyPlan]) -> None:
-        """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError."""
+    def add(
+        self, share: Share, plans: list[ApplyPlan], kept: list[list[bytes]] | None = None
+    ) -> None:
+        """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError.
+
+        *kept*: payloads to fold of each, if that is not all of them.
+        """
         parts: list[tuple[MappedRelation, Changes, ApplyPlan]] = []
         self.shares.append(share)
         self.parts.append(parts)
         self.size += share.size
-        for (mapped, changes), plan in zip(share.changes, plans, strict=True):
+        payloads = kept or [changes.payloads for _, changes in share.changes]
+        for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
             if share.transaction.final_lsn < mapped.skip_through_lsn:
                 continue  # a copy that was made since has them
             parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)
             if window is None:
                 window = self.relations[mapped] = RelationWindow(mapped)
-            window.add(plan, changes.payloads)
+            window.add(plan, folded)
             self.change_count += len(changes.payloads)
 
     def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:

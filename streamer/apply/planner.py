@@ -10,6 +10,7 @@ from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
+from streamer.apply.quarantine import Definition
 from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TransportError
@@ -87,6 +88,28 @@ class Planner:
             _check_binary(plan, mapped)
         mapped.plan = plan
         return plan
+
+    async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
+        """Plan changes that come from quarantine, as text. Raises like `plans`.
+
+        A column that the target lacks is left out if the source has none of that name any more.
+        """
+        target = await self._read(mapped)
+        relation = definition.relation(mapped.mapping.source)
+        if target is not None:
+            missing = missing_columns(relation, mapped.mapping, target)
+            gone = frozenset(name for name, _ in missing if name not in mapped.source.types)
+            relation = definition.relation(mapped.mapping.source, gone)
+        return make_plan(
+            relation,
+            mapped.mapping,
+            target,
+            sid=mapped.source.sid,
+            primary_key=mapped.source.primary_key,
+            has_partial_key=mapped.source.has_partial_key,
+            type_names=mapped.source.types,
+            number=next(self._numbers),
+        )
 
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool

@@ -25,6 +25,20 @@ OP_FIRST_UPDATED: Final = 10
 OP_FIRST_MOVED: Final = 10_000
 """In sets, an ``op`` from one of these on stands for rows with the same columns unchanged."""
 
+REFUSED: Final = "streamer_refused"
+"""A temporary table: staged changes that the target refused, with why, and those that follow."""
+CREATE_REFUSED: Final = (
+    f"create temporary table if not exists {REFUSED} "
+    "(seq integer, state text, message text, detail text) on commit delete rows; "
+    f"truncate pg_temp.{REFUSED}"
+)
+NOT_A_ROWS: Final = (
+    *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
+    *("53", "55", "57", "58", "XX"),
+)
+"""Classes of SQLSTATE that no single row is at fault of: the next row would fail the same way, or
+the same row would not fail the next time."""
+
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
 
@@ -178,6 +192,55 @@ class Statements:
         With *partial*, some rows have unchanged values. An error names the ``seq`` at fault in its
         data type field, the one field of an error that no constraint of a table uses.
         """
+        return self._block("", self._change(partial))
+
+    def ordered_around(
+        self,
+        *,
+        partial: bool,
+        keys: Sequence[tuple[int, int]],
+        key_count: int,
+        immediate: bool,
+    ) -> str:
+        """Return a block like `ordered` that goes on behind changes that the target refuses.
+
+        They are listed in `REFUSED`, and so are those that follow one by its key: *keys* has two
+        numbers, from 1 to *key_count*, for every ``seq``, or 0. With *immediate*, deferred
+        constraints are checked at every change. An error that no row is at fault of ends it all.
+        """
+        first = ",".join(str(key) for key, _ in keys)
+        second = ",".join(str(key) for _, key in keys)
+        declarations = f"""
+    streamer_first constant integer[] := '{{{first}}}';
+    streamer_second constant integer[] := '{{{second}}}';
+    streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
+    streamer_a integer; streamer_b integer;"""
+        check = "set constraints all immediate; set constraints all deferred;" if immediate else ""
+        classes = ", ".join(map(quote_literal, NOT_A_ROWS))
+        return self._block(
+            declarations,
+            f"""
+        streamer_a := streamer_first[s.seq + 1]; streamer_b := streamer_second[s.seq + 1];
+        if streamer_marked[streamer_a] or streamer_marked[streamer_b] then
+            insert into pg_temp.{REFUSED} (seq) values (s.seq);
+        else
+            begin
+                {self._change(partial)}
+                {check}
+                continue;
+            exception when others then
+                get stacked diagnostics streamer_state = returned_sqlstate,
+                    streamer_message = message_text, streamer_detail = pg_exception_detail;
+                if left(streamer_state, 2) in ({classes}) then raise; end if;
+                insert into pg_temp.{REFUSED} values
+                    (s.seq, streamer_state, streamer_message, streamer_detail);
+            end;
+        end if;
+        streamer_marked[streamer_a] := streamer_a > 0;
+        streamer_marked[streamer_b] := streamer_b > 0;""",
+        )
+
+    def _block(self, declarations: str, each: str) -> str:
         body = f"""
 #variable_conflict use_column
 declare
@@ -186,8 +249,9 @@ declare
     streamer_ctid tid;
     streamer_since timestamptz;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
+    {declarations}
 begin
-    {self._each_staged(self._change(partial))}
+    {self._each_staged(each)}
 exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
         streamer_detail = pg_exception_detail, streamer_constraint = constraint_name;

@@ -138,7 +138,7 @@ def translate(error: BaseException) -> StreamerError:
     return translated
 
 
-_COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+, line (\d+)", re.MULTILINE)
+_COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+(?:_p\d+)?, line (\d+)", re.MULTILINE)
 
 
 def _change_number(error: BaseException) -> int | None:

@@ -34,6 +34,7 @@ class TableStatus:
     rows_copied: int
     rows_total: int | None
     error: str | None
+    quarantined: int
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ def _table_status(relation: RelationRecord, copied: dict[int, int]) -> TableStat
         rows_copied=rows,
         rows_total=relation.rows_total,
         error=relation.error,
+        quarantined=relation.quarantined,
     )
 
 
@@ -169,6 +171,12 @@ def render_status(statuses: list[SourceStatus], console: Console) -> None:
         for row in status.tables:
             if row.error:
                 console.print(f"  {row.source}: {row.error}", markup=False)
+            if row.quarantined:
+                console.print(
+                    f"  {row.source}: {row.quarantined} changes are in quarantine; "
+                    "streamer quarantine list shows them",
+                    markup=False,
+                )
 
 
 def _bytes(size: float) -> str:

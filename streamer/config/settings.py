@@ -119,12 +119,6 @@ def _nothing_is_defaults(value: Any) -> Any:
     return {} if value is None else value
 
 
-def _refuse_quarantine(value: Any) -> Any:
-    if value == "quarantine":
-        raise ValueError("quarantine is not available yet; use stop")
-    return value
-
-
 def _refuse_mapping_database(value: Any) -> Any:
     if value is not None:
         raise ValueError("admin mode is not available yet; list the tables under `sources`")
@@ -140,7 +134,7 @@ class TableSettings(Strict):
     exclude: list[str] = []
     filter: str | None = None
     set: dict[str, str] = {}
-    on_error: Annotated[OnError | None, BeforeValidator(_refuse_quarantine)] = None
+    on_error: OnError | None = None
     initial: Initial = Initial.COPY
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
@@ -176,7 +170,7 @@ class Settings(BaseSettings):
     workers: int = Field(default=4, ge=1, le=64)
     commit_interval: float = Field(default=0.2, ge=0, le=60)
     consistency: Literal["table", "transaction"] = "table"
-    on_error: Annotated[OnError, BeforeValidator(_refuse_quarantine)] = OnError.STOP
+    on_error: OnError = OnError.STOP
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     spool: SpoolSettings = SpoolSettings()

@@ -26,6 +26,7 @@ CHANNEL: Final = "streamer"
 
 TABLES: Final = (
     "request",
+    "quarantine",
     "deferred_index",
     "sync_partition",
     "relation",
@@ -113,6 +114,7 @@ class RelationRecord:
     target_created: bool
     declared: bool
     publication_mark: str | None
+    quarantined: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, target_created, declared, publication_mark
+       rows_copied, bytes_copied, rows_total, error, target_created, declared, publication_mark,
+       (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
 
@@ -161,6 +164,13 @@ def _relation_record(row: Any) -> RelationRecord:
     if fields["snapshot_lsn"] is not None:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
     return RelationRecord(**fields)
+
+
+_REQUESTS_SQL: Final = """
+select q.id as request_id, q.relation_id, q.action, q.options
+from streamer.request q join streamer.relation r on r.id = q.relation_id
+where r.source_id = $1 and q.action like 'quarantine%' order by q.id
+"""
 
 
 class Store:
@@ -417,24 +427,32 @@ class Store:
             await connection.execute(f"notify {CHANNEL}")
 
     async def take_requests(self, source_id: int) -> list[Request]:
-        """Take the requests for a source's relations, in order, storing the states they ask for."""
+        """Take the requests for a source's relations, in order, storing the states they ask for.
+
+        Those that concern rows in quarantine stay, see `quarantine_requests`.
+        """
         async with self.connection() as connection, transaction(connection):
             rows = await connection.fetch(
                 "delete from streamer.request q using streamer.relation r"
-                " where r.id = q.relation_id and r.source_id = $1"
+                " where r.id = q.relation_id and r.source_id = $1 and q.action = any ($2)"
                 " returning q.id as request_id, q.relation_id, q.action, q.options",
                 source_id,
+                list(_REQUESTED_STATE_SQL),
             )
-            requests = [
-                Request(
-                    row["request_id"], row["relation_id"], row["action"], json.loads(row["options"])
-                )
-                for row in rows
-            ]
+            requests = [_request(row) for row in rows]
             requests.sort(key=lambda request: request.request_id)
             for request in requests:
                 await connection.execute(_REQUESTED_STATE_SQL[request.action], request.relation_id)
         return requests
+
+    async def quarantine_requests(self, source_id: int) -> list[Request]:
+        """Return the requests that the lanes of a source fulfil, and then remove, in order."""
+        async with self.connection() as connection:
+            return [_request(row) for row in await connection.fetch(_REQUESTS_SQL, source_id)]
+
+
+def _request(row: Any) -> Request:
+    return Request(row["request_id"], row["relation_id"], row["action"], json.loads(row["options"]))
 
 
 # A table whose copy never finished has no snapshot_lsn: resumed, it is copied.

@@ -28,6 +28,7 @@ class OnError(enum.StrEnum):
     """What happens to a table when the target refuses a row."""
 
     STOP = "stop"
+    QUARANTINE = "quarantine"
 
 
 class Initial(enum.StrEnum):

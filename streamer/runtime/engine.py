@@ -375,6 +375,11 @@ class Engine:
         states = gauge(
             "streamer_table_state", "1 for the state a table is in", (*labels, "table", "state")
         )
+        quarantined = gauge(
+            "streamer_quarantined_rows",
+            "Changes in quarantine: refused by the target, or behind one that was",
+            (*labels, "table"),
+        )
         for supervisor in self.supervisors:
             names = (supervisor.source.database, supervisor.source.sid or "")
             health, pipeline = supervisor.health, supervisor.pipeline
@@ -386,7 +391,9 @@ class Engine:
             for table, state in health.table_states.items():
                 for each in State:
                     states.add_metric((*names, table, each), float(each == state))
-        return (lag, seconds, retained, states)
+            for table, count in health.quarantined.items():
+                quarantined.add_metric((*names, table), count)
+        return (lag, seconds, retained, states, quarantined)
 
 
 async def _check_resolves(mapping: Mapping) -> None:

@@ -21,7 +21,14 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.lane import Hold, Lane, MappedRelation, Share, SourceFacts
+from streamer.apply.lane import (
+    Hold,
+    Lane,
+    MappedRelation,
+    QuarantineRequest,
+    Share,
+    SourceFacts,
+)
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
@@ -278,6 +285,7 @@ class Pipeline:
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
         self._is_streaming = True
+        self.requested.set()  # what was asked for while nobody ran
         log.info(
             "streaming",
             source=self.source.label,
@@ -558,7 +566,14 @@ class Pipeline:
             if self._relations.state(mapped) in (State.CATCHING_UP, State.ERROR):
                 await self._store_streaming_state(mapped, State.READY)
                 failpoint("sync.drained")
+        self._relations.may_go_home(lane)
         self._advanced.set()
+
+    def lane_of(self, mapped: MappedRelation) -> Lane | None:
+        return self._relations.lane_now(mapped)
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        self._relations.quarantine_changed(mapped)
 
     def source_failed(self, error: StreamerError) -> None:
         self._failure = error
@@ -679,6 +694,8 @@ class Pipeline:
         mapped.is_to_declare = False
         if self._relations.state(mapped) is not State.PAUSED:
             self._relations.set_state(mapped, State.CATCHING_UP)
+        mapped.quarantine.forget()
+        self._relations.quarantine_changed(mapped)
         self._relations.lane(mapped).release(Hold.SYNC)
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
@@ -709,6 +726,13 @@ class Pipeline:
                         self._resume(mapped)
                     case "resync":
                         await self._resync(mapped)
+            for request in await self._shared.store.quarantine_requests(self._record.source_id):
+                if (mapped := self._relations.get(request.relation_id)) is not None:
+                    is_retry = request.action == "quarantine_retry"
+                    ids = request.options.get("ids")
+                    self._relations.lane(mapped).ask(
+                        QuarantineRequest(request.request_id, mapped, is_retry, ids)
+                    )
 
     def _resume(self, mapped: MappedRelation) -> None:
         lane = self._relations.lane(mapped)

@@ -72,6 +72,10 @@ class Relations:
     def lane(self, mapped: MappedRelation) -> Lane:
         return self._lanes[mapped]
 
+    def lane_now(self, mapped: MappedRelation) -> Lane | None:
+        """Return the lane of a relation that may have been removed."""
+        return self._lanes.get(mapped)
+
     def lanes(self) -> set[Lane]:
         """Return all lanes there are."""
         lanes = set(self._lanes.values())
@@ -89,6 +93,8 @@ class Relations:
         self._by_relid.clear()
         state = State(record.state)
         self.set_state(mapped, state, record.error)
+        mapped.quarantine.forget(record.quarantined)
+        self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
         if needs_copy(state, has_snapshot=record.snapshot_lsn is not None):
             self.hold_for_copy(mapped)
             if state is State.PAUSED:
@@ -96,6 +102,8 @@ class Relations:
             return
         lane = self._home_lane(mapped)
         self._lanes[mapped] = lane
+        if record.quarantined:
+            lane.keep(Hold.QUARANTINE)
         match state:
             case State.PAUSED:
                 lane.keep(Hold.PAUSED)
@@ -120,6 +128,7 @@ class Relations:
         table = str(mapped.mapping.source)
         self._health.table_states.pop(table, None)
         self._health.table_errors.pop(table, None)
+        self._health.quarantined.pop(table, None)
         return self._lanes.pop(mapped)
 
     def hold_for_copy(self, mapped: MappedRelation) -> None:
@@ -131,6 +140,26 @@ class Relations:
             lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
         mapped.skip_through_lsn = EVERYTHING
         lane.keep(Hold.SYNC)
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        """Another number of rows is in quarantine now: hold the lanes where that asks for it."""
+        lane = self._lanes.get(mapped)
+        if lane is None:
+            return
+        self._health.quarantined[str(mapped.mapping.source)] = mapped.quarantine.count
+        for each in {lane, self._home_lane(mapped)}:
+            if any(other.quarantine.count for other in self.in_lane(each)):
+                each.keep(Hold.QUARANTINE)
+            else:
+                each.release(Hold.QUARANTINE)
+
+    def may_go_home(self, lane: Lane) -> None:
+        """Let a lane with rows in quarantine end, if its relations belong in another."""
+        for mapped in self.in_lane(lane):
+            home = self._home_lane(mapped)
+            if home is not lane and Hold.QUARANTINE in lane.hold:
+                home.keep(Hold.QUARANTINE)
+                lane.release(Hold.QUARANTINE)
 
     def go_home(self, lane: Lane) -> None:
         """Put the relations of *lane*, which holds nothing any more, where they belong."""

@@ -42,3 +42,4 @@ class Health:
     visible_time: datetime | None = None
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, str] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)

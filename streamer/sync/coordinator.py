@@ -739,7 +739,9 @@ class SyncCoordinator:
         """From *lsn* on the stream brings the changes of a relation."""
         async with self._store.connection() as store:
             await store.execute(
-                "update streamer.relation set"
+                # The copy has what was in quarantine, too.
+                "with gone as (delete from streamer.quarantine where relation_id = $1)"
+                " update streamer.relation set"
                 " state = case state when 'paused' then state else 'catching_up' end,"
                 " snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,"
                 " rows_copied = $3, rows_total = $3, bytes_copied = $4,"

@@ -1,0 +1,178 @@
+"""``streamer quarantine``: what is there, and what to do with it.
+
+`retry` and `drop` are requests like ``pause`` and ``resume``: a running process fulfils them at
+once, in their place among the changes; a stopped one at its next start.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.apply.quarantine import Values, from_json
+from streamer.apply.target import TargetAddress
+from streamer.errors import MappingError
+from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.route.mapping import parse_name, parse_relation
+
+_LIST_SQL: Final = """
+select id, relation_id, operation, key::text as key, old::text as old, new::text as new,
+       lsn::text as lsn, commit_time, xid, error, code, quarantined_at, retried_at
+from streamer.quarantine where relation_id = any ($1::int8[]) order by id limit $2
+"""
+_IDS_SQL: Final = "select id, relation_id from streamer.quarantine where id = any ($1::int8[])"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which rows are meant; of everything if nothing is given."""
+
+    table: str | None = None
+    database: str | None = None
+    sid: str | None = None
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A change in ``quarantine list --json``."""
+
+    id: int
+    database: str
+    sid: str | None
+    table: str
+    operation: str
+    key: Values | None
+    old: Values | None
+    new: Values | None
+    lsn: str
+    commit_time: str
+    xid: int
+    error: str
+    code: str | None
+    quarantined_at: str
+    retried_at: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@asynccontextmanager
+async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Store]:
+    store = Store(address, "streamer quarantine")
+    try:
+        if not await store.exists():
+            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        yield store
+    finally:
+        await store.close()
+
+
+async def _relations(
+    store: Store, choice: Choice
+) -> dict[int, tuple[SourceRecord, RelationRecord]]:
+    """Return the relations that are meant, by their id. Raises MappingError if none is."""
+    pattern = None if choice.table is None else parse_relation(choice.table, "public")
+    found = {
+        relation.relation_id: (source, relation)
+        for source in await store.sources()
+        if choice.database in (None, source.database) and choice.sid in (None, source.sid)
+        for relation in await store.relations(source.source_id)
+        if pattern is None or pattern.matches(parse_name(relation.source))
+    }
+    if not found:
+        what = "nothing" if choice.table is None else f'no table "{choice.table}"'
+        raise MappingError(f"{what} is streamed", hint="`streamer status` lists what is")
+    return found
+
+
+async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[QuarantinedRow]:
+    """Return the oldest changes in quarantine, at most *limit*."""
+    async with _bookkeeping(address) as store:
+        relations = await _relations(store, choice)
+        async with store.connection() as target:
+            rows = await target.fetch(_LIST_SQL, list(relations), limit)
+    return [_quarantined_row(row, *relations[row["relation_id"]]) for row in rows]
+
+
+def _quarantined_row(row: Any, source: SourceRecord, relation: RelationRecord) -> QuarantinedRow:
+    return QuarantinedRow(
+        id=row["id"],
+        database=source.database,
+        sid=source.sid,
+        table=relation.source,
+        operation=row["operation"],
+        key=from_json(row["key"]),
+        old=from_json(row["old"]),
+        new=from_json(row["new"]),
+        lsn=row["lsn"],
+        commit_time=row["commit_time"].isoformat(),
+        xid=row["xid"],
+        error=row["error"],
+        code=row["code"],
+        quarantined_at=row["quarantined_at"].isoformat(),
+        retried_at=None if row["retried_at"] is None else row["retried_at"].isoformat(),
+    )
+
+
+async def ask(address: TargetAddress, action: str, choice: Choice) -> list[tuple[str, int]]:
+    """Ask to *retry* or *drop* what is meant; return the tables and how many changes of each.
+
+    Raises MappingError for a number that no change there has.
+    """
+    async with _bookkeeping(address) as store:
+        relations = await _relations(store, choice)
+        chosen: dict[int, list[int] | None]
+        if choice.ids:
+            chosen = await _by_relation(store, choice.ids, relations)
+        else:
+            chosen = {key: None for key, (_, relation) in relations.items() if relation.quarantined}
+        asked = []
+        for relation_id, ids in chosen.items():
+            options = {} if ids is None else {"ids": ids}
+            await store.make_request(relation_id, f"quarantine_{action}", options)
+            source, relation = relations[relation_id]
+            count = relation.quarantined if ids is None else len(ids)
+            asked.append((f"{source.label} {relation.source}", count))
+    return asked
+
+
+async def _by_relation(
+    store: Store, ids: tuple[int, ...], relations: dict[int, Any]
+) -> dict[int, list[int] | None]:
+    async with store.connection() as target:
+        rows = await target.fetch(_IDS_SQL, list(ids))
+    found = {row["id"]: row["relation_id"] for row in rows if row["relation_id"] in relations}
+    if unknown := [number for number in ids if number not in found]:
+        raise MappingError(
+            f"no change in quarantine has the number {unknown[0]}",
+            hint="`streamer quarantine list` shows them",
+        )
+    by_relation: dict[int, list[int] | None] = {}
+    for number, relation_id in found.items():
+        numbers = by_relation.setdefault(relation_id, [])
+        assert numbers is not None
+        numbers.append(number)
+    return by_relation
+
+
+def render_rows(rows: list[QuarantinedRow], console: Console) -> None:
+    """Print changes for people: what they would do, and why that was refused."""
+    table = Table(expand=False)
+    for column in ("id", "table", "operation", "row", "committed", "error"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        name = row.table if row.sid is None else f"{row.sid} {row.table}"
+        shown = " ".join(_shown(row.key if row.key is not None else row.new))
+        table.add_row(str(row.id), name, row.operation, shown, row.commit_time, row.error)
+    console.print(table)
+
+
+def _shown(values: Values | None) -> Iterator[str]:
+    for name, value in (values or {}).items():
+        text = json.dumps(value, ensure_ascii=False)
+        yield f"{name}={text if len(text) <= 60 else text[:57] + '…'}"
