@@ -27,30 +27,19 @@ def write(path: Path, on_error: str = "stop", table: str = "stop", more: str = "
 
 
 @pytest.mark.parametrize(
-    ("on_error", "table", "where"),
+    ("on_error", "table", "expected"),
     [
-        ("quarantine", "stop", "line 2: on_error"),
-        ("stop", "quarantine", "line 8: sources[0].tables.t.on_error"),
+        ("quarantine", "null", "quarantine"),
+        ("quarantine", "stop", "stop"),
+        ("stop", "quarantine", "quarantine"),
     ],
 )
-def test_quarantine_is_refused_where_it_stands(
-    tmp_path: Path, on_error: str, table: str, where: str
+def test_a_table_goes_by_its_own_on_error_or_by_that_of_all(
+    tmp_path: Path, on_error: str, table: str, expected: str
 ) -> None:
-    path = write(tmp_path, on_error, table)
+    _, mapping = static.load(write(tmp_path, on_error, table))
 
-    with pytest.raises(SettingsError) as caught:
-        static.load(path)
-
-    assert str(caught.value) == f"{path}, {where}: quarantine is not available yet; use stop"
-
-
-def test_quarantine_in_the_environment_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMER_ON_ERROR", "quarantine")
-
-    with pytest.raises(SettingsError, match="on_error: quarantine is not available yet; use stop"):
-        static.load(write(tmp_path))
+    assert mapping.sources[0].rules[0].on_error == expected
 
 
 def test_another_word_is_refused_with_what_may_stand_there(tmp_path: Path) -> None:
