@@ -484,7 +484,7 @@ async def test_rows_too_wide_to_be_staged_in_one_table(
             streamer,
             source,
             "insert into t (id, v, c1, c699)"
-            " select g, g % 7, g, 10000 * (g % 5) from generate_series(1, 900) g",
+            " select g, g % 7, g, 10000 * (g % 5) from generate_series(1, 60) g",
             "update t set v = 5 where id % 10 = 0",
         )
         good = "select id, v, c1, c699 from t where {} order by 1"
