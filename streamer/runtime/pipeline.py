@@ -665,6 +665,7 @@ class Pipeline:
         lane = self._relations.remove(mapped)
         while lane.queued_count:
             await asyncio.sleep(0.02)
+        lane.is_ending = True
         await self._shared.drainer.forget({lane})
         lane.close()
         self._open_lanes.pop(lane, None)
