@@ -29,7 +29,7 @@ from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, eventually
 from tests.support.streamer import write_config
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SECRET = "s3cr3t-of-the-servers"
@@ -93,6 +93,16 @@ class Cluster:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{self.web_port}/json/").text
         return ""
+
+    def worker_of(self, port: int) -> "subprocess.Popen[bytes]":
+        """Return the worker one of whose descendants has a connection from a local *port*."""
+        for worker in self.processes:
+            if worker.poll() is None:
+                for process in psutil.Process(worker.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        if any(its.laddr.port == port for its in process.net_connections("tcp")):
+                            return worker
+        raise AssertionError(f"no worker has port {port}")
 
     def stop(self) -> None:
         for process in self.processes:
@@ -159,9 +169,10 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
     cluster: Cluster, source: Database, target: Database, tmp_path: Path
 ) -> None:
     for n in range(3):  # a task each
+        ddl = f"create table big_{n} (id int primary key, v text, filler char(1900));"
+        target.execute(ddl)
         source.execute(
-            f"create table big_{n} (id int primary key, v text, filler char(1900));"
-            f"insert into big_{n} select g, '{VALUE}', 'x' from generate_series(1, 9000) g"
+            f"{ddl} insert into big_{n} select g, '{VALUE}', 'x' from generate_series(1, 9000) g"
         )
     for n in range(60):  # two tasks for all of them
         source.execute(f"create table small_{n} (id int primary key, v text)")
@@ -179,7 +190,7 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
         sync:
           spark_master: {cluster.url}
           jobs: 2
-          rows_per_second: 4000
+          defer_indexes: false
           spark_settings:
             spark.ui.enabled: true
             spark.ui.port: {ui_port}
@@ -189,22 +200,40 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
             spark.speculation.quantile: 0.1
         """,
     )
-    copying = "datname = current_database() and application_name like 'streamer copy%' and state = 'active' and query like 'copy %'"
-    count = f"select count(*) from pg_stat_activity where {copying}"
-    with Process(config, environment=cluster.environment) as process:
-        eventually(lambda: target.value(count) == 2, 150, "both workers copy")
+    # Copies stop in the middle, at a row that somebody else is about to write.
+    stuck = (
+        "from pg_stat_activity where datname = current_database() and query like 'copy %'"
+        " and application_name like 'streamer copy%' and wait_event_type = 'Lock'"
+    )
+    with (
+        target.connect() as blocker,
+        Process(config, environment=cluster.environment) as process,
+    ):
+        # Planned, so the slot is made, which would wait for us too; Spark takes seconds to start.
+        made = "select to_regclass('streamer.relation') is not null"
+        planned = "select count(*) = 63 from streamer.relation where rows_total is not null"
+        eventually(lambda: target.value(made) and target.value(planned), 300, "the copy is planned")
+        blocker.execute("begin")
+        for n in range(3):
+            blocker.execute(f"insert into big_{n} values (5000, 'theirs')")
+
+        def ports() -> list[int] | None:
+            found = [int(str(row[0])) for row in target.execute(f"select client_port {stuck}")]
+            return found if len(found) == 2 else None
+
+        first, second = eventually(ports, 300, "both workers copy")
+        assert cluster.worker_of(first) != cluster.worker_of(second)
         source.execute(
             "update big_0 set v = 'meanwhile' where id % 7 = 0; delete from big_1 where id < 50"
         )
         # A task that fails says why, and Spark writes that down.
-        target.execute(
-            f"select pg_terminate_backend(pid) from pg_stat_activity where {copying} limit 1"
-        )
+        target.execute(f"select pg_terminate_backend(pid) {stuck} and client_port = {first}")
         shown = pages(ui_port) + cluster.state() + command_lines()
         assert "spark.speculation" in shown
         assert cluster.url in shown
-        end(cluster.processes[1])
-        caught_up(process, 200)
+        end(cluster.worker_of(second))
+        blocker.execute("rollback")
+        caught_up(process, 400)
         for n in range(3):
             assert_same(source, target, f"big_{n}")
         for n in range(60):
@@ -282,10 +311,10 @@ def test_a_job_by_spark_submit(
             target=copy_all, args=(tasks, CopyEnds(**ends, application_name="rival"))
         )
         rival.start()
-        eventually(lambda: target.value(waiting.format("rival")), 150, "the rival waits")
-        eventually(lambda: target.value(waiting.format("submitted")), 150, "the job waits")
+        eventually(lambda: target.value(waiting.format("rival")), 300, "the rival waits")
+        eventually(lambda: target.value(waiting.format("submitted")), 300, "the job waits")
         blocker.rollback()
-        output, _ = submitted.communicate(timeout=100)
+        output, _ = submitted.communicate(timeout=300)
         rival.join()
     assert submitted.returncode == 0
     lines = [line for line in output.splitlines() if line.startswith("{")]
