@@ -60,9 +60,14 @@ class MappingError(ConfigurationError):
 
 
 class SourceError(StreamerError):
-    """The publishing side failed."""
+    """The publishing side failed in a way that we have no better name for.
+
+    Some of that passes: decoding an in-progress transaction that is rolled back meanwhile can fail
+    with "could not map filenumber".
+    """
 
     code = "source"
+    retry = Retry.MANUAL
 
 
 class SourceConnectionError(SourceError):
@@ -137,9 +142,12 @@ class TransportError(StreamerError):
 
 
 class TargetError(StreamerError):
-    """The target failed."""
+    """The target failed in a way that we have no better name for. Some of that passes: "tuple
+    concurrently updated".
+    """
 
     code = "target"
+    retry = Retry.MANUAL
 
 
 class TargetConnectionError(TargetError):

@@ -36,6 +36,7 @@ from streamer.errors import (
     TargetFencedError,
     TransportError,
 )
+from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
 from streamer.route.mapping import OnError
@@ -334,6 +335,7 @@ class _Turn:
             while True:
                 for mapped, changes in await self._write_piece(piece, immediate=immediate):
                     touched.setdefault(mapped, Counts()).count(changes.payloads)
+                failpoint("drain.piece_written")
                 if piece.end_lsn is not None:
                     break
                 piece, *rest = await self._next_piece()

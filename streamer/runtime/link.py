@@ -183,6 +183,7 @@ class Link:
                 self._record.source_id, self._server.system_identifier, self._server.timeline
             )
             await self._store.reset_acknowledged(self._record.source_id, snapshot.consistent_point)
+            failpoint("sync.slot_stored")
         except BaseException:
             await snapshot.close()
             raise

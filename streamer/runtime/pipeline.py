@@ -715,7 +715,9 @@ class Pipeline:
         while True:
             await self.requested.wait()
             self.requested.clear()
-            for request in await self._shared.store.take_requests(self._record.source_id):
+            requests = await self._shared.store.take_requests(self._record.source_id)
+            failpoint("requests.taken")
+            for request in requests:
                 mapped = self._relations.get(request.relation_id)
                 if mapped is None:
                     continue

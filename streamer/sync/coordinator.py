@@ -314,6 +314,7 @@ class SyncCoordinator:
             was_created = await create_table(
                 target, relation, mapped.mapping, mapped.source.sid, types
             )
+            failpoint("sync.table_created")
             there = await read_relation(target, mapped.mapping.target)
         if there is None:
             raise TargetSchemaError(
@@ -441,7 +442,9 @@ class SyncCoordinator:
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
         async with connection(self._source) as guard:
             copies, rewritten = await self._guard(guard, copies, snapshot)
+            failpoint("sync.guarded")
             copies = await self._plan(guard, copies)
+            failpoint("sync.planned")
             if copies:
                 await self._run_job(copies, snapshot, guard)
         if rewritten:
