@@ -37,7 +37,7 @@ from streamer.observability.metrics import Metrics, gauge
 from streamer.progress.store import CHANNEL, Store
 from streamer.route.mapping import Mapping, SourceMapping
 from streamer.runtime.index_builder import IndexBuilder
-from streamer.runtime.pipeline import resolve_at
+from streamer.runtime.relations import resolve_at
 from streamer.runtime.shared import Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.source.connection import connection

@@ -34,10 +34,7 @@ from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import (
-    MappingError,
     SourceConnectionError,
-    SourceRejectedError,
-    SourceUnreadyError,
     StreamerError,
     TargetConnectionError,
     TargetError,
@@ -52,22 +49,20 @@ from streamer.route.mapping import (
     RelationMapping,
     RelationName,
     SourceMapping,
-    resolve,
 )
 from streamer.runtime.link import Link
-from streamer.runtime.relations import Relations
+from streamer.runtime.relations import Relations, resolve_at
 from streamer.runtime.shared import Health, Shared
 from streamer.runtime.transport import TEXT, choose_transport
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
+    check_ready,
     flush_wal,
     read_flush_lsn,
-    read_relation_names,
-    read_relations,
     read_server,
 )
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.connection import connection, translating
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.sync.coordinator import SyncCoordinator
@@ -765,20 +760,6 @@ class Pipeline:
         self._coordinator.request(mapped)
 
 
-async def resolve_at(
-    plain: Connection, source: SourceMapping, target_namespace: str
-) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
-    """Apply the rules of *source* to what it has. Raises MappingError."""
-    names = await read_relation_names(plain)
-    mappings = resolve(source, names, target_namespace)
-    if not mappings:
-        raise MappingError(
-            f'no table of source "{source.label}" matches its rules',
-            hint="correct `tables` in the configuration",
-        )
-    return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
-
-
 async def _endless(task: Awaitable[None], name: str) -> None:
     await task
     raise StreamerError(f"the {name} task ended by itself")
@@ -787,17 +768,3 @@ async def _endless(task: Awaitable[None], name: str) -> None:
 def _with_notes(error: StreamerError) -> str:
     notes = getattr(error, "__notes__", [])
     return "; ".join([str(error), *notes])
-
-
-def check_ready(server: SourceServer, source: SourceMapping) -> None:
-    """Refuse a source that is not set up for logical replication."""
-    if server.wal_level != "logical":
-        raise SourceUnreadyError(
-            f'source "{source.label}" has wal_level = {server.wal_level}',
-            hint="set wal_level = logical in its postgresql.conf and restart that server",
-        )
-    if not server.role_may_replicate:
-        raise SourceRejectedError(
-            f'role "{server.role}" of source "{source.label}" may not replicate',
-            hint=f'have an administrator run there: alter role "{server.role}" replication',
-        )

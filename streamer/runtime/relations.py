@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
+from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING
 from streamer.progress.store import RelationRecord
-from streamer.route.mapping import RelationMapping, RelationName
+from streamer.route.mapping import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.route.partition import worker_number
 from streamer.runtime.shared import Health, Shared
+from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
+from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
 
 
@@ -184,3 +187,17 @@ class Relations:
             self._owner,
             lambda: LaneSpool(self._shared.spools),
         )
+
+
+async def resolve_at(
+    plain: Connection, source: SourceMapping, target_namespace: str
+) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
+    """Apply the rules of *source* to what it has. Raises MappingError."""
+    names = await read_relation_names(plain)
+    mappings = resolve(source, names, target_namespace)
+    if not mappings:
+        raise MappingError(
+            f'no table of source "{source.label}" matches its rules',
+            hint="correct `tables` in the configuration",
+        )
+    return mappings, await read_relations(plain, [mapping.source for mapping in mappings])

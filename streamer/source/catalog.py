@@ -6,9 +6,9 @@ Queries use names qualified with pg_catalog, because sessions run with an empty 
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.errors import SourceDivergedError, SourceUnreadyError
+from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnreadyError
 from streamer.lsn import Lsn
-from streamer.route.mapping import RelationName
+from streamer.route.mapping import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all, fetch_one
 
 VERSION_MIN: Final = 12_00_00
@@ -281,4 +281,18 @@ def check_same_history(server: SourceServer, system_identifier: str | None, seen
         raise SourceDivergedError(
             f"the source was restored to an earlier time: its WAL ends at {server.flush_lsn}, "
             f"before {seen_lsn}, which the target has"
+        )
+
+
+def check_ready(server: SourceServer, source: SourceMapping) -> None:
+    """Refuse a source that is not set up for logical replication."""
+    if server.wal_level != "logical":
+        raise SourceUnreadyError(
+            f'source "{source.label}" has wal_level = {server.wal_level}',
+            hint="set wal_level = logical in its postgresql.conf and restart that server",
+        )
+    if not server.role_may_replicate:
+        raise SourceRejectedError(
+            f'role "{server.role}" of source "{source.label}" may not replicate',
+            hint=f'have an administrator run there: alter role "{server.role}" replication',
         )
