@@ -31,6 +31,7 @@ from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
 from streamer.observability import logs
+from streamer.route.resync import Mode, Resync
 from streamer.runtime.engine import StopCondition
 
 T = TypeVar("T")
@@ -197,10 +198,21 @@ TableArgument = Annotated[
 ]
 
 
-def _request(action: str, table: str, database: str | None, sid: str | None, as_json: bool) -> None:
+def _request(
+    action: str,
+    table: str,
+    database: str | None,
+    sid: str | None,
+    as_json: bool,
+    options: dict[str, Any] | None = None,
+) -> None:
     settings, _ = _load()
     address = TargetAddress.parse(settings.target.url)
-    names = _run(requests_command.request(address, action, table, database=database, sid=sid))
+    names = _run(
+        requests_command.request(
+            address, action, table, database=database, sid=sid, options=options
+        )
+    )
     if as_json:
         _print_json({"action": action, "tables": names})
     else:
@@ -213,10 +225,17 @@ def resync(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    mode: Annotated[
+        Mode, typer.Option(help="Write all rows anew, or only those that differ.")
+    ] = Mode.RELOAD,
+    force: Annotated[
+        bool, typer.Option("--force", help="Leave out columns that the target lacks.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a table again while the others keep streaming."""
-    _request("resync", table, database, sid, as_json)
+    options = Resync(mode, None, force).to_json()
+    _request("resync", table, database, sid, as_json, options)
 
 
 @app.command()

@@ -36,6 +36,7 @@ NAMES: Final = frozenset(
         "sync.job_started",
         "sync.part_copied",
         "sync.copied",
+        "sync.exchanged",
         "sync.index_restored",
         "sync.catching_up",
         "sync.drained",

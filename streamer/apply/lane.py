@@ -28,6 +28,7 @@ from streamer.errors import StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.tracker import LanePending
 from streamer.route.mapping import RelationMapping, SourceMapping
+from streamer.route.resync import Resync
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class MappedRelation:
         "plan",
         "quarantine",
         "relation_id",
+        "resync",
         "skip_through_lsn",
         "source",
     )
@@ -71,10 +73,13 @@ class MappedRelation:
         source: SourceFacts,
         *,
         is_to_declare: bool = False,
+        resync: Resync | None = None,
     ) -> None:
         self.relation_id = relation_id
         self.is_to_declare = is_to_declare
         """It is to be taken as in step at ``end_lsn``, without a copy."""
+        self.resync = resync or Resync()
+        """How its next copy is made."""
         self.mapping = mapping
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn
@@ -91,6 +96,12 @@ class MappedRelation:
         if plan.relation is relation or plan.relation == relation:
             return plan
         return None
+
+    def handed_over(self, lsn: Lsn) -> None:
+        """The target has everything up to *lsn*, and the stream brings the rest."""
+        self.end_lsn = self.skip_through_lsn = lsn
+        self.is_to_declare = False
+        self.resync = Resync()
 
     def fills_like(self, mapping: RelationMapping | None) -> bool:
         """Whether what *mapping* would fill the target with is what is there."""

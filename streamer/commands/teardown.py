@@ -9,6 +9,7 @@ from streamer.progress.store import Store
 from streamer.route.mapping import Mapping, SourceMapping, parse_name
 from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.indexes import read_deferred_targets, restore_indexes
+from streamer.sync.stage import drop_leftover_stages
 
 
 def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:
@@ -36,15 +37,16 @@ async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list
             for record in await store.sources():
                 if record.label in labels:
                     await store.forget_source(record.source_id)
-            await _restore_indexes(address)
+            await _restore(address)
             await store.drop_if_empty()
     finally:
         await store.close()
     return results
 
 
-async def _restore_indexes(address: TargetAddress) -> None:
-    """Make again what an abandoned copy has put off: only the bookkeeping knows it."""
+async def _restore(address: TargetAddress) -> None:
+    """Put in order what an abandoned copy has left: only the bookkeeping knows it."""
     async with target_connection(address, "streamer teardown") as target:
+        await drop_leftover_stages(target)
         for name in await read_deferred_targets(target):
             await restore_indexes(target, parse_name(name))

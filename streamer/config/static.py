@@ -8,6 +8,7 @@ from streamer.config.source import Document, Location, format_location, read_doc
 from streamer.conninfo import parse_conninfo
 from streamer.errors import MappingError, SettingsError
 from streamer.route.mapping import (
+    Initial,
     Mapping,
     RelationPattern,
     SourceMapping,
@@ -111,6 +112,10 @@ class _MappingBuilder:
         columns = None if table.columns is None else tuple(table.columns.items())
         if columns is not None and len({name for _, name in columns}) < len(columns):
             raise self._error((*place, "columns"), "two columns would be written to one")
+        if table.initial is Initial.KEEP and table.truncate_target:
+            raise self._error(
+                place, "`initial: keep` and `truncate_target: true` contradict each other"
+            )
         return TableRule(
             pattern=pattern,
             target=target,

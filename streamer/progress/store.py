@@ -9,7 +9,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.landmark import Landmark
 from streamer.route.mapping import Initial, RelationMapping, SourceMapping
+from streamer.route.resync import Resync
 
 CHANNEL: Final = "streamer"
 """Notified when a request is made."""
@@ -43,6 +44,7 @@ async def migrate(connection: TargetConnection) -> None:
     are.
     """
     migrations = read_migrations("target")
+    # All or none: who looks at the bookkeeping meanwhile must not find it half made.
     async with transaction(connection):
         await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
         await connection.execute(
@@ -50,21 +52,16 @@ async def migrate(connection: TargetConnection) -> None:
             " create table if not exists streamer.migration (number integer primary key,"
             " name text not null, applied_at timestamptz not null default now())"
         )
-        applied = await connection.fetch_value(
-            "select coalesce(max(number), 0) from streamer.migration"
-        )
-    if applied > migrations[-1].number:
-        raise TargetError(
-            f"the bookkeeping in the target was made by a newer streamer (migration {applied})",
-            hint="run that version or a later one",
-        )
-    for migration in migrations:
-        async with transaction(connection):
-            await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-            is_applied = await connection.fetch_value(
-                "select exists (select from streamer.migration where number = $1)", migration.number
+        rows = await connection.fetch("select number from streamer.migration")
+        applied = {int(row["number"]) for row in rows}
+        if applied and max(applied) > migrations[-1].number:
+            raise TargetError(
+                "the bookkeeping in the target was made by a newer streamer "
+                f"(migration {max(applied)})",
+                hint="run that version or a later one",
             )
-            if not is_applied:
+        for migration in migrations:
+            if migration.number not in applied:
                 await connection.execute(migration.sql)
                 await connection.execute(
                     "insert into streamer.migration (number, name) values ($1, $2)",
@@ -113,6 +110,8 @@ class RelationRecord:
     error: str | None
     target_created: bool
     declared: bool
+    owns_rows: bool
+    resync: Resync
     publication_mark: str | None
     quarantined: int
 
@@ -126,6 +125,10 @@ class Request:
     action: str
     options: dict[str, Any]
 
+    @property
+    def resync(self) -> Resync:
+        return Resync.from_json(self.options)
+
 
 _SOURCES_SQL: Final = """
 select id as source_id, database, sid, system_identifier, slot, publication, state, error,
@@ -135,7 +138,8 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, target_created, declared, publication_mark,
+       rows_copied, bytes_copied, rows_total, error, target_created, declared, owns_rows,
+       resync, publication_mark,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -163,7 +167,12 @@ def _relation_record(row: Any) -> RelationRecord:
     fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
     if fields["snapshot_lsn"] is not None:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
+    fields["resync"] = _resync(fields["resync"])
     return RelationRecord(**fields)
+
+
+def _resync(stored: str | None) -> Resync:
+    return Resync.from_json(None if stored is None else json.loads(stored))
 
 
 _REQUESTS_SQL: Final = """
@@ -406,7 +415,7 @@ class Store:
             await connection.execute(
                 "update streamer.relation set state = $2, error = $3, changed_at = now()"
                 " where id = $1 and state in ('catching_up', 'ready', 'error')"
-                " and snapshot_lsn is not null",
+                " and snapshot_lsn is not null and resync is null",
                 relation_id,
                 state,
                 error,
@@ -437,12 +446,15 @@ class Store:
                 " where r.id = q.relation_id and r.source_id = $1 and q.action = any ($2)"
                 " returning q.id as request_id, q.relation_id, q.action, q.options",
                 source_id,
-                list(_REQUESTED_STATE_SQL),
+                ["resync", *_REQUESTED_STATE_SQL],
             )
-            requests = [_request(row) for row in rows]
-            requests.sort(key=lambda request: request.request_id)
-            for request in requests:
+            requests = []
+            for request in sorted(map(_request, rows), key=lambda request: request.request_id):
+                if request.action == "resync":
+                    requests.append(await _take_resync(connection, request))
+                    continue
                 await connection.execute(_REQUESTED_STATE_SQL[request.action], request.relation_id)
+                requests.append(request)
         return requests
 
     async def quarantine_requests(self, source_id: int) -> list[Request]:
@@ -455,13 +467,30 @@ def _request(row: Any) -> Request:
     return Request(row["request_id"], row["relation_id"], row["action"], json.loads(row["options"]))
 
 
+async def _take_resync(connection: TargetConnection, request: Request) -> Request:
+    """Store that a resync is wanted; return what will be done."""
+    stored = await connection.fetch_value(
+        _RESYNC_SQL, request.relation_id, json.dumps(Resync.from_json(request.options).to_json())
+    )
+    return replace(request, options=json.loads(stored))
+
+
+# Of a table that was never copied as a whole, a part is not enough. The copy of a part that is
+# under way cannot end as the new attempt; a whole copy that is under way will do.
+_RESYNC_SQL: Final = """
+update streamer.relation set
+    state = 'init', error = null, changed_at = now(),
+    resync = case when snapshot_lsn is null then $2::text::jsonb - 'where' else $2::text::jsonb end,
+    attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
+    snapshot_lsn = case when $2::text::jsonb ? 'where' then snapshot_lsn end
+where id = $1 returning resync::text
+"""
 # A table whose copy never finished has no snapshot_lsn: resumed, it is copied.
 _REQUESTED_STATE_SQL: Final = {
-    "resync": "update streamer.relation set state = 'init', snapshot_lsn = null, error = null,"
-    " changed_at = now() where id = $1",
     "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
     "resume": "update streamer.relation set"
-    " state = case when snapshot_lsn is null then 'init' else 'ready' end, error = null,"
+    " state = case when snapshot_lsn is null or resync is not null then 'init' else 'ready' end,"
+    " error = null,"
     " changed_at = now() where id = $1 and state in ('paused', 'error')",
 }
 

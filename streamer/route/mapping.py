@@ -35,6 +35,7 @@ class Initial(enum.StrEnum):
     """How a table begins."""
 
     COPY = "copy"
+    KEEP = "keep"
     NONE = "none"
 
 

@@ -42,7 +42,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.landmark import Landmark, Landmarks
-from streamer.progress.store import SourceLock, SourceRecord
+from streamer.progress.store import Request, SourceLock, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
     Initial,
@@ -252,6 +252,7 @@ class Pipeline:
                 record.end_lsn,
                 facts,
                 is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
+                resync=record.resync,
             )
             self._relations.add(mapped, record)
             added.append(mapped)
@@ -686,8 +687,7 @@ class Pipeline:
         self._advanced.set()
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        mapped.end_lsn = mapped.skip_through_lsn = consistent_point
-        mapped.is_to_declare = False
+        mapped.handed_over(consistent_point)
         if self._relations.state(mapped) is not State.PAUSED:
             self._relations.set_state(mapped, State.CATCHING_UP)
         mapped.quarantine.forget()
@@ -713,8 +713,7 @@ class Pipeline:
             requests = await self._shared.store.take_requests(self._record.source_id)
             failpoint("requests.taken")
             for request in requests:
-                mapped = self._relations.get(request.relation_id)
-                if mapped is None:
+                if (mapped := self._relations.get(request.relation_id)) is None:
                     continue
                 match request.action:
                     case "pause":
@@ -723,7 +722,7 @@ class Pipeline:
                     case "resume":
                         self._resume(mapped)
                     case "resync":
-                        await self._resync(mapped)
+                        await self._resync(mapped, request)
             for request in await self._shared.store.quarantine_requests(self._record.source_id):
                 if (mapped := self._relations.get(request.relation_id)) is not None:
                     is_retry = request.action == "quarantine_retry"
@@ -744,12 +743,13 @@ class Pipeline:
             self._relations.set_state(mapped, State.READY)
         lane.release(Hold.PAUSED | Hold.ERROR)
 
-    async def _resync(self, mapped: MappedRelation) -> None:
+    async def _resync(self, mapped: MappedRelation, request: Request) -> None:
         if self._coordinator.is_at(mapped):
             self._relations.set_state(mapped, State.COPYING)
             self._relations.lane(mapped).release(Hold.PAUSED)
             return
         before = self._relations.lane(mapped)
+        mapped.resync = request.resync
         self._relations.set_state(mapped, State.INIT)
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)

@@ -3,14 +3,15 @@
 Relations that need a copy are held (`streamer.apply.lane`): the stream goes on for all others, and
 what it brings for these is kept on disk. A round copies all that wait:
 
-1. the target tables are there, and hold nothing of this source that we did not write;
+1. the target tables are there and fit, and it is decided which way rows go: straight into the
+   table, or into a staging table (`streamer.sync.prepare`, `streamer.sync.stage`);
 2. a snapshot: the one that the main slot exported when it was made, or that of a temporary slot;
 3. ``copying`` is stored, indexes are put off, parts are planned and stored;
 4. Spark copies parts. A guard transaction keeps every table from being rewritten meanwhile (a part
    is a range of pages), and the connection that exported the snapshot does nothing;
-5. as each relation's last part is there: indexes back, ANALYZE, ``catching_up`` with the consistent
-   point as its progress, and its lane may drain. What the stream held up to that point is dropped,
-   the copy has it.
+5. as each relation's last part is there: indexes back or rows exchanged, ``catching_up`` with the
+   consistent point as its progress, and its lane may drain. What the stream held up to that point
+   is dropped, the copy has it.
 
 Dying anywhere leaves a state that says where to begin again (`streamer.sync.states`).
 """
@@ -18,18 +19,17 @@ Dying anywhere leaves a state that says where to begin again (`streamer.sync.sta
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import psycopg
 import structlog
 
 from streamer.apply.binary import binary_types
-from streamer.apply.catalog import TargetRelation, read_relation
-from streamer.apply.columns import add_columns
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import SID, make_plan, missing_columns
+from streamer.apply.plan import HISTORY_COLUMNS, SID
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
 from streamer.errors import (
@@ -40,15 +40,14 @@ from streamer.errors import (
     StreamerError,
     SyncError,
     TargetContentionError,
-    TargetRejectedError,
-    TargetSchemaError,
+    TargetFencedError,
 )
 from streamer.failpoints import failpoint
-from streamer.lsn import NOTHING, Lsn
+from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
+from streamer.progress.copies import hand_over, is_handed_over
 from streamer.progress.store import Store
 from streamer.route.mapping import (
-    OnColumnAdded,
     SourceMapping,
     TableType,
     parse_name,
@@ -62,12 +61,18 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.slot import ExportedSnapshot, create_slot
-from streamer.source.types import read_types
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.plan import CopyPart, CopySource, Heap, cut, group
-from streamer.sync.tables import create_table, published_relation
+from streamer.sync.prepare import Preparation, TableCopy, exchange_of
+from streamer.sync.stage import (
+    LOCK_SECONDS,
+    create_stage,
+    drop_leftover_stages,
+    drop_stage,
+    exchange_rows,
+)
 
 log = structlog.get_logger()
 
@@ -104,24 +109,6 @@ class SyncEvents(Protocol):
     def copy_failed(self, mapped: MappedRelation, error: str) -> None: ...
 
 
-@dataclass(eq=False, slots=True)
-class _Copy:
-    """One relation in a round."""
-
-    mapped: MappedRelation
-    relation: SourceRelation
-    target: TargetRelation
-    was_created: bool
-    attempt: int = 0
-    consistent_point: Lsn = NOTHING
-    parts: list[CopyPart] = field(default_factory=list)
-    is_done: bool = False
-
-    @property
-    def name(self) -> str:
-        return str(self.mapped.mapping.source)
-
-
 class SyncCoordinator:
     """Copies relations of one source. `run` belongs to its pipeline; `request` is for everybody."""
 
@@ -146,6 +133,9 @@ class SyncCoordinator:
         self._settings = settings
         self._events = events
         self._metrics = metrics
+        self._preparation = Preparation(
+            source, server, address, create_tables=settings.create_tables
+        )
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
         """What was taken from `_waiting` and is neither handed over nor in error."""
@@ -194,10 +184,12 @@ class SyncCoordinator:
                 await self._snapshot.close()
 
     async def _restore_leftovers(self) -> None:
-        """Make indexes again that a process left put off when it died, where nobody copies any
-        more.
+        """Put in order what a process left when it died: indexes that are put off where nobody
+        copies any more, and staging tables.
         """
+        await self._end_former_tasks()
         async with target_connection(self._address, self._application_name) as target:
+            await drop_leftover_stages(target, self._source_id)
             for name in await read_deferred_targets(target):
                 try:
                     await restore_indexes(target, parse_name(name))
@@ -212,15 +204,22 @@ class SyncCoordinator:
         """Return what of *batch* is neither handed over nor in error: the others have moved on."""
         return [mapped for mapped in batch if mapped in self._copying]
 
-    async def _refuse(self, mapped: MappedRelation, error: StreamerError) -> None:
+    async def _refuse(
+        self, mapped: MappedRelation, error: StreamerError, when: str | None = None
+    ) -> None:
         """*mapped* cannot be copied; the others of its round can."""
         self._metrics.count_error(error, self._source.database, self._source.sid)
-        await self._fail(mapped, str(error))
+        await self._fail(mapped, str(error) if when is None else f"{when}: {error}")
 
     async def _fail(self, mapped: MappedRelation, error: str) -> None:
         await self._store.fail_copy(mapped.relation_id, error)
         self._copying.discard(mapped)
         self._events.copy_failed(mapped, error)
+        # What cannot be dropped now is when the next copy begins.
+        with contextlib.suppress(StreamerError):
+            async with target_connection(self._address, self._application_name) as target:
+                await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+                await drop_stage(target, mapped.relation_id)
 
     # ---- one round -----------------------------------------------------------------------------
 
@@ -248,7 +247,7 @@ class SyncCoordinator:
             if snapshot is not None:
                 await snapshot.close()
 
-    async def _tell(self, copies: list[_Copy], what: str | None) -> None:
+    async def _tell(self, copies: list[TableCopy], what: str | None) -> None:
         """Show what copies wait for."""
         if what is not None:
             tables = [copy.name for copy in copies]
@@ -273,7 +272,7 @@ class SyncCoordinator:
     def _task_name(self) -> str:
         return f"streamer copy {self._source_id}"
 
-    async def _prepare(self, source: Connection, batch: list[MappedRelation]) -> list[_Copy]:
+    async def _prepare(self, source: Connection, batch: list[MappedRelation]) -> list[TableCopy]:
         """See to the target tables; relations for which that fails are in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         copies = []
@@ -284,11 +283,11 @@ class SyncCoordinator:
                 try:
                     if relation is None:
                         raise SyncError(f'table "{mapped.mapping.source}" is not in the source')
-                    copy = await self._prepare_one(source, target, mapped, relation)
+                    copy = await self._preparation.prepare(source, target, mapped, relation)
                     if mapped.is_to_declare:
-                        await self._hand_over(copy, mapped.end_lsn, 0, 0)
+                        await self._declare(target, copy)
                     else:
-                        copy.attempt = await self._begin_attempt(target, copy)
+                        await self._preparation.begin(target, copy)
                         failpoint("sync.prepared")
                         copies.append(copy)
                 except StreamerError as exc:
@@ -297,146 +296,24 @@ class SyncCoordinator:
                     await self._refuse(mapped, exc)
         return copies
 
-    async def _prepare_one(
-        self,
-        source: Connection,
-        target: TargetConnection,
-        mapped: MappedRelation,
-        relation: SourceRelation,
-    ) -> _Copy:
-        if not mapped.is_to_declare:
-            self._check_readable(relation)
-        was_created = False
-        there = await read_relation(target, mapped.mapping.target)
-        if there is None and self._settings.create_tables:
-            oids = {column.type_oid for column in relation.columns}
-            types = await read_types(source, oids, self._server.version)
-            was_created = await create_table(
-                target, relation, mapped.mapping, mapped.source.sid, types
-            )
-            failpoint("sync.table_created")
-            there = await read_relation(target, mapped.mapping.target)
-        if there is None:
-            raise TargetSchemaError(
-                f'target table "{mapped.mapping.target}" does not exist',
-                hint="create it, or set target.create_tables: true",
-            )
-        if not mapped.is_to_declare:
-            there = await self._check_fits(target, mapped, relation, there)
-        return _Copy(mapped, relation, there, was_created)
-
-    async def _check_fits(
-        self,
-        target: TargetConnection,
-        mapped: MappedRelation,
-        relation: SourceRelation,
-        there: TargetRelation,
-    ) -> TargetRelation:
-        """Refuse before anything is copied what the stream would refuse; add columns as it would.
-
-        Returns what the target is then.
-        """
-        mapping, published = mapped.mapping, published_relation(relation)
-        types = {column.name: column.type for column in relation.columns}
-        missing = missing_columns(published, mapping, there)
-        if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [(name, types[source]) for source, name in missing]
-            await add_columns(self._address, mapping.target, columns)
-            there = await read_relation(target, mapping.target) or there
-        make_plan(
-            published,
-            mapping,
-            there,
-            sid=mapped.source.sid,
-            primary_key=mapped.source.primary_key,
-            has_partial_key=mapped.source.has_partial_key,
-            type_names=types,
+    async def _declare(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Take a relation to be in step, without a copy."""
+        await hand_over(
+            target,
+            copy.mapped.relation_id,
+            copy.mapped.end_lsn,
+            attempt=None,
+            rows=0,
+            size=0,
+            owns_rows=copy.was_created,
         )
-        return there
-
-    def _check_readable(self, relation: SourceRelation) -> None:
-        """Refuse what a copy could not read, or not all of."""
-        if relation.row_security:
-            raise SyncError(
-                f'row level security would hide rows of "{relation.name}" from the copy',
-                hint="run at the source: alter role … bypassrls, "
-                "or make our role the table's owner",
-            )
-        if not relation.selectable:
-            quoted = quote_qualified(relation.name.namespace, relation.name.name)
-            raise SyncError(
-                f'"{relation.name}" cannot be read by role "{self._server.role}"',
-                hint=f"run at the source: grant select on {quoted} "
-                f"to {quote_identifier(self._server.role)}",
-            )
-
-    async def _begin_attempt(self, target: TargetConnection, copy: _Copy) -> int:
-        """Store ``copying`` and a new attempt, with nothing of this source left in the target
-        table.
-
-        A table with rows that we did not write is refused, unless the mapping lets us remove them.
-        """
-        mapped = copy.mapped
-        async with transaction(target):
-            rows = await target.fetch(
-                "update streamer.relation set attempt = attempt + 1,"
-                " state = case state when 'paused' then state else 'copying' end,"
-                " error = null, snapshot_lsn = null, rows_total = null,"
-                " rows_copied = 0, bytes_copied = 0,"
-                " target_created = target_created or $2, changed_at = now()"
-                " where id = $1 returning attempt, target_created",
-                mapped.relation_id,
-                copy.was_created,
-            )
-            attempt = int(rows[0]["attempt"])
-            is_ours = bool(rows[0]["target_created"]) or attempt > 1
-            if await self._has_rows(target, copy):
-                rule = mapped.mapping.rule
-                if not is_ours and not rule.truncate_target:
-                    raise SyncError(
-                        f'target table "{mapped.mapping.target}" already holds rows of this source',
-                        hint="empty it, or set `truncate_target: true`, "
-                        "or `initial: none` if it is in step with the source",
-                    )
-                await self._clear(target, copy)
-            await target.execute(
-                "delete from streamer.sync_partition where relation_id = $1", mapped.relation_id
-            )
-        return attempt
-
-    def _own_rows(self, copy: _Copy) -> str:
-        """Return the condition for rows that this source has written."""
-        if not self._writes_sid(copy):
-            return "true"
-        assert self._source.sid is not None
-        return f"{quote_identifier(SID)} = {quote_literal(self._source.sid)}"
-
-    def _writes_sid(self, copy: _Copy) -> bool:
-        own = {copy.mapped.mapping.target_column(name) for name in copy.relation.column_names}
-        return copy.target.has_sid and SID not in own and self._source.sid is not None
-
-    async def _has_rows(self, target: TargetConnection, copy: _Copy) -> bool:
-        quoted = quote_qualified(copy.target.name.namespace, copy.target.name.name)
-        exists = f"select exists (select from {quoted} where {self._own_rows(copy)})"
-        return bool(await target.fetch_value(exists))
-
-    async def _clear(self, target: TargetConnection, copy: _Copy) -> None:
-        quoted = quote_qualified(copy.target.name.namespace, copy.target.name.name)
-        condition = self._own_rows(copy)
-        if condition == "true" and not copy.target.is_referenced:
-            await target.execute(f"truncate {quoted}")
-        else:
-            # Refused to an ordinary role, and a refusal would take the whole transaction along.
-            await target.execute("savepoint before_role")
-            try:
-                await target.execute("set local session_replication_role = replica")
-            except TargetRejectedError:
-                await target.execute("rollback to savepoint before_role")
-            await target.execute(f"delete from {quoted} where {condition}")
+        failpoint("sync.catching_up")
+        self._copying.discard(copy.mapped)
+        self._events.copy_finished(copy.mapped, copy.mapped.end_lsn)
 
     # ---- copying -------------------------------------------------------------------------------
 
-    async def _copy(self, copies: list[_Copy], snapshot: ExportedSnapshot) -> None:
+    async def _copy(self, copies: list[TableCopy], snapshot: ExportedSnapshot) -> None:
         for copy in copies:
             copy.consistent_point = snapshot.consistent_point
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
@@ -451,8 +328,8 @@ class SyncCoordinator:
             raise SnapshotExpiredError(f'table "{rewritten[0].name}" was rewritten meanwhile')
 
     async def _each(
-        self, guard: Connection, copies: list[_Copy], do: Callable[[_Copy], Awaitable[None]]
-    ) -> list[_Copy]:
+        self, guard: Connection, copies: list[TableCopy], do: Callable[[TableCopy], Awaitable[None]]
+    ) -> list[TableCopy]:
         """Do something for each of *copies*, in the transaction of *guard*; return those for which
         it went well. The others are in error.
         """
@@ -473,8 +350,8 @@ class SyncCoordinator:
         return done
 
     async def _guard(
-        self, guard: Connection, copies: list[_Copy], snapshot: ExportedSnapshot
-    ) -> tuple[list[_Copy], list[_Copy]]:
+        self, guard: Connection, copies: list[TableCopy], snapshot: ExportedSnapshot
+    ) -> tuple[list[TableCopy], list[TableCopy]]:
         """Lock the tables against rewriting for as long as *guard* lives; return those that could
         be, and apart from them those that had been rewritten.
 
@@ -484,12 +361,14 @@ class SyncCoordinator:
         """
         await guard.execute("begin isolation level repeatable read read only")
         await guard.execute(f"set transaction snapshot '{snapshot.snapshot_name}'".encode())
+        source_time = (await fetch_one(guard, "select pg_catalog.now()::text as now"))["now"]
 
-        async def lock(copy: _Copy) -> None:
+        async def lock(copy: TableCopy) -> None:
             name = copy.relation.name
             only = "" if copy.relation.is_partitioned else "only "
             table = quote_qualified(name.namespace, name.name)
             await guard.execute(f"lock table {only}{table} in access share mode".encode())
+            copy.source_time = source_time
 
         copies = await self._each(guard, copies, lock)
         rewritten = await fetch_all(
@@ -506,15 +385,17 @@ class SyncCoordinator:
             copy for copy in copies if copy.relation.oid in oids
         ]
 
-    async def _plan(self, guard: Connection, copies: list[_Copy]) -> list[_Copy]:
+    async def _plan(self, guard: Connection, copies: list[TableCopy]) -> list[TableCopy]:
         """Cut relations into parts, and store what is planned; return those for which that went
         well.
         """
         async with target_connection(self._address, self._application_name) as target:
 
-            async def plan(copy: _Copy) -> None:
+            async def plan(copy: TableCopy) -> None:
                 copy.parts = cut(await self._copy_source(guard, copy, target.server_version))
-                if self._settings.defer_indexes and not await self._has_rows(target, copy):
+                if copy.is_staged:
+                    await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
+                elif self._settings.defer_indexes:
                     await self._defer_indexes(target, copy)
                 async with transaction(target):
                     await target.execute(
@@ -534,23 +415,22 @@ class SyncCoordinator:
 
             return await self._each(guard, copies, plan)
 
-    async def _defer_indexes(self, target: TargetConnection, copy: _Copy) -> None:
-        name = copy.target.name
-        quoted = quote_qualified(name.namespace, name.name)
+    async def _defer_indexes(self, target: TargetConnection, copy: TableCopy) -> None:
         # Rows of others are served by these indexes.
-        if not await target.fetch_value(f"select exists (select from {quoted})"):
-            await defer_indexes(target, name)
+        if not await target.fetch_value(f"select exists (select from {copy.table})"):
+            await defer_indexes(target, copy.target.name)
 
-    async def _copy_source(self, guard: Connection, copy: _Copy, target_version: int) -> CopySource:
+    async def _copy_source(
+        self, guard: Connection, copy: TableCopy, target_version: int
+    ) -> CopySource:
         select: list[str] = []
         names: list[str] = []
         types = binary_types(self._server.version, target_version)
         is_binary = True
-        if self._writes_sid(copy):
-            assert self._source.sid is not None
+        if copy.sid is not None:
             kind = copy.target.columns[SID].type
             is_binary = is_binary and kind == "text"
-            select.append(f"{quote_literal(self._source.sid)}::text")
+            select.append(f"{quote_literal(copy.sid)}::text")
             names.append(SID)
         for column in copy.relation.columns:
             name = copy.mapped.mapping.target_column(column.name)
@@ -569,11 +449,10 @@ class SyncCoordinator:
                 "'9999-01-01 00:00:00+00'::timestamptz",
             ]
             select.append("false")
-            names += ["kvsz_start", "kvsz_end", "kvsz_deleted"]
+            names += HISTORY_COLUMNS
             history = [copy.target.columns[name].type for name in names[-3:]]
             is_binary = is_binary and history == ["timestamp with time zone"] * 2 + ["boolean"]
-        target_name = copy.target.name
-        quoted = quote_qualified(target_name.namespace, target_name.name)
+        copy.columns = tuple(names)
         columns = f" ({quote_columns(names)})" if names else ""
         heaps, can_split = await self._heaps(guard, copy.relation)
         return CopySource(
@@ -581,7 +460,7 @@ class SyncCoordinator:
             attempt=copy.attempt,
             select_list=", ".join(select),
             condition=copy.mapped.mapping.rule.filter,
-            copy_in=f"copy {quoted}{columns} from stdin",
+            copy_in=f"copy {copy.destination}{columns} from stdin",
             binary=is_binary and bool(names),
             heaps=heaps,
             can_split=can_split and self._server.version >= 14_00_00,
@@ -615,15 +494,18 @@ class SyncCoordinator:
         return (Heap(quoted, relation.size_bytes, pages),), False
 
     async def _run_job(
-        self, copies: list[_Copy], snapshot: ExportedSnapshot, guard: Connection
+        self, copies: list[TableCopy], snapshot: ExportedSnapshot, guard: Connection
     ) -> None:
         """Let Spark copy the parts, finishing relations as they are complete."""
         backoff = Backoff(first=0.5)
         submitted: list[CopyPart] | None = None
         while True:
             unfinished = await self._unfinished(copies)
-            if not unfinished:
+            if all(copy.is_done for copy in copies):
                 return
+            if not unfinished:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
             if unfinished == submitted:
                 await self._wait_for_reach(unfinished, backoff)
             submitted = unfinished
@@ -663,7 +545,7 @@ class SyncCoordinator:
         backoff.log(log, "the Spark job is started again", error)
         await backoff.wait()
 
-    async def _unfinished(self, copies: list[_Copy]) -> list[CopyPart]:
+    async def _unfinished(self, copies: list[TableCopy]) -> list[CopyPart]:
         """Finish relations all of whose parts are copied; return the parts still to copy."""
         active = [copy for copy in copies if not copy.is_done]
         async with self._store.connection() as store:
@@ -677,9 +559,8 @@ class SyncCoordinator:
         for copy in active:
             missing = [p for p in copy.parts if (p.relation_id, p.part) not in copied]
             remaining += missing
-            if not missing:
+            if not missing and time.monotonic() >= copy.not_before:
                 done = [copied[p.relation_id, p.part] for p in copy.parts]
-                copy.is_done = True
                 await self._finish(
                     copy,
                     sum(row["rows_copied"] for row in done),
@@ -689,7 +570,7 @@ class SyncCoordinator:
 
     async def _watch(
         self,
-        copies: list[_Copy],
+        copies: list[TableCopy],
         submitting: "asyncio.Task[Any]",
         snapshot: ExportedSnapshot,
         guard: Connection,
@@ -719,46 +600,72 @@ class SyncCoordinator:
             },
         }
 
-    async def _finish(self, copy: _Copy, rows: int, size: int) -> None:
-        """A relation's parts are all there: make it whole and hand it over to the stream."""
-        mapped = copy.mapped
-        failpoint("sync.copied")
-        name = copy.target.name
-        async with target_connection(self._address, self._application_name) as target:
-            try:
-                await restore_indexes(target, name)
-                with contextlib.suppress(TargetContentionError):
-                    await target.execute(f"analyze {quote_qualified(name.namespace, name.name)}")
-            except StreamerError as exc:
-                if exc.retry is Retry.TIMED:
-                    raise
-                await self._fail(mapped, f'after copying "{copy.name}": {exc}')
-                return
-        self._metrics.count_copied(mapped, rows, size)
-        log.info("table copied", source=self._source.label, table=copy.name, rows=rows)
-        await self._hand_over(copy, copy.consistent_point, rows, size)
+    async def _finish(self, copy: TableCopy, rows: int, size: int) -> None:
+        """A relation's parts are all there: make it whole and hand it over to the stream.
 
-    async def _hand_over(self, copy: _Copy, lsn: Lsn, rows: int, size: int) -> None:
-        """From *lsn* on the stream brings the changes of a relation."""
-        async with self._store.connection() as store:
-            await store.execute(
-                # The copy has what was in quarantine, too.
-                "with gone as (delete from streamer.quarantine where relation_id = $1)"
-                " update streamer.relation set"
-                " state = case state when 'paused' then state else 'catching_up' end,"
-                " snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,"
-                " rows_copied = $3, rows_total = $3, bytes_copied = $4,"
-                " declared = declared or $5, filling = false, error = null, changed_at = now()"
-                " where id = $1",
-                copy.mapped.relation_id,
-                str(lsn),
-                rows,
-                size,
-                copy.mapped.is_to_declare,
+        An exchange that others hinder is tried again later: what it needs is all in the target.
+        """
+        failpoint("sync.copied")
+        try:
+            async with target_connection(self._address, self._task_name) as target:
+                if copy.is_staged:
+                    await target.set_up_origin()
+                    await self._exchange(target, copy, rows, size)
+                else:
+                    await restore_indexes(target, copy.target.name)
+                    await self._analyze(target, copy)
+                    await self._hand_over(target, copy, rows, size)
+                failpoint("sync.catching_up")
+                copy.is_done = True
+                self._copying.discard(copy.mapped)
+                self._metrics.count_copied(copy.mapped, rows, size)
+                log.info("table copied", source=self._source.label, table=copy.name, rows=rows)
+                self._events.copy_finished(copy.mapped, copy.consistent_point)
+                if copy.is_staged:
+                    await self._analyze(target, copy)
+        except StreamerError as exc:
+            if copy.is_done:
+                return  # the target was lost after all was done, and others will notice
+            if exc.retry is not Retry.TIMED:
+                copy.is_done = True
+                await self._refuse(copy.mapped, exc, f'after copying "{copy.name}"')
+            elif copy.is_staged and not isinstance(exc, TargetFencedError):
+                copy.backoff.log(log, f'exchanging the rows of "{copy.name}" has to wait', exc)
+                copy.not_before = time.monotonic() + copy.backoff.next_seconds()
+            else:
+                raise
+
+    async def _exchange(
+        self, target: TargetConnection, copy: TableCopy, rows: int, size: int
+    ) -> None:
+        """Put the staged rows in the place of the old ones, and hand over, all at once."""
+        relation_id = copy.mapped.relation_id
+        if await is_handed_over(target, relation_id, copy.consistent_point, attempt=copy.attempt):
+            return  # the connection was lost in the commit
+        async with transaction(target):
+            await exchange_rows(
+                target, exchange_of(copy), copy.way, is_referenced=copy.target.is_referenced
             )
-        failpoint("sync.catching_up")
-        self._copying.discard(copy.mapped)
-        self._events.copy_finished(copy.mapped, lsn)
+            failpoint("sync.exchanged")
+            await self._hand_over(target, copy, rows, size)
+            await drop_stage(target, relation_id)
+
+    async def _hand_over(
+        self, target: TargetConnection, copy: TableCopy, rows: int, size: int
+    ) -> None:
+        await hand_over(
+            target,
+            copy.mapped.relation_id,
+            copy.consistent_point,
+            attempt=copy.attempt,
+            rows=rows,
+            size=size,
+            owns_rows=copy.owns_rows,
+        )
+
+    async def _analyze(self, target: TargetConnection, copy: TableCopy) -> None:
+        with contextlib.suppress(TargetContentionError):
+            await target.execute(f"analyze {copy.table}")
 
 
 def _snapshot_lost() -> SnapshotExpiredError:

@@ -106,7 +106,7 @@ async def defer_indexes(connection: TargetConnection, target: RelationName) -> i
 _IS_FILLED_SQL: Final = """
 select exists (
     select from streamer.relation r
-    where r.target = $1 and r.state = 'copying'
+    where r.target = $1 and r.state = 'copying' and r.filling
       and (not exists (select from streamer.sync_partition p where p.relation_id = r.id)
            or exists (select from streamer.sync_partition p
                        where p.relation_id = r.id and p.finished_at is null)))

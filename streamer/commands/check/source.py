@@ -70,7 +70,7 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
     return [
         mapping
         for mapping in facts.mappings
-        if mapping.rule.initial is Initial.COPY
+        if mapping.rule.initial is not Initial.NONE
         and (target is None or target.needs_copy(facts.source, mapping))
     ]
 
@@ -375,7 +375,7 @@ def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fin
     to_copy = copied(facts, target)
     yield from check_usage(facts, to_copy)
     for mapping, relation in facts.mapped():
-        if mapping.rule.initial is Initial.COPY:
+        if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
         yield from check_identity(facts, mapping, relation)
         yield from check_rule(facts, mapping, relation)

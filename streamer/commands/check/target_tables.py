@@ -366,13 +366,13 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
         yield error(pair.place, problem, at_target(grant.format(listed)))
     elif (
         "truncate" in table.missing_privileges
-        and pair.mapping.rule.initial is Initial.COPY
+        and pair.mapping.rule.initial is not Initial.NONE
         and sid is None
         and not relation.is_referenced
     ):
         problem = (
             f'role "{role}" lacks truncate on its target table {pair.name}, so a copy that is '
-            "interrupted, or a resync, cannot begin again"
+            "interrupted cannot begin again"
         )
         yield warning(pair.place, problem, at_target(grant.format("truncate")))
     if table.row_security:
@@ -496,7 +496,10 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         empty = f"delete from {pair.quoted} where {own}"  # noqa: S608  # quoted, and only shown
     elif relation.is_referenced:
         empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
-    words = "or set `truncate_target: true`, or `initial: none` if it is in step with the source"
+    words = (
+        "or set `truncate_target: true` to have them replaced, `initial: keep` to leave alone what "
+        "the source does not have, or `initial: none` if it is in step with the source"
+    )
     problem = f"target table {pair.name} already holds rows of this source, and is to be copied"
     yield error(pair.place, problem, at_target(empty, words=words))
 

@@ -1,0 +1,267 @@
+"""SQL that exchanges the rows of a target table for those of a staging table.
+
+Both are compared, or one is put in the other's place, inside one transaction, so readers see the
+rows of before or those of after. Nothing but row locks is taken: no TRUNCATE, no other table under
+the old name. Indexes, grants, views and foreign keys are never touched.
+
+Rows are compared as the text of their values, which tells apart what a type's own ``=`` does not
+(1.0 and 1.00) and works for types that have none. Where the target has a key, rows of one key are
+compared and a row that differs is updated. Where it has none, equal rows are counted: of three
+equal rows here and two there, one goes.
+
+In the statements, t is the target and s the staging table. Pure.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamer.apply.plan import HISTORY_COLUMNS, SID
+from streamer.apply.statements import HISTORY_BEGIN, HISTORY_OPEN
+from streamer.sql import quote_columns, quote_identifier, quote_literal
+
+
+class Way(enum.Enum):
+    """How a copy writes its rows."""
+
+    DIRECT = "direct"
+    """Straight into a table that holds none of this source."""
+    REPLACE = "replace"
+    """All anew."""
+    DIFFERENCE = "difference"
+    """Those that differ."""
+    KEEP = "keep"
+    """Those that differ, and what only the target has stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that a condition on the source's columns chooses.
+
+    ``alias``: the source table's name, ``columns``: its columns and what they are at the target.
+    """
+
+    condition: str
+    alias: str
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """See the module.
+
+    ``columns``: what a copy writes, the sid and a history's columns among them. ``key``: columns
+    that tell rows apart, with the operator that says equal; may be empty. ``fixed``: columns that
+    no UPDATE may set. ``is_history``: only open versions are compared. ``at``: the source's time.
+    """
+
+    table: str
+    stage: str
+    columns: tuple[str, ...]
+    key: tuple[tuple[str, str], ...]
+    fixed: frozenset[str]
+    sid: str | None
+    is_history: bool
+    at: str
+    part: Part | None = None
+
+    # ---- pieces --------------------------------------------------------------------------------
+
+    @property
+    def _values(self) -> list[str]:
+        """The columns whose values come from the source's rows."""
+        ours = {SID} if self.sid is not None else set()
+        if self.is_history:
+            ours |= set(HISTORY_COLUMNS)
+        return [name for name in self.columns if name not in ours]
+
+    def _row(self, table: str) -> str:
+        values = ", ".join(f"{table}.{quote_identifier(name)}" for name in self._values)
+        return f'row({values})::text collate "C"'
+
+    @property
+    def _differs(self) -> str:
+        return f"{self._row('t')} <> {self._row('s')}"
+
+    @property
+    def _own(self) -> str:
+        """The condition for rows of this source, all versions of them."""
+        if self.sid is None:
+            return "true"
+        return f"t.{quote_identifier(SID)} = {quote_literal(self.sid)}"
+
+    @property
+    def _current(self) -> str:
+        """The condition for rows of this source that take part."""
+        return f"{self._own} and t.kvsz_end = {HISTORY_OPEN}" if self.is_history else self._own
+
+    @property
+    def _same_key(self) -> str:
+        return " and ".join(
+            f"t.{quote_identifier(name)} {equality} s.{quote_identifier(name)}"
+            for name, equality in self.key
+        )
+
+    def _in_part(self, more: str = "") -> str:
+        """Select tableoid and ctid of the target's rows in question, and *more* of them."""
+        where = self._current
+        select = f"select t.tableoid as streamer_relid, t.ctid as streamer_ctid{more}"
+        if self.part is None:
+            return f"{select} from {self.table} t where {where}"
+        columns = "".join(
+            f", t.{quote_identifier(there)} as {quote_identifier(name)}"
+            for name, there in self.part.columns
+        )
+        rows = f"{select}{columns} from {self.table} t where {where}"
+        return (
+            f"select * from ({rows}) as {quote_identifier(self.part.alias)} "
+            f"where ({self.part.condition})"
+        )
+
+    @property
+    def check_part(self) -> str:
+        """Read no row, so that the target says whether it understands the part's condition."""
+        return f"{self._in_part()} limit 0"
+
+    def _counted(self) -> str:
+        """Name both sides ``here`` and ``there``, rows with a hash, equal rows with numbers."""
+        digest = "sha256(convert_to({}, 'UTF8')) as streamer_hash"
+        number = "row_number() over (partition by streamer_hash) as streamer_number"
+        target = self._in_part(", " + digest.format(self._row("t")))
+        staged = digest.format(self._row("s"))
+        stage = f"select s.ctid as streamer_ctid, {staged} from {self.stage} s"
+        return (
+            f"with here as (select streamer_relid, streamer_ctid, streamer_hash, {number} "
+            f"from ({target}) r), "
+            f"there as (select streamer_ctid, streamer_hash, {number} from ({stage}) r)"
+        )
+
+    def _also(self, one: str, other: str) -> str:
+        return (
+            f"exists (select from {other} where {other}.streamer_hash = {one}.streamer_hash "
+            f"and {other}.streamer_number = {one}.streamer_number)"
+        )
+
+    _AT_PLACE = "t.tableoid = here.streamer_relid and t.ctid = here.streamer_ctid"
+
+    # ---- whole tables --------------------------------------------------------------------------
+
+    def statements(self, way: Way, *, by_update: bool = True) -> list[str]:
+        """Return what to run, in order.
+
+        Without *by_update* rows that differ are deleted and inserted: a unique constraint other
+        than the key's may be in the way of updates that it allows in another order.
+        """
+        if way is Way.REPLACE:
+            return [*self._remove(), self._insert("true")]
+        deletes = way is not Way.KEEP
+        if self.is_history:
+            return list(self._history(deletes))
+        if not self.key:
+            return list(self._by_count(deletes))
+        return list(self._by_key(deletes, by_update))
+
+    def _remove(self) -> Iterator[str]:
+        if self.part is None:
+            yield f"delete from {self.table} t where {self._own}"
+            return
+        yield (f"delete from {self.table} t using ({self._in_part()}) here where {self._AT_PLACE}")
+        if self.key:  # what is elsewhere at the target, but in the part at the source
+            yield (
+                f"delete from {self.table} t using {self.stage} s "
+                f"where {self._same_key} and {self._current}"
+            )
+
+    def _insert(self, condition: str) -> str:
+        if not self.columns:
+            return f"insert into {self.table} select from {self.stage} s where {condition}"
+        names = quote_columns(self.columns)
+        values = ", ".join(f"s.{quote_identifier(name)}" for name in self.columns)
+        return (
+            f"insert into {self.table} ({names}) overriding system value "
+            f"select {values} from {self.stage} s where {condition}"
+        )
+
+    def _is_gone(self, join: str) -> str:
+        """The rest of a statement on rows that the source no longer has; *join*: its word."""
+        lost = f"not exists (select from {self.stage} s where {self._same_key})"
+        if self.part is None:
+            return f"where {self._current} and {lost}"
+        return f"{join} ({self._in_part()}) here where {self._AT_PLACE} and {lost}"
+
+    def _by_key(self, deletes: bool, by_update: bool) -> Iterator[str]:
+        if deletes:
+            yield f"delete from {self.table} t {self._is_gone('using')}"
+        changed = f"{self._same_key} and {self._current} and {self._differs}"
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = s.{quote_identifier(name)}"
+            for name in self._values
+            if name not in self.fixed
+        )
+        if not by_update:
+            yield f"delete from {self.table} t using {self.stage} s where {changed}"
+        elif assignments:
+            yield f"update {self.table} t set {assignments} from {self.stage} s where {changed}"
+        yield self._insert(
+            f"not exists (select from {self.table} t where {self._same_key} and {self._current})"
+        )
+
+    def _by_count(self, deletes: bool) -> Iterator[str]:
+        if deletes:
+            yield (
+                f"{self._counted()} delete from {self.table} t using here "
+                f"where {self._AT_PLACE} and not {self._also('here', 'there')}"
+            )
+        missing = f"select streamer_ctid from there where not {self._also('there', 'here')}"
+        yield f"{self._counted()} {self._insert(f's.ctid in ({missing})')}"
+
+    # ---- history -------------------------------------------------------------------------------
+
+    @property
+    def _at(self) -> str:
+        return f"{quote_literal(self.at)}::timestamptz"
+
+    def _open(self, rows: str, since: str) -> str:
+        """Open versions with the values of *rows*, which name the staged row s."""
+        sid = [quote_literal(self.sid)] if self.sid is not None else []
+        names = ([SID] if self.sid is not None else []) + self._values
+        values = [*sid, *(f"s.{quote_identifier(name)}" for name in self._values)]
+        return (
+            f"insert into {self.table} ({quote_columns([*names, *HISTORY_COLUMNS])}) "
+            f"overriding system value "
+            f"select {', '.join([*values, since, HISTORY_OPEN, 'false'])} {rows}"
+        )
+
+    def _history(self, deletes: bool) -> Iterator[str]:
+        """Close versions that are gone or differ at the source's time, and open others."""
+        ends = f"kvsz_end = greatest(t.kvsz_start, {self._at})"
+        if not self.key:
+            if deletes:
+                yield (
+                    f"{self._counted()} update {self.table} t set {ends}, kvsz_deleted = true "
+                    f"from here where {self._AT_PLACE} and not {self._also('here', 'there')}"
+                )
+            missing = f"select streamer_ctid from there where not {self._also('there', 'here')}"
+            rows = f"from {self.stage} s where s.ctid in ({missing})"
+            yield f"{self._counted()} {self._open(rows, HISTORY_BEGIN)}"
+            return
+        if deletes:
+            yield (f"update {self.table} t set {ends}, kvsz_deleted = true {self._is_gone('from')}")
+        closed = (
+            f"update {self.table} t set {ends} from {self.stage} s "
+            f"where {self._same_key} and {self._current} and {self._differs} "
+            f"returning s.ctid as streamer_ctid, t.kvsz_end as streamer_since"
+        )
+        rows = f"from closed join {self.stage} s on s.ctid = closed.streamer_ctid"
+        yield f"with closed as ({closed}) {self._open(rows, 'closed.streamer_since')}"
+        # A key that comes again opens where its last version ended, at the earliest.
+        since = (
+            f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
+            f"else greatest({self._at}, max(t.kvsz_end)) end "
+            f"from {self.table} t where {self._same_key} and {self._own})"
+        )
+        rows = (
+            f"from {self.stage} s where not exists "
+            f"(select from {self.table} t where {self._same_key} and {self._current})"
+        )
+        yield self._open(rows, since)

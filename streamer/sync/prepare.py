@@ -1,0 +1,288 @@
+"""Before the rows of a copy come: whether it can be made, and which way it goes.
+
+*Directly*: COPY fills the target table itself. That is the fast way, for a table that holds nothing
+of this source: nobody misses rows that were never there. ``streamer.relation.filling`` tells that
+it has begun, so what a crash leaves of this source is a part of it, and is cleared.
+
+*Staged*: rows of this source are there and are read. COPY fills a table of our own, and one
+transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the rows of before.
+
+Rows that streamer has not written are removed with consent only.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from streamer.apply.catalog import TargetRelation, read_relation
+from streamer.apply.columns import add_columns
+from streamer.apply.lane import MappedRelation
+from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
+from streamer.apply.target import TargetAddress, TargetConnection, transaction
+from streamer.backoff import Backoff
+from streamer.errors import SyncError, TargetSchemaError
+from streamer.failpoints import failpoint
+from streamer.lsn import NOTHING, Lsn
+from streamer.progress.copies import begin_copy
+from streamer.route.mapping import (
+    Initial,
+    OnColumnAdded,
+    RelationMapping,
+    SourceMapping,
+    TableType,
+)
+from streamer.route.resync import Mode, Resync
+from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.connection import Connection
+from streamer.source.types import read_types
+from streamer.sql import quote_identifier, quote_literal, quote_qualified
+from streamer.sync.exchange import Exchange, Way
+from streamer.sync.plan import CopyPart
+from streamer.sync.stage import drop_stage, rest_triggers, stage_name
+from streamer.sync.tables import create_table, published_relation
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False, slots=True)
+class TableCopy:
+    """One relation in a round of copies."""
+
+    mapped: MappedRelation
+    relation: SourceRelation
+    target: TargetRelation
+    was_created: bool
+    plan: ApplyPlan | None = None
+    resync: Resync = field(default_factory=Resync)
+    way: Way = Way.DIRECT
+    owns_rows: bool = True
+    """Once it is done, all rows of this source in the target are ours."""
+    attempt: int = 0
+    consistent_point: Lsn = NOTHING
+    source_time: str = ""
+    columns: tuple[str, ...] = ()
+    parts: list[CopyPart] = field(default_factory=list)
+    is_done: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    not_before: float = 0.0
+    """When to try again to exchange the rows."""
+
+    @property
+    def name(self) -> str:
+        return str(self.mapped.mapping.source)
+
+    @property
+    def is_staged(self) -> bool:
+        return self.way is not Way.DIRECT
+
+    @property
+    def sid(self) -> str | None:
+        """What is written to the target's column for it, if anything is."""
+        return None if self.plan is None else self.plan.sid
+
+    @property
+    def table(self) -> str:
+        """The target table, quoted."""
+        return quote_qualified(self.target.name.namespace, self.target.name.name)
+
+    @property
+    def destination(self) -> str:
+        """Where COPY puts the rows, quoted."""
+        return stage_name(self.mapped.relation_id) if self.is_staged else self.table
+
+    @property
+    def own_rows(self) -> str:
+        """The condition for rows that this source has written."""
+        if self.sid is None:
+            return "true"
+        return f'"sid" = {quote_literal(self.sid)}'
+
+
+class Preparation:
+    """Sees to target tables before copies of one source."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        address: TargetAddress,
+        *,
+        create_tables: bool,
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._address = address
+        self._create_tables = create_tables
+
+    async def prepare(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        mapped: MappedRelation,
+        relation: SourceRelation,
+    ) -> TableCopy:
+        """See that both tables are there and fit; the target's is made if need be.
+
+        Raises SyncError, TargetSchemaError and others with what to do.
+        """
+        if not mapped.is_to_declare:
+            self._check_readable(relation)
+        was_created = False
+        there = await read_relation(target, mapped.mapping.target)
+        if there is None and self._create_tables:
+            oids = {column.type_oid for column in relation.columns}
+            types = await read_types(source, oids, self._server.version)
+            was_created = await create_table(
+                target, relation, mapped.mapping, mapped.source.sid, types
+            )
+            failpoint("sync.table_created")
+            there = await read_relation(target, mapped.mapping.target)
+        if there is None:
+            raise TargetSchemaError(
+                f'target table "{mapped.mapping.target}" does not exist',
+                hint="create it, or set target.create_tables: true",
+            )
+        copy = TableCopy(mapped, relation, there, was_created, resync=mapped.resync)
+        if not mapped.is_to_declare:
+            await self._check_fits(target, copy)
+        return copy
+
+    def _check_readable(self, relation: SourceRelation) -> None:
+        """Refuse what a copy could not read, or not all of."""
+        if relation.row_security:
+            raise SyncError(
+                f'row level security would hide rows of "{relation.name}" from the copy',
+                hint="run at the source: alter role … bypassrls, "
+                "or make our role the table's owner",
+            )
+        if not relation.selectable:
+            quoted = quote_qualified(relation.name.namespace, relation.name.name)
+            raise SyncError(
+                f'"{relation.name}" cannot be read by role "{self._server.role}"',
+                hint=f"run at the source: grant select on {quoted} "
+                f"to {quote_identifier(self._server.role)}",
+            )
+
+    async def _check_fits(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Refuse now what the stream would refuse later; add columns as it would."""
+        mapped, relation = copy.mapped, copy.relation
+        mapping, published = mapped.mapping, published_relation(relation)
+        types = {column.name: column.type for column in relation.columns}
+        missing = missing_columns(published, mapping, copy.target)
+        if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
+            columns = [(name, types[source]) for source, name in missing]
+            await add_columns(self._address, mapping.target, columns)
+            copy.target = await read_relation(target, mapping.target) or copy.target
+        elif missing and copy.resync.force:
+            log.warning(
+                "columns that the target lacks are left out of this copy; "
+                "the table stops at its next change unless they are added there, excluded, "
+                "or ignored with on_column_added",
+                source=self._source.label,
+                table=copy.name,
+                columns=", ".join(name for _, name in missing),
+            )
+            mapping = _ignoring_columns(mapping)
+        copy.plan = make_plan(
+            published,
+            mapping,
+            copy.target,
+            sid=mapped.source.sid,
+            primary_key=mapped.source.primary_key,
+            has_partial_key=mapped.source.has_partial_key,
+            type_names=types,
+        )
+
+    async def begin(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Store ``copying`` and a new attempt, and decide which way it goes.
+
+        Directly, nothing of this source is in the target table then. Raises SyncError where rows
+        are in the way that we did not write.
+        """
+        relation_id = copy.mapped.relation_id
+        async with transaction(target):
+            begun = await begin_copy(target, relation_id, was_created=copy.was_created)
+            copy.attempt = begun.attempt
+            await drop_stage(target, relation_id)
+            if begun.is_filling:
+                await _clear(target, copy)
+                copy.way = Way.DIRECT
+            elif not await has_rows(target, copy):
+                copy.way = Way.DIRECT
+            else:
+                copy.way = _choose_way(copy, owns_rows=begun.owns_rows)
+                copy.owns_rows = begun.owns_rows or _may_remove(copy)
+            if not copy.is_staged:
+                await target.execute(
+                    "update streamer.relation set filling = true, owns_rows = true where id = $1",
+                    relation_id,
+                )
+            await target.execute(
+                "delete from streamer.sync_partition where relation_id = $1", relation_id
+            )
+
+
+def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
+    return replace(mapping, rule=replace(mapping.rule, on_column_added=OnColumnAdded.IGNORE))
+
+
+def _may_remove(copy: TableCopy) -> bool:
+    """Whether rows of this source may be removed that somebody else wrote."""
+    return copy.mapped.mapping.rule.truncate_target
+
+
+def _choose_way(copy: TableCopy, *, owns_rows: bool) -> Way:
+    mapping = copy.mapped.mapping
+    if not owns_rows and not _may_remove(copy):
+        if mapping.rule.initial is Initial.KEEP:
+            return Way.KEEP
+        raise SyncError(
+            f'target table "{mapping.target}" already holds rows of this source',
+            hint="empty it, or set `truncate_target: true`, or `initial: keep` to leave alone what "
+            "the source does not have, or `initial: none` if it is in step with the source",
+        )
+    match mapping.type:
+        case TableType.CLONE:
+            return Way.DIFFERENCE if copy.resync.mode is Mode.DIFF else Way.REPLACE
+        case TableType.APPEND:
+            return Way.KEEP if owns_rows else Way.REPLACE
+        case TableType.HISTORY:
+            return Way.DIFFERENCE if owns_rows else Way.REPLACE
+
+
+def exchange_of(copy: TableCopy) -> Exchange:
+    """Return how the staged rows of *copy* get into the target table."""
+    plan = copy.plan
+    assert plan is not None, "only declared relations have none"
+    is_history = copy.mapped.mapping.type is TableType.HISTORY
+    # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
+    # history has one open version of each.
+    is_keyed = plan.key_is_indexed or is_history or copy.way is Way.KEEP
+    key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
+    return Exchange(
+        table=copy.table,
+        stage=copy.destination,
+        columns=copy.columns,
+        key=tuple((column.name, column.target.equality) for column in key),
+        fixed=frozenset(c.name for c in copy.target.columns.values() if c.identity_always),
+        sid=copy.sid,
+        is_history=is_history,
+        at=copy.source_time,
+    )
+
+
+async def has_rows(target: TargetConnection, copy: TableCopy) -> bool:
+    """Whether the target table holds rows of this source."""
+    exists = f"select exists (select from {copy.table} where {copy.own_rows})"
+    return bool(await target.fetch_value(exists))
+
+
+async def _clear(target: TargetConnection, copy: TableCopy) -> None:
+    """Remove the rows of this source: an unfinished copy has put them there."""
+    if not await has_rows(target, copy):
+        return
+    if copy.sid is None and not copy.target.is_referenced:
+        await target.execute(f"truncate {copy.table}")
+    else:
+        await rest_triggers(target)
+        await target.execute(f"delete from {copy.table} where {copy.own_rows}")

@@ -1,0 +1,104 @@
+"""Staging tables of our own, in which a copy gathers rows while the target table still has the old
+ones, and the transaction that exchanges them.
+
+A staging table is logged: the ledger says which parts are in it, so it must not lose them alone. It
+lives from the beginning of a copy to the commit of the exchange; what a crash leaves is dropped as
+the next process begins.
+"""
+
+from typing import Final
+
+from streamer.apply.target import TargetConnection
+from streamer.errors import ConflictError, TargetRejectedError
+from streamer.sql import quote_columns, quote_identifier
+from streamer.sync.exchange import Exchange, Way
+
+LOCK_SECONDS: Final = 5
+"""How long an exchange waits for whoever has a row locked, before it tries again later."""
+
+# Comparing sorts and hashes whole tables. With PostgreSQL's default of 4 MB that is done on disk.
+_ENOUGH_MEMORY_SQL: Final = """
+select pg_catalog.set_config('work_mem', '128MB', true)
+where pg_catalog.pg_size_bytes(pg_catalog.current_setting('work_mem')) < 134217728
+"""
+
+_LEFTOVERS_SQL: Final = """
+select c.relname as name
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join streamer.relation r on c.relname = 'copy_' || r.id
+where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
+  and (r.id is null or r.source_id = $1)
+"""
+
+
+def stage_name(relation_id: int) -> str:
+    """Return the staging table of a relation, quoted. Pure."""
+    return f"streamer.copy_{relation_id}"
+
+
+async def create_stage(
+    target: TargetConnection, relation_id: int, table: str, columns: tuple[str, ...]
+) -> None:
+    """Make the staging table: *columns* of *table*, with their exact types and collations."""
+    await target.execute(
+        f"create table {stage_name(relation_id)} with (autovacuum_enabled = false) as"
+        f" select {quote_columns(columns)} from {table} with no data"
+    )
+
+
+async def drop_stage(target: TargetConnection, relation_id: int) -> None:
+    await target.execute(f"drop table if exists {stage_name(relation_id)}")
+
+
+async def drop_leftover_stages(target: TargetConnection, source_id: int | None = None) -> None:
+    """Drop staging tables of relations that are no longer known, and those of a source.
+
+    Nobody may be copying for that source.
+    """
+    for row in await target.fetch(_LEFTOVERS_SQL, source_id):
+        await target.execute(f"drop table if exists streamer.{quote_identifier(row['name'])}")
+
+
+async def rest_triggers(target: TargetConnection) -> bool:
+    """Let foreign keys and ordinary triggers rest for this transaction; tell whether we may."""
+    # Refused to an ordinary role, and a refusal would take the whole transaction along.
+    await target.execute("savepoint before_role")
+    try:
+        await target.execute("set local session_replication_role = replica")
+    except TargetRejectedError:
+        await target.execute("rollback to savepoint before_role")
+        return False
+    return True
+
+
+async def exchange_rows(
+    target: TargetConnection, exchange: Exchange, way: Way, *, is_referenced: bool
+) -> None:
+    """Write what is staged to the target table, in the transaction that has just begun.
+
+    Raises TargetContentionError when others write or lock the same rows.
+    """
+    # One snapshot for all statements: what they find by its place in the table must still be there.
+    await target.execute("set transaction isolation level repeatable read")
+    await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+    await target.fetch(_ENOUGH_MEMORY_SQL)
+    may_rest = await rest_triggers(target)
+    await target.execute(f"analyze {exchange.stage}")
+    may_delete = may_rest or not is_referenced
+    if way is Way.REPLACE and not may_delete:
+        # Foreign keys would refuse it, or delete or change the rows that refer to ours.
+        way = Way.DIFFERENCE
+    await target.execute("savepoint exchange")
+    try:
+        await _run(target, exchange.statements(way))
+    except ConflictError:
+        if not may_delete:
+            raise
+        await target.execute("rollback to savepoint exchange")
+        await _run(target, exchange.statements(way, by_update=False))
+
+
+async def _run(target: TargetConnection, statements: list[str]) -> None:
+    for statement in statements:
+        await target.execute(statement)

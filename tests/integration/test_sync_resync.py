@@ -1,0 +1,496 @@
+"""Resyncs: what readers see meanwhile, what is written and what stays, and whose rows may go."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamer.apply import target as target_module
+from streamer.apply.target import TargetAddress
+from streamer.progress.store import Store
+from streamer.sync import coordinator
+from streamer.sync.launcher import SparkLauncher
+from tests.support.postgres import Database, assert_same, contents
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+
+
+async def resync(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
+    """Ask for a resync as the command does, and wait until it is done."""
+    await ask(streamer, table, **options)
+    await streamer.caught_up()
+
+
+async def ask(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
+    """Ask for a resync, and wait until it is heard."""
+    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    try:
+        relation = next(r for r in await store.relations() if r.source == table)
+        await store.make_request(relation.relation_id, "resync", options)
+
+        async def is_taken() -> bool:
+            async with store.connection() as connection:
+                sql = "select not exists (select from streamer.request)"
+                return bool(await connection.fetch_value(sql))
+
+        await streamer.eventually(is_taken)
+    finally:
+        await store.close()
+
+
+def rows(db: Database, table: str = "t", where: str = "true") -> dict[Any, Any]:
+    """Return which row version each id is at."""
+    return pairs(db.execute(f"select id, xmin::text || ctid::text from {table} where {where}"))
+
+
+def pairs(found: list[Any]) -> dict[Any, Any]:
+    return dict(found)
+
+
+def stages(target: Database) -> list[Any]:
+    return target.execute(r"select relname from pg_class where relname ~ '^copy_\d'")
+
+
+@contextlib.contextmanager
+def reading(db: Database, sql: str) -> Iterator[list[Any]]:
+    """Run a query over and over meanwhile; yield what it has returned."""
+    seen: list[Any] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        with db.connect() as connection:
+            while not ended.is_set():
+                seen.append(connection.execute(sql.encode()).fetchone())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "diff"}])
+@pytest.mark.parametrize("sid", [None, "eu"])
+async def test_readers_see_the_old_rows_or_the_new_ones(
+    source: Database, target: Database, stream: MakeStreamer, options: Any, sid: str | None
+) -> None:
+    source.execute("create table t (id int primary key, v int not null)")
+    source.execute("insert into t select g, 1 from generate_series(1, 5000) g")
+    async with stream("t:", sid=sid) as streamer:
+        await streamer.caught_up()
+        key = "sid, id" if sid else "id"
+        target.execute(
+            f"""
+            create table child (sid text default '{sid}', id int, foreign key ({key}) references t
+                                on delete cascade);
+            insert into child (id) select g from generate_series(1, 5000) g;
+            create index on t (v);
+            create view v as select count(*) from t;
+            grant select on t to pg_monitor;
+            """
+        )
+        if sid:
+            target.execute("insert into t values ('us', 5000, 1)")
+        target.execute("update t set v = 2 where id <= 1000")
+        facts = """
+            select relfilenode, relacl::text,
+                   array(select indexrelid from pg_index where indrelid = c.oid order by 1),
+                   array(select conname from pg_constraint where confrelid = c.oid)
+            from pg_class c where relname = 't'
+        """
+        before = target.execute(facts)
+        with reading(target, "select count(*), sum(v) from t where id <= 5000") as seen:
+            await ask(streamer, **options)
+            for n in range(5001, 5300):
+                source.execute(f"insert into t values ({n}, 1); update t set v = 3 where id = {n}")
+            await streamer.caught_up()
+        extra = 1 if sid else 0
+        changed = 5000 + extra, 6000 + extra
+        assert set(seen) == {changed, (5000 + extra, 5000 + extra)}
+        assert target.execute(facts) == before
+        assert target.value("select count(*) from child") == 5000
+        assert target.value("select count from v") == 5299 + extra
+        own = "(select id, v from t where sid = 'eu')" if sid else "t"
+        assert_same(source, target, "t", own)
+        assert stages(target) == []
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+async def test_what_is_written(
+    source: Database, target: Database, stream: MakeStreamer, mode: str
+) -> None:
+    source.execute("create table t (id int primary key, v text, j json)")
+    source.execute("""insert into t select g, 'v', '{"a":  1}' from generate_series(1, 100) g""")
+    async with stream("t:", sid="eu") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            """
+            insert into t values ('us', 1, 'theirs'), ('us', 2, 'theirs');
+            update t set v = null where sid = 'eu' and id = 1;
+            update t set j = '{"a": 1}' where sid = 'eu' and id = 2;
+            delete from t where sid = 'eu' and id = 3;
+            insert into t values ('eu', 777, 'never there');
+            """
+        )
+        theirs = rows(target, where="sid = 'us'")
+        before = rows(target, where="sid = 'eu' and id between 4 and 100")
+        await resync(streamer, mode=mode)
+        after = rows(target, where="sid = 'eu' and id between 4 and 100")
+        assert rows(target, where="sid = 'us'") == theirs
+        assert_same(source, target, "t", "(select id, v, j from t where sid = 'eu')")
+        if mode == "diff":
+            assert after == before
+        else:
+            assert not set(after.items()) & set(before.items())
+
+
+HOSTILE = '"t ""{}\'; drop table x; --"'
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+async def test_rows_without_a_key_and_names_of_all_kinds(
+    source: Database, target: Database, stream: MakeStreamer, mode: str
+) -> None:
+    columns = """("a "" {}'" text, "sid " json, "row" point, "s" bytea, n numeric)"""
+    source.execute(f"create table {HOSTILE} {columns}")
+    row = """('x', '{"n": 1}', '(1,2)', '\\x00', 1.0)"""
+    source.execute(f"insert into {HOSTILE} values {row}, {row}, {row}")
+    source.execute(f"insert into {HOSTILE} values ('y'), (null), (null)")
+    source.execute(f"alter table {HOSTILE} replica identity full")
+    name = HOSTILE.strip('"').replace('""', '"')
+    quoted = "'" + ('"' + name.replace('"', '""') + '"').replace("'", "''") + "'"
+    async with stream(f"{quoted}:", sid="it's") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            f"""
+            insert into {HOSTILE} values ('us', 'x');
+            insert into {HOSTILE} select 'it''s', 'x', '{{"n": 1}}', '(1,2)', '\\x00', 1.0
+                from generate_series(1, 4);
+            update {HOSTILE} set n = 1.00 where ctid = (select min(ctid) from {HOSTILE}
+                where sid = 'it''s' and n = 1);
+            delete from {HOSTILE} where sid = 'it''s' and ctid =
+                (select min(ctid) from {HOSTILE} where sid = 'it''s' and "a "" {{}}'" is null);
+            """
+        )
+        kept = f'select ctid, xmin from {HOSTILE} where "a "" {{}}\'" = \'y\''
+        before = target.execute(kept)
+        table = str((await streamer.status())["tables"][0]["source"])
+        await resync(streamer, table, mode=mode)
+        listed = """"a "" {}'", "sid ", "row", "s", n"""
+        own = f"(select {listed} from {HOSTILE} where sid = 'it''s')"
+        assert_same(source, target, HOSTILE, own)
+        assert target.value(f"select count(*) from {HOSTILE} where sid = 'us'") == 1
+        assert (target.execute(kept) == before) == (mode == "diff")
+
+
+async def test_columns_of_the_target_alone_survive_a_diff(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """And a second unique constraint does not stand in the way of values that change places."""
+    ddl = "create table {} (id int primary key, v int unique{})"
+    source.execute(ddl.format("t", "") + "; insert into t select g, g from generate_series(1, 9) g")
+    target.execute(ddl.format("t", ", note text default 'new'"))
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute("update t set note = 'mine'; update t set v = -v where id = 1")
+        await resync(streamer, mode="diff")
+        assert target.execute("select distinct note from t") == [("mine",)]
+        target.execute("update t set v = v + 100; update t set v = 10 - (v - 100)")
+        await resync(streamer, mode="diff")
+        assert_same(source, target, "t", "(select id, v from t)")
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+async def test_history_keeps_its_versions(
+    source: Database, target: Database, stream: MakeStreamer, mode: str
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'first' from generate_series(1, 6) g")
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        source.execute("update t set v = 'second' where id <= 4")
+        source.execute("delete from t where id = 6")
+        await streamer.caught_up()
+        await streamer.kill()
+        # What the target does not hear of: as if somebody had written there.
+        target.execute(
+            """
+            update t set v = 'wrong' where id = 1 and kvsz_end = '9999-01-01';
+            insert into t (id, v) values (99, 'never there');
+            delete from t where id = 3 and kvsz_end = '9999-01-01';
+            delete from t where id = 4;
+            """
+        )
+        old = set(contents(target, "t"))
+        streamer.start()
+        before = source.value("select now()")
+        await resync(streamer, mode=mode)
+        after = source.value("select now()")
+        current = "(select id, v from t where kvsz_end = '9999-01-01')"
+        assert_same(source, target, "t", current)
+        assert len(old - set(contents(target, "t"))) == 2  # 1 and 99 are closed, not gone
+        versions = pairs(
+            target.execute(
+                "select id, array_agg(array[v, (kvsz_start > '1900-01-01')::text,"
+                " kvsz_deleted::text] order by kvsz_id) from t group by id"
+            )
+        )
+        assert versions == {
+            1: [
+                ["first", "false", "false"],
+                ["wrong", "true", "false"],
+                ["second", "true", "false"],
+            ],
+            2: [["first", "false", "false"], ["second", "true", "false"]],
+            3: [["first", "false", "false"], ["second", "true", "false"]],
+            4: [["second", "false", "false"]],
+            5: [["first", "false", "false"]],
+            6: [["first", "false", "true"]],
+            99: [["never there", "false", "true"]],
+        }
+        at: Any = target.value("select kvsz_end from t where id = 99")
+        assert before < at < after
+        assert at == target.value(
+            "select kvsz_start from t where id = 1 and v = 'second' and kvsz_end = '9999-01-01'"
+        )
+        assert not target.execute(
+            "select a.id from t a join t b on a.id = b.id and a.ctid <> b.ctid"
+            " where (a.kvsz_start, a.kvsz_end) overlaps (b.kvsz_start, b.kvsz_end)"
+        )
+        source.execute("update t set v = 'third'")
+        await streamer.caught_up()
+        assert_same(source, target, "t", current)
+
+
+async def test_history_without_a_key(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (v text); insert into t values ('a'), ('a'), ('b')")
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        target.execute("insert into t (v) values ('a'), ('c'); delete from t where v = 'b'")
+        await resync(streamer)
+        current = "(select v from t where kvsz_end = '9999-01-01')"
+        assert_same(source, target, "t", current)
+        closed = "select v from t where kvsz_deleted order by 1"
+        assert target.execute(closed) == [("a",), ("c",)]
+
+
+async def test_append_loses_nothing(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
+    async with stream("t: {type: append}") as streamer:
+        await streamer.caught_up()
+        source.execute("delete from t where id < 4")
+        await streamer.caught_up()
+        target.execute("update t set v = 'wrong' where id > 7; delete from t where id = 5")
+        before = rows(target, where="id in (1, 2, 3, 4, 6, 7)")
+        await resync(streamer)
+        assert contents(target, "t") == [(f"({n},v)",) for n in range(1, 10)]
+        assert rows(target, where="id in (1, 2, 3, 4, 6, 7)") == before
+
+
+async def test_rows_of_others_are_removed_with_consent_only(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table t (id int primary key, v text); insert into t values {};"
+    source.execute(ddl.format("(1, 'a'), (2, 'b')"))
+    target.execute(ddl.format("(2, 'old'), (3, 'old')"))
+    async with stream("t:") as streamer:
+        await streamer.table_state("public.t", "error")
+        error = (await streamer.table("public.t"))["error"]
+        assert "truncate_target: true" in error
+        assert "initial: keep" in error
+        assert len(contents(target, "t")) == 2
+    with reading(target, "select count(*) from t") as seen:
+        async with stream("t: {truncate_target: true}") as streamer:
+            await streamer.caught_up()
+            assert_same(source, target, "t")
+            target.execute("insert into t values (4, 'put here')")
+    assert {count for (count,) in seen} <= {2, 3}
+    async with stream("t:") as streamer:  # the rows are ours now
+        await resync(streamer)
+        assert_same(source, target, "t")
+
+
+async def test_keep_leaves_alone_what_the_source_does_not_have(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    ddl = "create table t (id int primary key, v text); insert into t values {};"
+    source.execute(ddl.format("(1, 'a'), (2, 'b'), (5, 'same')"))
+    target.execute(ddl.format("(2, 'old'), (3, 'old'), (5, 'same')"))
+    source.execute("create table k (v int); insert into k values (1), (1), (2)")
+    target.execute("create table k (v int); insert into k values (1), (3)")
+    before = rows(target, where="id in (3, 5)")
+    async with stream("{t: {initial: keep}, k: {initial: keep}}") as streamer:
+        await streamer.caught_up()
+        for _ in range(2):
+            expected = [("(1,a)",), ("(2,b)",), ("(3,old)",), ("(5,same)",)]
+            assert contents(target, "t") == expected
+            assert rows(target, where="id in (3, 5)") == before
+            assert contents(target, "k") == [("(1)",), ("(1)",), ("(2)",), ("(3)",)]
+            await resync(streamer)
+            await resync(streamer, "public.k", mode="diff")
+        source.execute("update t set v = 'c' where id = 2")
+        await streamer.caught_up()
+        assert target.value("select v from t where id = 2") == "c"
+    async with stream("{t: , k: {initial: keep}}") as streamer:
+        # Kept rows have not become ours.
+        await ask(streamer)
+        await streamer.table_state("public.t", "error")
+        assert len(contents(target, "t")) == 4
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
+    source: Database, target: Database, stream: MakeStreamer, mode: str
+) -> None:
+    """Foreign keys work for such a role, so deleting all rows would take others along."""
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
+    role = f"owner_{target.name}"
+    target.execute(
+        f"create role {role} login; alter database {target.name} owner to {role};"
+        f"grant all on schema public to {role}"
+    )
+    target.url_user = role
+    try:
+        async with stream("t:") as streamer:
+            await streamer.caught_up()
+            target.execute(
+                "create table child (id int references t on delete cascade);"
+                "insert into child select id from t;"
+                "update t set v = 'wrong' where id < 4; insert into t values (99)"
+            )
+            await resync(streamer, mode=mode)
+            assert_same(source, target, "t")
+            assert target.value("select count(*) from child") == 9
+    finally:
+        target.execute(
+            f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"
+        )
+
+
+async def test_force_leaves_out_what_the_target_lacks(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
+    target.execute("create table t (id int primary key)")
+    async with stream("t:") as streamer:
+        await streamer.table_state("public.t", "error")
+        await resync(streamer, force=True)
+        assert contents(target, "t") == [("(1)",)]
+        source.execute("insert into t values (2, 'b')")
+        await streamer.table_state("public.t", "error")
+        assert 'no column "v"' in (await streamer.table("public.t"))["error"]
+
+
+async def test_an_exchange_waits_for_who_has_rows_locked(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamer.sync.stage.LOCK_SECONDS", 1)
+    submitted: list[int] = []
+    submit = SparkLauncher.submit
+
+    async def count(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        submitted.append(1)
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", count)
+    source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
+    source.execute("create table u (id int primary key)")
+    async with stream("{t: , u: }") as streamer:
+        await streamer.caught_up()
+        with target.connect() as user:
+            user.execute(b"begin; select from t for update")
+            await ask(streamer)
+            await asyncio.sleep(3)
+            source.execute("insert into u values (1)")
+            await streamer.eventually(lambda: holds(target, "u", 1))
+            assert (await streamer.table("public.t"))["state"] == "copying"
+            user.execute(b"update t set v = 2; commit")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+    assert len(submitted) == 2  # what was copied is not copied again
+
+
+async def holds(db: Database, table: str, count: int) -> bool:
+    return len(contents(db, table)) == count
+
+
+async def test_an_exchange_whose_commit_was_not_heard_of_is_not_made_twice(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (v int); insert into t values (1), (1)")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        transaction = target_module.transaction
+        lost: list[int] = []
+
+        @contextlib.asynccontextmanager
+        async def lose(connection: Any) -> Any:
+            async with transaction(connection):
+                yield
+            if not lost and not await connection.fetch_value(
+                "select exists (select from streamer.relation where state = 'copying')"
+            ):
+                lost.append(1)
+                connection.terminate()
+                await connection.fetch_value("select 1")
+
+        monkeypatch.setattr(coordinator, "transaction", lose)
+        source.execute("insert into t values (2)")
+        await resync(streamer)
+        assert lost
+        source.execute("insert into t values (3)")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+@pytest.mark.parametrize(
+    "name", ["sync.prepared", "sync.job_started", "sync.copied", "sync.exchanged"]
+)
+async def test_killed_meanwhile_the_old_rows_stay(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 100) g")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute("update t set v = 'old' where id < 50")
+        killed = asyncio.Event()
+        may_go_on = asyncio.Event()
+
+        def fail(at: str) -> None:
+            if at == name and not may_go_on.is_set():
+                killed.set()
+                raise asyncio.CancelledError
+
+        for module in ("coordinator", "prepare", "stage", "indexes"):
+            path = f"streamer.sync.{module}.failpoint"
+            monkeypatch.setattr(path, fail, raising=False)
+        with reading(target, "select count(*) from t") as seen:
+            await ask(streamer)
+            await asyncio.wait_for(killed.wait(), 20)
+            await streamer.kill()
+            assert len(contents(target, "t")) == 100
+            assert target.value("select count(*) from t where v = 'old'") == 49
+            source.execute("update t set v = 'w' where id % 3 = 0; insert into t values (101, 'x')")
+            may_go_on.set()
+            streamer.start()
+            await streamer.caught_up()
+        assert {count for (count,) in seen} <= {100, 101}
+        assert_same(source, target, "t")
+        assert stages(target) == []
