@@ -174,7 +174,7 @@ async def test_a_transaction_that_is_open_over_a_kill(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.yaml"
-    write_config(path, source, target, TABLES)
+    write_config(path, source, target, TABLES, group="streaming: true")
     with open_sessions(source, 1) as (session,):
         first = Streamer(path)
         first.start()

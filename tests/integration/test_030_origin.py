@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,14 @@ create table whole (a int, b text); alter table whole replica identity full;
 """
 
 
-@pytest.fixture(params=["shared", "oldest"], scope="module")
+@pytest.fixture(params=["shared", "oldest"])
 def server(
-    request: pytest.FixtureRequest, shared_server: Server, server_directory: Path
-) -> Iterator[Server]:
+    request: pytest.FixtureRequest, shared_server: Server, servers: Callable[[str], Server]
+) -> Server:
     """The shared server, and the oldest that is here: before 16, decoding cannot leave out itself
     what is marked.
     """
-    oldest = min(versions(), key=int)
-    if request.param == "shared":
-        yield shared_server
-    else:
-        with running(server_directory / f"origin-{oldest}", versions()[oldest]) as server:
-            yield server
+    return shared_server if request.param == "shared" else servers(min(versions(), key=int))
 
 
 @asynccontextmanager
