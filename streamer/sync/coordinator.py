@@ -453,14 +453,13 @@ class SyncCoordinator:
             history = [copy.target.columns[name].type for name in names[-3:]]
             is_binary = is_binary and history == ["timestamp with time zone"] * 2 + ["boolean"]
         copy.columns = tuple(names)
-        columns = f" ({quote_columns(names)})" if names else ""
         heaps, can_split = await self._heaps(guard, copy.relation)
         return CopySource(
             relation_id=copy.mapped.relation_id,
             attempt=copy.attempt,
             select_list=", ".join(select),
             condition=copy.mapped.mapping.rule.filter,
-            copy_in=f"copy {copy.destination}{columns} from stdin",
+            into=(copy.destination, quote_columns(names)),
             binary=is_binary and bool(names),
             heaps=heaps,
             can_split=can_split and self._server.version >= 14_00_00,

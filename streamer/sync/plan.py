@@ -35,7 +35,11 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """One piece of work, small and free of secrets."""
+    """One piece of work, small and free of secrets.
+
+    ``types_out`` and ``types_in``: queries without rows whose columns show what is copied and what
+    it is copied into; they must be the same. Empty where that does not matter, in text.
+    """
 
     relation_id: int
     attempt: int
@@ -43,6 +47,8 @@ class CopyPart:
     description: str
     copy_out: str
     copy_in: str
+    types_out: str
+    types_in: str
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
@@ -51,13 +57,13 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What one relation's parts have in common: see `cut`."""
+    """What one relation's parts have in common: see `cut`. ``into``: the target and its columns."""
 
     relation_id: int
     attempt: int
     select_list: str
     condition: str | None
-    copy_in: str
+    into: tuple[str, str]
     binary: bool
     heaps: tuple[Heap, ...]
     can_split: bool
@@ -85,6 +91,8 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
             where = f" where {' and '.join(conditions)}" if conditions else ""
             query = f"select {source.select_list} from {heap.relation_sql}{where}"
             options = "format binary" if source.binary else "format text"
+            table, columns = source.into
+            listed = f" ({columns})" if columns else ""
             parts.append(
                 CopyPart(
                     relation_id=source.relation_id,
@@ -92,7 +100,9 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     part=len(parts),
                     description=f"{heap.relation_sql} {number + 1}/{count}",
                     copy_out=f"copy ({query}) to stdout ({options})",
-                    copy_in=f"{source.copy_in} ({options})",
+                    copy_in=f"copy {table}{listed} from stdin ({options})",
+                    types_out=f"{query} limit 0" if source.binary else "",
+                    types_in=f"select {columns} from {table} limit 0" if source.binary else "",
                     size_bytes=heap.size_bytes // count,
                 )
             )

@@ -264,3 +264,32 @@ async def ask(streamer: Streamer, table: str, action: str) -> None:
         await streamer.eventually(is_taken)
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("kind", ["real", "bigint"])
+async def test_a_type_that_changes_at_the_target_before_rows_come_is_not_misread(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, n int)")
+    source.execute("insert into t select g, g from generate_series(1, 100) g")
+    submit = SparkLauncher.submit
+    changed = asyncio.Event()
+
+    async def change_and_submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        if not changed.is_set():
+            changed.set()
+            target.execute(f"alter table t alter n type {kind}")
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", change_and_submit)
+    async with stream("t:") as streamer:
+        await changed.wait()
+        await streamer.table_state("public.t", "error")
+        assert target.value("select count(*) from t") == 0
+        await resync(streamer, "public.t")
+        assert_same(source, target, "t")

@@ -32,9 +32,7 @@ heaps = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 400)), min_size=1,
 
 
 def copy_source(heaps: tuple[Heap, ...], *, can_split: bool = True) -> CopySource:
-    return CopySource(
-        7, 3, "id, name", None, "copy t (id, name) from stdin", False, heaps, can_split
-    )
+    return CopySource(7, 3, "id, name", None, ("t", "id, name"), False, heaps, can_split)
 
 
 def pages(part: CopyPart) -> tuple[int, int | None]:
@@ -110,7 +108,7 @@ def test_a_schema_of_all_sizes_needs_few_tasks_and_begins_with_the_largest() -> 
 
 @given(st.lists(st.integers(0, 2 * TASK_BYTES_MIN), max_size=120))
 def test_every_part_is_in_one_task_and_no_task_is_overlong(sizes: list[int]) -> None:
-    parts = [CopyPart(1, 1, n, "", "", "", size) for n, size in enumerate(sizes)]
+    parts = [CopyPart(1, 1, n, "", "", "", "", "", size) for n, size in enumerate(sizes)]
     tasks = group(parts)
     assert sorted(part.part for task in tasks for part in task) == list(range(len(parts)))
     assert all(0 < len(task) <= TASK_PARTS_MAX for task in tasks)
