@@ -217,12 +217,12 @@ class Store:
             await migrate(connection)
 
     async def exists(self) -> bool:
-        """Whether the bookkeeping tables are there."""
+        """Whether the bookkeeping tables are there, as this version makes them."""
         async with self.connection() as connection:
-            found = await connection.fetch_value(
-                "select to_regclass('streamer.relation') is not null"
-            )
-            return bool(found)
+            if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
+                return False
+            newest = await connection.fetch_value("select max(number) from streamer.migration")
+            return bool(newest is not None and newest >= read_migrations("target")[-1].number)
 
     # ---- sources -------------------------------------------------------------------------------
 
