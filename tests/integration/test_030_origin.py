@@ -44,8 +44,10 @@ async def streaming(
 ) -> AsyncIterator[Streamer]:
     """Stream from *source* to *target*. Slots of one server need names of their own: *sid*."""
     await asyncio.to_thread(path.mkdir)
-    write_config(path / "config.yaml", source, target, tables, sid=sid, group=group)
-    streamer = Streamer(path / "config.yaml")
+    # Few workers: a server has place for ten origins by default.
+    config, few = path / "config.yaml", "workers: 2"
+    write_config(config, source, target, tables, sid=sid, group=group, settings=few)
+    streamer = Streamer(config)
     streamer.start()
     try:
         yield streamer
