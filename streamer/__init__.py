@@ -11,6 +11,7 @@ runtime/        who runs: pipeline.py puts 1 to 6 together (start reading there)
 config/         settings, and the mapping of static mode
 observability/  metrics, logs, HTTP
 commands/       what the commands do;  cli.py  their arguments
+admin/          the mapping in a database: draft, plan, apply; the API
 
 lsn.py errors.py sql.py session.py backoff.py failpoints.py migrations.py   used by all
 """

@@ -9,15 +9,19 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from streamer import __version__
+from streamer.admin import access, edit, keyring
+from streamer.admin.client import Client, open_client
+from streamer.admin.service import load_applied
 from streamer.apply.target import TargetAddress
 from streamer.commands import indexes as indexes_command
 from streamer.commands import quarantine as quarantine_command
@@ -28,9 +32,11 @@ from streamer.commands import teardown as teardown_command
 from streamer.commands.check import command as check_command
 from streamer.commands.demo import show as demo_command
 from streamer.config import static
+from streamer.config.source import read_text
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
 from streamer.observability import logs
+from streamer.route.mapping import Mapping
 from streamer.route.resync import Mode, Resync
 from streamer.runtime.engine import StopCondition
 
@@ -412,11 +418,217 @@ def demo(
         raise typer.Exit(code)
 
 
+# ---- the mapping -------------------------------------------------------------------------------
+
+sources_app = typer.Typer(help="Source databases of the mapping.", no_args_is_help=True)
+tables_app = typer.Typer(help="Tables of the mapping.", no_args_is_help=True)
+admin_app = typer.Typer(help="Credentials and keys of the admin.", no_args_is_help=True)
+app.add_typer(sources_app, name="sources")
+app.add_typer(tables_app, name="tables")
+app.add_typer(admin_app, name="admin")
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="The process to ask, as http://127.0.0.1:8000.", metavar="URL"),
+]
+
+
+def _ask(url: str | None, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """Do *work* with the mapping: that of a process, or that in the file."""
+
+    async def ask() -> T:
+        _, settings = static.read(_globals.config, _globals.overrides)
+        mapping = Mapping((), settings.target.schema_)
+        if settings.mapping_database is None:
+            settings, mapping = static.load(_globals.config, _globals.overrides)
+        async with open_client(settings, _globals.config, mapping, url) as client:
+            return await work(client)
+
+    return _run(ask())
+
+
+def _print_rows(rows: list[dict[str, Any]], columns: list[str], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    Console().print(table)
+
+
+def _said(what: str, *, as_json: bool, row: Any = None) -> None:
+    if as_json:
+        _print_json(row)
+    else:
+        typer.echo(f"{what}; `streamer apply` applies the draft")
+
+
+@sources_app.command("list")
+def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List the source databases of the draft."""
+    rows = _ask(url, lambda client: client.rows("url", {}))
+    _print_rows(rows, ["id", "database", "sid", "url"], as_json=as_json)
+
+
+@sources_app.command("add")
+def add_source(
+    database: Annotated[str, typer.Argument(help="The group of databases it belongs to.")],
+    source_url: Annotated[
+        str,
+        typer.Argument(
+            help="A libpq URL, best with ${NAME} for the password; - reads it from stdin.",
+            metavar="SOURCE_URL",
+        ),
+    ],
+    sid: Annotated[str | None, typer.Option(help="Its sid.")] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a source database to the draft."""
+    given = sys.stdin.readline().strip() if source_url == "-" else source_url
+    row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
+    _said(f"added: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
+
+
+@sources_app.command("remove")
+def remove_source(
+    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    sid: Annotated[
+        str | None, typer.Option(help="Only the url of this sid; else all, with the tables.")
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a source database from the draft."""
+    _ask(url, lambda client: edit.remove_source(client, database, sid))
+    _said(f"removed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json)
+
+
+@tables_app.command("list")
+def list_tables(
+    database: DatabaseOption = None, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List the tables of the draft."""
+    filters = {} if database is None else {"database": database}
+    rows = _ask(url, lambda client: client.rows("table", filters))
+    _print_rows(rows, ["id", "database", "schema", "name", "target", "type"], as_json=as_json)
+
+
+@tables_app.command("add")
+def add_table(
+    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    table: TableArgument,
+    target: Annotated[str | None, typer.Option(help="The target table.")] = None,
+    table_type: Annotated[str, typer.Option("--type", help="clone, append or history.")] = "clone",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Another setting of a table, as YAML.", metavar="NAME=VALUE"),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a table, or a pattern, to the draft."""
+    fields = {"name": table, "target": target, "type": table_type}
+    row = _ask(url, lambda client: edit.add_table(client, database, fields, setting or []))
+    _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+
+
+@tables_app.command("remove")
+def remove_table(
+    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    table: TableArgument,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a table, or a pattern, from the draft; rows in the target stay."""
+    _ask(url, lambda client: edit.remove_table(client, database, table))
+    _said(f"removed: {database} {table}", as_json=as_json)
+
+
+@app.command()
+def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show what applying the draft, or the configuration file, would do."""
+    found = _ask(url, lambda client: client.plan())
+    if as_json:
+        _print_json(found)
+    else:
+        for line in edit.plan_lines(found):
+            typer.echo(line)
+    if not found["ready"]:
+        _fail("something would stop; each error above says what to do", 1)
+
+
+@app.command()
+def apply(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where the plan found what would stop.")
+    ] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the draft be what runs, all of it or nothing."""
+    answer = _ask(url, lambda client: client.apply(force=force))
+    if as_json:
+        _print_json(answer)
+    else:
+        typer.echo(f"applied: revision {answer['revision']}")
+    if answer["warning"] is not None:
+        _fail(answer["warning"], 1)
+
+
+@app.command("export")
+def export_yaml(url: UrlOption = None) -> None:
+    """Print the draft as a configuration file, with a variable for each password."""
+    text, variables = _ask(url, lambda client: client.export())
+    typer.echo(text, nl=False)
+    if variables:
+        names = ", ".join(variables)
+        typer.echo(f"streamer: set these to the passwords, as in the urls: {names}", err=True)
+
+
+@app.command("import")
+def import_yaml(
+    file: Annotated[
+        Path, typer.Argument(help="A configuration file, or a map.yaml of kuvasz-streamer.")
+    ],
+    url: UrlOption = None,
+) -> None:
+    """Let the draft be what a YAML file says; stored passwords stay where it has variables."""
+    text = _run(asyncio.to_thread(read_text, file))
+    for note in _ask(url, lambda client: client.import_text(file, text)):
+        typer.echo(f"streamer: {note}", err=True)
+    typer.echo("imported; `streamer apply` applies the draft")
+
+
+@admin_app.command("hash-password")
+def hash_password() -> None:
+    """Ask for a password, or read it from stdin, and print what admin.users takes."""
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        _fail("no password", 2)
+    typer.echo(access.hash_password(password))
+
+
+@admin_app.command("generate-key")
+def generate_key() -> None:
+    """Print a new key for stored passwords."""
+    typer.echo(keyring.generate_key())
+
+
 def _load() -> Any:
     try:
-        return static.load(_globals.config, _globals.overrides)
+        settings, mapping = static.load(_globals.config, _globals.overrides)
     except StreamerError as exc:
         _fail(str(exc), exc.exit_code)
+    if settings.mapping_database is not None:
+        mapping = _run(load_applied(settings))
+    return settings, mapping
 
 
 _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")

@@ -234,3 +234,89 @@ class SpoolError(StreamerError):
 
     code = "spool"
     retry = Retry.TIMED
+
+
+class StoreError(ConfigurationError):
+    """The mapping database cannot be used, or one of its passwords cannot be read."""
+
+    code = "store"
+
+
+class AdminError(StreamerError):
+    """The API refuses what it was asked for. ``status`` is that of the HTTP answer."""
+
+    code = "admin"
+    retry = Retry.MANUAL
+    exit_code = 1
+    status: ClassVar[int] = 400
+
+
+class InvalidError(AdminError):
+    """A field is missing, unknown or of a wrong value."""
+
+    code = "invalid"
+    exit_code = 2
+    status = 422
+
+
+class AdminConnectionError(AdminError):
+    """The process that was to be asked does not answer."""
+
+    code = "admin_down"
+    exit_code = 3
+    status = 503
+
+
+class UnauthenticatedError(AdminError):
+    """Nobody is logged in, or the token or password is wrong."""
+
+    code = "unauthenticated"
+    exit_code = 3
+    status = 401
+
+
+class ForbiddenError(AdminError):
+    """Whoever asks may not do that, or the request comes from another site."""
+
+    code = "forbidden"
+    exit_code = 3
+    status = 403
+
+
+class NotFoundError(AdminError):
+    """There is nothing of that name or number."""
+
+    code = "not_found"
+    status = 404
+
+
+class TakenError(AdminError):
+    """Something of that name is there already."""
+
+    code = "taken"
+    status = 409
+
+
+class ReadOnlyError(AdminError):
+    """The mapping is in a file, and is changed there."""
+
+    code = "read_only"
+    status = 409
+
+
+class UnreadyError(AdminError):
+    """What is asked for cannot be done as things are."""
+
+    code = "unready"
+    status = 409
+
+
+class ThrottledError(AdminError):
+    """Too many wrong tokens or passwords."""
+
+    code = "throttled"
+    status = 429
+
+    def __init__(self, message: str, *, seconds: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.seconds = seconds

@@ -6,4 +6,9 @@ for name in list(os.environ):
     if name.startswith(("STREAMER_", "PG")):
         del os.environ[name]
 
-pytest_plugins = ["tests.support.postgres", "tests.support.streamer", "tests.support.combinations"]
+pytest_plugins = [
+    "tests.support.postgres",
+    "tests.support.streamer",
+    "tests.support.combinations",
+    "tests.support.admin",
+]

@@ -8,8 +8,10 @@ from typing import Any, Final, get_args, get_origin
 import pytest
 import typer
 import yaml
+from fastapi import FastAPI
 from pydantic import BaseModel
 
+from streamer.admin.api import make_router
 from streamer.cli import app
 from streamer.config import static
 from streamer.config.settings import Settings, TableSettings
@@ -69,11 +71,21 @@ def commands() -> dict[str, Any]:
     return {"": group, **group.commands}
 
 
+def leaves() -> Iterator[tuple[str, Any]]:
+    """Yield every command that does something, by its whole name."""
+    for name, command in commands().items():
+        inner = getattr(command, "commands", None) if name else None
+        if inner is None:
+            yield name, command
+        else:
+            yield from ((f"{name} {its}", it) for its, it in inner.items())
+
+
 def options() -> list[tuple[str, str]]:
     """Return every option with its command, but for those that typer adds to all."""
     return [
         (name, option)
-        for name, command in commands().items()
+        for name, command in leaves()
         for parameter in command.params
         for option in parameter.opts
         if option.startswith("--") and "completion" not in option
@@ -127,6 +139,20 @@ def test_readme_lists_exactly_the_commands_there_are() -> None:
     rows = {cell.split()[0] for cell in first_cells(section("Commands")) if not cell.isdigit()}
 
     assert rows == set(commands()) - {""}
+
+
+def test_readme_lists_exactly_the_routes_there_are() -> None:
+    app = FastAPI()
+    never: Any = None
+    app.include_router(make_router(never, never, never))
+    routes = {
+        f"{method} {path.removeprefix('/api').replace('{number}', 'ID')}"
+        for path, methods in app.openapi()["paths"].items()
+        for method in map(str.upper, methods)
+    }
+    documented = first_cells(section("The API"))
+
+    assert documented == routes
 
 
 @pytest.mark.parametrize(("command", "option"), options(), ids=lambda value: value or "streamer")

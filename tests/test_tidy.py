@@ -135,6 +135,7 @@ LAYERS = [
     {"source", "apply", "progress", "sync", "config", "observability"},
     {"runtime"},
     {"commands"},
+    {"admin"},
     {"cli"},
     {"__main__"},
 ]
@@ -179,6 +180,8 @@ BETWEEN_STAGES = {
     ("sync.tables", "source.types"),
     ("sync.tables", "apply.plan"),
     ("sync.tables", "apply.target"),
+    # The long-running process serves the admin, which does with the mapping what commands do.
+    ("commands.run", "admin.server"),
     # Metrics are counted where things happen, from what windows and shares hold.
     ("apply.commit", "observability.metrics"),
     ("apply.drainer", "observability.metrics"),
@@ -233,6 +236,7 @@ DRIVERS = {
     # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
     # to servers for a person, not for the stream.
     "psycopg": {"source", "sync", "commands", "conninfo"},
+    "aiosqlite": {"admin.store"},
 }
 PARSERS = {"conninfo": {"psycopg"}}
 """What is pure with a driver all the same: it has libpq read a string."""

@@ -99,6 +99,13 @@ async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[
     return [_quarantined_row(row, *relations[row["relation_id"]]) for row in rows]
 
 
+async def count_rows(address: TargetAddress, choice: Choice) -> int:
+    """Return how many changes are in quarantine."""
+    async with _bookkeeping(address) as store:
+        relations = await _relations(store, choice)
+    return sum(relation.quarantined for _, relation in relations.values())
+
+
 def _quarantined_row(row: Any, source: SourceRecord, relation: RelationRecord) -> QuarantinedRow:
     return QuarantinedRow(
         id=row["id"],

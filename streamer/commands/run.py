@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from streamer.admin.server import AdminServer, opened_admin
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
@@ -18,16 +20,17 @@ from streamer.runtime.shutdown import stop_on_signals
 log = structlog.get_logger()
 
 
-def share(mapping: Mapping, only: list[str]) -> Mapping:
-    """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``. Raises
-    MappingError.
+def share(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
+    """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``.
+
+    Raises MappingError for one that is not there, unless it may still come.
     """
     if not only:
         return mapping
     chosen: list[SourceMapping] = []
     for name in only:
         found = [s for s in mapping.sources if name in (s.database, s.label)]
-        if not found:
+        if not found and not may_miss:
             known = ", ".join(source.label for source in mapping.sources)
             raise MappingError(f"--only {name}: no such source", hint=f"there are: {known}")
         chosen += [source for source in found if source not in chosen]
@@ -45,41 +48,59 @@ async def run(
     process.
     """
     settings, mapping = static.load(path, overrides)
-    mapping = share(mapping, only)
-    if not mapping.sources:
-        raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
-    if condition.at_lsn is not None and len(mapping.sources) > 1:
-        raise MappingError("--stop-at-lsn is a position of one source", hint="name it with --only")
-    engine = Engine(settings, mapping, condition, is_share=bool(only))
-    reloading: set[asyncio.Task[None]] = set()
+    async with opened_admin(settings, path, mapping) as admin:
+        is_static = settings.mapping_database is None
+        admin.share = partial(share, only=only, may_miss=not is_static)
+        mapping = admin.share(admin.mapping)
+        if is_static and not mapping.sources:
+            raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
+        if condition.at_lsn is not None and len(mapping.sources) > 1:
+            raise MappingError(
+                "--stop-at-lsn is a position of one source", hint="name it with --only"
+            )
+        engine = Engine(settings, mapping, condition, is_share=bool(only))
+        app = make_app(engine.metrics.registry, engine.readiness)
+        events = admin.attach(engine, app)
+        reloading: set[asyncio.Task[None]] = set()
 
-    def reload() -> None:
-        task = asyncio.create_task(
-            _reload(engine, settings, path, overrides, only), name="configuration"
-        )
-        reloading.add(task)
-        task.add_done_callback(reloading.discard)
+        def reload() -> None:
+            task = asyncio.create_task(
+                _reload(admin, settings, path, overrides), name="configuration"
+            )
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
 
-    stop_on_signals(engine.stop, reload)
-    app = make_app(engine.metrics.registry, engine.readiness)
-    async with serving(settings.http.listen, app):
-        if on_started is not None:
-            on_started(engine)
-        try:
-            await engine.run()
-        except BaseExceptionGroup as group:
-            raise _unwrap(group) from group
+        stop_on_signals(engine.stop, reload)
+        async with serving(
+            settings.http.listen,
+            app,
+            has_credentials=settings.admin.has_credentials,
+            trusted_proxies=settings.http.trusted_proxies,
+        ):
+            if on_started is not None:
+                on_started(engine)
+            try:
+                await engine.run()
+            except BaseExceptionGroup as group:
+                raise _unwrap(group) from group
+            finally:
+                await events.close()
 
 
 async def _reload(
-    engine: Engine, before: Settings, path: Path, overrides: dict[str, Any], only: list[str]
+    admin: AdminServer, before: Settings, path: Path, overrides: dict[str, Any]
 ) -> None:
-    """Read the configuration again and go over to its sources; a faulty one changes nothing."""
+    """Read the configuration again and go over to its sources; a faulty one changes nothing.
+
+    With a mapping database, what was applied last is read again from there.
+    """
     try:
         settings, mapping = static.load(path, overrides)
-        if not mapping.sources:
+        if settings.mapping_database is None and not mapping.sources:
             raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
-        await engine.apply(share(mapping, only))
+        if settings.mapping_database != before.mapping_database:
+            raise MappingError(f"{path}: mapping_database is another one", hint="restart for that")
+        await admin.reload(settings, mapping)
     except ConfigurationError as exc:
         log.error("configuration refused, going on with the one before", error=str(exc))
         return
@@ -93,7 +114,7 @@ async def _reload(
     ]
     if others:
         log.warning("these settings need a restart", settings=", ".join(others))
-    log.info("configuration applied", sources=len(mapping.sources))
+    log.info("configuration applied", sources=len(admin.mapping.sources))
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:

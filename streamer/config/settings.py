@@ -5,7 +5,9 @@ about a setting (what it is for, its unit) is in ``config.example.yaml``, which 
 complete.
 """
 
+import enum
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -100,6 +102,38 @@ class HttpSettings(Strict):
     """``http``"""
 
     listen: Annotated[str, AfterValidator(_check_listen)] = "127.0.0.1:8000"
+    trusted_proxies: list[str] = []
+
+
+class Role(enum.StrEnum):
+    """What somebody may do with the API and the page: look, or also change."""
+
+    VIEWER = "viewer"
+    ADMIN = "admin"
+
+
+class UserSettings(Strict):
+    """``admin.users[]``"""
+
+    name: str = Field(min_length=1)
+    password_hash: SecretText
+    role: Role = Role.VIEWER
+
+
+class AdminSettings(Strict):
+    """``admin``"""
+
+    token: SecretText | None = None
+    viewer_token: SecretText | None = None
+    users: list[UserSettings] = []
+    key: SecretText | None = None
+    key_file: Path | None = None
+    session_hours: float = Field(default=12, gt=0, le=24 * 30)
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether anybody can prove to be somebody."""
+        return bool(self.token or self.viewer_token or self.users)
 
 
 class SpoolSettings(Strict):
@@ -117,12 +151,6 @@ class UrlSettings(Strict):
 
 def _nothing_is_defaults(value: Any) -> Any:
     return {} if value is None else value
-
-
-def _refuse_mapping_database(value: Any) -> Any:
-    if value is not None:
-        raise ValueError("admin mode is not available yet; list the tables under `sources`")
-    return value
 
 
 class TableSettings(Strict):
@@ -174,7 +202,8 @@ class Settings(BaseSettings):
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     spool: SpoolSettings = SpoolSettings()
-    mapping_database: Annotated[Path | None, BeforeValidator(_refuse_mapping_database)] = None
+    admin: AdminSettings = AdminSettings()
+    mapping_database: Path | None = None
     sources: list[SourceSettings] = []
 
 
@@ -213,7 +242,7 @@ def load_settings(document: Document, overrides: dict[str, Any] | None = None) -
     try:
         return FileSettings(**(overrides or {}))
     except ValidationError as exc:
-        raise _explain(exc, document) from None
+        raise explain(exc, document.where) from None
 
 
 _MESSAGES: Final = {
@@ -222,21 +251,25 @@ _MESSAGES: Final = {
 }
 
 
-def _explain(error: ValidationError, document: Document) -> SettingsError:
+def explain(error: ValidationError, where: Callable[[Location], str]) -> SettingsError:
+    """Return the first fault as an error of ours; *where* says which place a location is."""
     # The most specific fault first: an unknown key is often the cause of one that is missing.
     details = sorted(error.errors(), key=lambda detail: detail["type"] == "missing")
     detail = details[0]
     location: Location = detail["loc"]
     name = format_location(location)
-    message = _MESSAGES.get(detail["type"], _lower_first(detail["msg"]))
-    where = document.where(location)
     variable = f"{ENVIRONMENT_PREFIX}{'__'.join(str(part).upper() for part in location)}"
     hint = None
     if detail["type"] == "extra_forbidden":
         hint = "config.example.yaml lists every key"
     elif detail["type"] == "missing":
         hint = f"add it to the file or set {variable}"
-    return SettingsError(f"{where}: {name}: {message}", hint=hint)
+    return SettingsError(f"{where(location)}: {name}: {fault_message(detail)}", hint=hint)
+
+
+def fault_message(detail: Any) -> str:
+    """Say in our words what pydantic found; without the value."""
+    return _MESSAGES.get(detail["type"], _lower_first(detail["msg"]))
 
 
 def _lower_first(text: str) -> str:

@@ -28,6 +28,8 @@ class Document:
     path: Path
     values: dict[str, Any]
     lines: dict[Location, int] = field(default_factory=dict)
+    is_list: bool = False
+    """It is a list, kept under the key that its reader asked for."""
 
     def where(self, location: Location) -> str:
         """Say where the value at *location* is: file, and its line or that of what it is in."""
@@ -38,9 +40,14 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file. Raises SettingsError with file and line."""
+    """Read a YAML file, variables replaced. Raises SettingsError with file and line."""
+    return parse_document(path, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a file's text. Raises SettingsError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SettingsError(
             f"cannot read {path}: {exc.strerror}",
@@ -48,6 +55,16 @@ def read_document(path: Path) -> Document:
         ) from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text") from None
+
+
+def parse_document(
+    path: Path, text: str, *, replace: bool = True, list_key: str | None = None
+) -> Document:
+    """Read YAML *text* that came from *path*; without *replace*, variables stay as written.
+
+    A list is refused, unless *list_key* says under which key to keep it. Raises SettingsError with
+    file and line.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as exc:
@@ -58,15 +75,20 @@ def read_document(path: Path) -> Document:
     document = Document(path, {})
     if node is None:
         return document
+    if list_key is not None and isinstance(node, yaml.SequenceNode):
+        document = Document(path, {}, is_list=True)
+        document.values[list_key] = _Builder(document, replace).value(node, (list_key,))
+        return document
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{path}, line 1: expected keys and values")
-    document.values.update(_Builder(document).mapping(node, ()))
+    document.values.update(_Builder(document, replace).mapping(node, ()))
     return document
 
 
 class _Builder:
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, replace: bool) -> None:
         self._document = document
+        self._replaces = replace
         self._constructor = yaml.SafeLoader("")
 
     def mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
@@ -88,24 +110,32 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*location, n)) for n, item in enumerate(node.value)]
         value = self._constructor.construct_object(node)
-        return self._replace(value, node, location) if isinstance(value, str) else value
-
-    def _replace(self, text: str, node: yaml.Node, location: Location) -> str:
-        def lookup(match: re.Match[str]) -> str:
-            if match[0] == "$${":
-                return "${"
-            value = os.environ.get(match[1])
-            if value is None:
-                raise self._error(node, location, f"environment variable {match[1]} is not set")
+        if not isinstance(value, str) or not self._replaces:
             return value
-
-        return _VARIABLE.sub(lookup, text)
+        try:
+            return replace_variables(value)
+        except LookupError as exc:
+            raise self._error(node, location, str(exc.args[0])) from None
 
     def _error(self, node: yaml.Node, location: Location, problem: str) -> SettingsError:
         name = format_location(location)
         line = node.start_mark.line + 1
         prefix = f"{name}: " if name else ""
         return SettingsError(f"{self._document.path}, line {line}: {prefix}{problem}")
+
+
+def replace_variables(text: str) -> str:
+    """Replace every ``${NAME}`` from the environment. Raises LookupError if one is not set."""
+
+    def lookup(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return "${"
+        value = os.environ.get(match[1])
+        if value is None:
+            raise LookupError(f"environment variable {match[1]} is not set")
+        return value
+
+    return _VARIABLE.sub(lookup, text)
 
 
 def format_location(location: Location) -> str:

@@ -1,5 +1,10 @@
-"""Static mode: the ``sources`` of the configuration as a `Mapping`."""
+"""Static mode: the ``sources`` of the configuration as a `Mapping`.
 
+`MappingBuilder` is what the admin's store is built with, too: what is refused in a file is refused
+there, and the other way round.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ from streamer.errors import MappingError, SettingsError
 from streamer.route.mapping import (
     Initial,
     Mapping,
+    OnError,
     RelationPattern,
     SourceMapping,
     TableRule,
@@ -18,25 +24,58 @@ from streamer.route.mapping import (
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:
-    """Read a configuration file. Raises ConfigurationError that names file, line and key."""
+    """Read a configuration file. Raises ConfigurationError that names file, line and key.
+
+    With a ``mapping_database`` the sources are there, not here: the mapping is empty.
+    """
+    document, settings = read(path, overrides)
+    if settings.mapping_database is not None and settings.sources:
+        raise SettingsError(
+            f"{document.where(('sources',))}: sources: the mapping is in "
+            f"{settings.mapping_database}",
+            hint=f"run `streamer import {path}` and take `sources` out of the file, or leave out "
+            "`mapping_database`",
+        )
+
+    def describe(location: Location) -> str:
+        return f"{document.where(location)}: {format_location(location)}"
+
+    builder = MappingBuilder(settings.sources, settings.target.schema_, settings.on_error, describe)
+    return settings, builder.build()
+
+
+def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document, Settings]:
+    """Read a configuration file, whatever its sources are like. Raises SettingsError."""
     document = read_document(path)
-    settings = load_settings(document, overrides)
-    return settings, _MappingBuilder(settings, document).build()
+    return document, load_settings(document, overrides)
 
 
-class _MappingBuilder:
-    def __init__(self, settings: Settings, document: Document) -> None:
-        self._settings = settings
-        self._document = document
+class MappingBuilder:
+    """Makes a `Mapping` of what was said about sources, wherever it was said.
+
+    *describe* says for an error which place a location under ``sources`` is.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[SourceSettings],
+        target_namespace: str,
+        on_error: OnError,
+        describe: Callable[[Location], str],
+    ) -> None:
+        self._groups = groups
+        self._target_namespace = target_namespace
+        self._on_error = on_error
+        self._describe = describe
 
     def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
-        where = self._document.where(location)
-        return MappingError(f"{where}: {format_location(location)}: {problem}", hint=hint)
+        return MappingError(f"{self._describe(location)}: {problem}", hint=hint)
 
     def build(self) -> Mapping:
+        """Return the mapping. Raises ConfigurationError for the first fault."""
         sources: list[SourceMapping] = []
         names: dict[str, str] = {}
-        for number, group in enumerate(self._settings.sources):
+        for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
             rules = self._rules(group, location)
             for source in self._urls(group, rules, location):
@@ -54,7 +93,7 @@ class _MappingBuilder:
                         hint="give each url of a database a sid of its own",
                     )
                 sources.append(source)
-        mapping = Mapping(tuple(sources), self._settings.target.schema_)
+        mapping = Mapping(tuple(sources), self._target_namespace)
         self._check_shared_targets(mapping)
         return mapping
 
@@ -74,9 +113,7 @@ class _MappingBuilder:
                 parse_conninfo(url.url.reveal())
             except ValueError as exc:
                 at = (*place, "url")
-                raise SettingsError(
-                    f"{self._document.where(at)}: {format_location(at)}: {exc}"
-                ) from None
+                raise SettingsError(f"{self._describe(at)}: {exc}") from None
             sources.append(
                 SourceMapping(
                     database=group.database,
@@ -124,7 +161,7 @@ class _MappingBuilder:
             exclude=frozenset(table.exclude),
             filter=table.filter,
             set=tuple(table.set.items()),
-            on_error=table.on_error or self._settings.on_error,
+            on_error=table.on_error or self._on_error,
             initial=table.initial,
             truncate_target=table.truncate_target,
             on_column_added=table.on_column_added,
@@ -133,7 +170,7 @@ class _MappingBuilder:
     def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
         if target is None:
             return None
-        parsed = parse_relation(target, self._settings.target.schema_)
+        parsed = parse_relation(target, self._target_namespace)
         if pattern.is_pattern and not parsed.name_is_pattern:
             raise MappingError(
                 f"pattern {pattern} would write several tables into {target}",

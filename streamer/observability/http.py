@@ -1,8 +1,8 @@
-"""The HTTP side: metrics, health, readiness."""
+"""The HTTP side: metrics, health, readiness; and the server, for whatever else there is."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import uvicorn
@@ -19,17 +19,17 @@ def make_app(registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
     """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.get("/metrics")
+    @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/healthz")
+    @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
         # Answering is the proof: the event loop turns, and a failed task would have ended the
         # process.
         return {"status": "ok"}
 
-    @app.get("/readyz")
+    @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
         reasons = readiness()
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
@@ -51,23 +51,40 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(listen: str, app: FastAPI) -> AsyncIterator[None]:
+async def serving(
+    listen: str,
+    app: FastAPI,
+    *,
+    has_credentials: bool = False,
+    trusted_proxies: Sequence[str] = (),
+) -> AsyncIterator[None]:
     """Serve *app* on ``host:port`` for the length of a block; nothing at all if *listen* is empty.
 
-    Raises SettingsError when the address cannot be used.
+    Without credentials only on loopback. What *trusted_proxies* say of a client (X-Forwarded-For,
+    X-Forwarded-Proto) is believed. Raises SettingsError when the address cannot be used.
     """
     if not listen:
         yield
         return
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    if host not in ("127.0.0.1", "::1", "localhost") and not has_credentials:
         raise SettingsError(
             f"http.listen: {listen} would serve the network without a password",
-            hint="listen on 127.0.0.1",
+            hint="listen on 127.0.0.1, or set admin.token or admin.users",
         )
     config = uvicorn.Config(
-        app, host=host, port=int(port), log_config=None, log_level="warning", access_log=False
+        app,
+        host=host,
+        port=int(port),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
+        # Who listens to events is told to go; who does not is not waited for.
+        timeout_graceful_shutdown=1,
     )
     server = _Server(config)
     try:

@@ -93,10 +93,16 @@ class RelationPattern:
             self.namespace, relation.namespace, self.namespace_is_pattern
         ) and _part_matches(self.name, relation.name, self.name_is_pattern)
 
+    @property
+    def written_namespace(self) -> str:
+        return self.namespace if self.namespace_is_pattern else _written(self.namespace)
+
+    @property
+    def written_name(self) -> str:
+        return self.name if self.name_is_pattern else _written(self.name)
+
     def __str__(self) -> str:
-        namespace = self.namespace if self.namespace_is_pattern else _written(self.namespace)
-        name = self.name if self.name_is_pattern else _written(self.name)
-        return f"{namespace}.{name}"
+        return f"{self.written_namespace}.{self.written_name}"
 
 
 def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:

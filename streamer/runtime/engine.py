@@ -249,7 +249,10 @@ class Engine:
         a mapping that cannot be, and then nothing has changed; other errors concern one source.
         """
         async with self._applying:
-            if self._shared is None or self._stopping.is_set():
+            if self._stopping.is_set():
+                return
+            if self._shared is None:  # the target is still waited for
+                self._mapping = mapping
                 return
             await _check_resolves(mapping)
             known = {supervisor.source.label: supervisor for supervisor in self.supervisors}
@@ -362,7 +365,8 @@ class Engine:
                 if state != State.READY
             ]
         if not self.supervisors:
-            reasons.append({"state": "starting"})
+            is_starting = self._shared is None or bool(self._mapping.sources)
+            reasons.append({"state": "starting" if is_starting else "no sources"})
         return reasons
 
     def _collect(self) -> Iterable[Metric]:

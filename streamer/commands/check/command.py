@@ -4,6 +4,7 @@ The trouble of one source keeps nobody from checking the others.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply import drainer
@@ -26,10 +27,24 @@ from streamer.route.mapping import Mapping, SourceMapping
 SOURCES_AT_ONCE: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was read, and what it means. ``target`` is None where it could not be looked at."""
+
+    report: Report
+    sources: list[SourceFacts]
+    target: TargetFacts | None
+
+
 async def check(settings: Settings, mapping: Mapping) -> Report:
     """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
     if not mapping.sources:
         raise MappingError("no sources", hint="list at least one under `sources`")
+    return (await examine(settings, mapping)).report
+
+
+async def examine(settings: Settings, mapping: Mapping) -> Examination:
+    """Look at them, and return also what was seen; a mapping may have no sources here."""
     address = TargetAddress.parse(settings.target.url)
     create_tables = settings.target.create_tables
     sources = await _read_sources(mapping)
@@ -60,7 +75,7 @@ async def check(settings: Settings, mapping: Mapping) -> Report:
         if target is not None:
             findings += check_target_tables(facts, target, create_tables=create_tables)
         report.findings += in_order(findings)
-    return report
+    return Examination(report, sources, target)
 
 
 async def _read_sources(mapping: Mapping) -> list[SourceFacts]:

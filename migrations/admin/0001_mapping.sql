@@ -1,0 +1,58 @@
+-- The mapping that is edited while the program runs. What is in these tables is the draft; what runs is
+-- the newest revision.
+
+create table database (
+    id integer primary key autoincrement,
+    name text not null unique check (name <> ''),
+    -- What else can be said about a group of databases, as in the YAML; absent: the default.
+    settings text not null default '{}' check (json_type(settings) = 'object')
+);
+
+create table url (
+    id integer primary key autoincrement,
+    database_id integer not null references database on delete cascade,
+    sid text check (sid <> ''),
+    -- Without its passwords, for which *** stands.
+    url text not null,
+    -- The whole of it, encrypted; null if it holds no password, only references to variables.
+    secret text,
+    settings text not null default '{}' check (json_type(settings) = 'object')
+);
+create unique index url_key on url (database_id, coalesce(sid, ''));
+
+create table "table" (
+    id integer primary key autoincrement,
+    database_id integer not null references database on delete cascade,
+    -- As the YAML writes them: a part may be a pattern.
+    namespace text not null,
+    name text not null,
+    settings text not null default '{}' check (json_type(settings) = 'object'),
+    unique (database_id, namespace, name)
+);
+
+-- Settings of the mapping as a whole, by name.
+create table setting (
+    name text primary key,
+    value text not null check (json_valid(value))
+);
+
+-- What was applied: the rows of the tables above, passwords encrypted.
+create table revision (
+    number integer primary key autoincrement,
+    applied_at text not null,
+    actor text not null,
+    content text not null check (json_valid(content))
+);
+
+create table audit (
+    id integer primary key autoincrement,
+    at text not null,
+    actor text not null,
+    action text not null,
+    object text not null,
+    object_id integer,
+    label text not null,
+    -- From what to what, without passwords; null where there was, or is, nothing.
+    before text,
+    after text
+);

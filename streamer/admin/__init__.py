@@ -1,0 +1,17 @@
+"""The mapping in an SQLite database: kept, edited, planned, applied, and served under ``/api``.
+
+urls.py       where passwords are in a connection string                                   pure
+keyring.py    encrypts them
+models.py     what the API takes and gives
+store.py      the SQLite database: one writer, its migrations, revisions, audit
+draft.py      rows to a mapping and back; what changed                                     pure
+transfer.py   YAML in and out, kuvasz-streamer's, too                                      pure
+plan.py       what applying would do
+service.py    what the API does, whoever asks: draft, plan, apply, requests
+events.py     what happens, to whoever listens
+access.py     who may ask
+api.py        the routes
+server.py     what `streamer run` has of it
+client.py     the same for the command line: over HTTP, or in the file
+edit.py       what the command line does with it
+"""

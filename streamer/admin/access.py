@@ -1,0 +1,300 @@
+"""Who may ask: tokens, passwords, sessions; and requests that another site had a browser make.
+
+Looking takes the role `viewer`, changing takes `admin`. A bearer token is never sent by a browser
+on its own, a session cookie is: changes in a session need its CSRF token as well. Where nobody can
+prove anything, because no credentials are set, only this machine is served, and everybody on it may
+do everything; then the Host header must name it, so that no name that somebody else points at it
+(DNS rebinding) lets a web page in.
+
+Wrong tokens and passwords are throttled, by address, and passwords also by name.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from starlette.requests import HTTPConnection
+
+from streamer.config.settings import AdminSettings, Role, UserSettings
+from streamer.errors import (
+    ForbiddenError,
+    SettingsError,
+    ThrottledError,
+    UnauthenticatedError,
+)
+from streamer.route.mapping import Secret
+
+COOKIE: Final = "streamer_session"
+CSRF_COOKIE: Final = "streamer_csrf"
+CSRF_HEADER: Final = "x-csrf-token"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+FAILURES_MAX: Final = 5
+FAILURES_OF_NAME_MAX: Final = 20
+"""More than of an address: others could lock a user out."""
+WINDOW_SECONDS: Final = 300.0
+SESSIONS_MAX: Final = 1000
+_KEYS_MAX: Final = 10_000
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host*, an address or a name, is this machine."""
+    return host.strip("[]").lower() in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody who is logged in. ``csrf`` goes into forms and the header."""
+
+    name: str
+    role: Role
+    csrf: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks. ``name`` is written to the audit."""
+
+    name: str
+    role: Role
+    session: Session | None = None
+
+
+class Throttle:
+    """Counts failures by key, within a window."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+
+    def check(self, key: str, most: int) -> None:
+        """Raise ThrottledError if there were *most* failures lately."""
+        now = self._clock()
+        recent = [at for at in self._failures.get(key, ()) if now - at < WINDOW_SECONDS]
+        if len(recent) >= most:
+            seconds = max(1, int(WINDOW_SECONDS - (now - recent[-most])) + 1)
+            raise ThrottledError(
+                "too many wrong tokens or passwords", seconds=seconds, hint=f"wait {seconds} s"
+            )
+
+    def count(self, key: str) -> None:
+        now = self._clock()
+        recent = [at for at in self._failures.pop(key, ()) if now - at < WINDOW_SECONDS]
+        self._failures[key] = [*recent[-FAILURES_OF_NAME_MAX:], now]
+        while len(self._failures) > _KEYS_MAX:
+            self._failures.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        self._failures.pop(key, None)
+
+
+class Access:
+    """Knows tokens and users, and who is logged in."""
+
+    def __init__(
+        self, settings: AdminSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._hasher = PasswordHasher()
+        self._users = {user.name: user for user in settings.users}
+        if len(self._users) < len(settings.users):
+            raise SettingsError("admin.users: a name is there twice")
+        for user in settings.users:
+            try:
+                self._hasher.check_needs_rehash(user.password_hash.reveal())
+            except InvalidHashError:
+                raise SettingsError(
+                    f"admin.users: password_hash of {user.name} is not an argon2 hash",
+                    hint="`streamer admin hash-password` makes one",
+                ) from None
+        self._nobody = ""
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._throttle = Throttle(clock)
+        # A hash takes 64 MB while it is computed.
+        self._hashing = asyncio.Semaphore(2)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no credentials: everybody on this machine may do everything."""
+        return not self._settings.has_credentials
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    def identify(self, request: HTTPConnection) -> Identity | None:
+        """Say who asks; None for nobody. Raises UnauthenticatedError, ForbiddenError,
+        ThrottledError for who claims to be somebody, or comes from elsewhere.
+        """
+        if self.is_open:
+            _check_host(request)
+            return Identity("local", Role.ADMIN)
+        authorization = request.headers.get("authorization")
+        if authorization is not None:
+            return self._check_token(authorization, _address(request))
+        session = self.session(request)
+        if session is not None:
+            return Identity(session.name, session.role, session)
+        return None
+
+    def authorize(
+        self, request: HTTPConnection, method: str, needed: Role = Role.ADMIN
+    ) -> Identity:
+        """Return who asks, if they may; *needed* is the role that a change takes.
+
+        Raises UnauthenticatedError, ForbiddenError, ThrottledError.
+        """
+        identity = self.identify(request)
+        if identity is None:
+            raise UnauthenticatedError(
+                "who are you?",
+                hint="send the header Authorization: Bearer TOKEN (admin.token), or log in",
+            )
+        if method in SAFE_METHODS:
+            return identity
+        check_origin(request)
+        if identity.session is not None:
+            self.check_csrf(identity.session, request.headers.get(CSRF_HEADER))
+        if needed is Role.ADMIN and identity.role is not Role.ADMIN:
+            raise ForbiddenError(
+                f'"{identity.name}" may look, but not change anything',
+                hint="use admin.token, or a user whose role is admin",
+            )
+        return identity
+
+    def check_csrf(self, session: Session, token: str | None) -> None:
+        """Raise ForbiddenError unless *token* is that of *session*."""
+        given = (token or "").encode(errors="replace")
+        if not hmac.compare_digest(given, session.csrf.encode()):
+            raise ForbiddenError(
+                "the CSRF token is missing or wrong",
+                hint="send what /api/session says as X-CSRF-Token",
+            )
+
+    def _check_token(self, authorization: str, address: str) -> Identity:
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+            # A right one is taken in any case: there is nothing to guess any more.
+            if _is_same(given, self._settings.token):
+                return Identity("token", Role.ADMIN)
+            if _is_same(given, self._settings.viewer_token):
+                return Identity("viewer token", Role.VIEWER)
+        self._throttle.check(f"address {address}", FAILURES_MAX)
+        self._throttle.count(f"address {address}")
+        raise UnauthenticatedError(
+            "the token is wrong" if scheme.lower() == "bearer" else "expected Bearer TOKEN",
+            hint="it is admin.token, or admin.viewer_token, of the configuration",
+        )
+
+    # ---- sessions ------------------------------------------------------------------------------
+
+    async def log_in(
+        self, request: HTTPConnection, name: str, password: str
+    ) -> tuple[str, Session]:
+        """Return a session and the value of its cookie. Raises UnauthenticatedError,
+        ThrottledError.
+        """
+        keys = {f"address {_address(request)}": FAILURES_MAX, f"name {name}": FAILURES_OF_NAME_MAX}
+        async with self._hashing:
+            # Looked at with the turn, so that many at once do not get in before any has failed.
+            for key, most in keys.items():
+                self._throttle.check(key, most)
+            user = self._users.get(name)
+            is_right = await asyncio.to_thread(self._verify, user, password)
+            if user is None or not is_right:
+                for key in keys:
+                    self._throttle.count(key)
+                raise UnauthenticatedError("name or password is wrong")
+        self._throttle.forget(f"name {name}")
+        cookie = secrets.token_urlsafe(32)
+        session = Session(
+            user.name,
+            user.role,
+            secrets.token_urlsafe(32),
+            self._clock() + self._settings.session_hours * 3600,
+        )
+        self._sessions[_digest(cookie)] = session
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return cookie, session
+
+    def log_out(self, request: HTTPConnection) -> None:
+        """End the session of a request, if it has one."""
+        if cookie := request.cookies.get(COOKIE):
+            self._sessions.pop(_digest(cookie), None)
+
+    def session(self, request: HTTPConnection) -> Session | None:
+        """Return the session whose cookie a request has."""
+        cookie = request.cookies.get(COOKIE)
+        if not cookie:
+            return None
+        session = self._sessions.get(_digest(cookie))
+        if session is not None and session.expires_at <= self._clock():
+            del self._sessions[_digest(cookie)]
+            return None
+        return session
+
+    def _verify(self, user: UserSettings | None, password: str) -> bool:
+        # A name that is not there takes as long as one that is.
+        self._nobody = self._nobody or self._hasher.hash(secrets.token_hex())
+        stored = user.password_hash.reveal() if user is not None else self._nobody
+        try:
+            return self._hasher.verify(stored, password)
+        except VerificationError:
+            return False
+
+
+def hash_password(password: str) -> str:
+    """Return what `admin.users[].password_hash` takes."""
+    return PasswordHasher().hash(password)
+
+
+def check_origin(request: HTTPConnection) -> None:
+    """Refuse what a page of another site had a browser send. Raises ForbiddenError."""
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "none")
+    host = request.headers.get("host", "")
+    try:
+        is_own = origin is None or (urlsplit(origin).netloc or "?").lower() == host.lower()
+    except ValueError:
+        is_own = False
+    if not is_own or site not in ("same-origin", "none"):
+        raise ForbiddenError("the request comes from another site")
+
+
+def _check_host(request: HTTPConnection) -> None:
+    try:
+        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        name = ""
+    if not is_loopback(name):
+        raise ForbiddenError(
+            "without credentials only this machine is served, by its own name",
+            hint="use http://127.0.0.1, or set admin.token",
+        )
+
+
+def _address(request: HTTPConnection) -> str:
+    return request.client.host if request.client is not None else "?"
+
+
+def _digest(cookie: str) -> bytes:
+    # Looked up by hash: how long that takes says nothing about the cookie.
+    return hashlib.sha256(cookie.encode(errors="replace")).digest()
+
+
+def _is_same(given: str, token: Secret | None) -> bool:
+    if token is None:
+        return False
+    return hmac.compare_digest(given.encode(errors="replace"), token.reveal().encode())

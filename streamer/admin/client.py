@@ -1,0 +1,262 @@
+"""The mapping, for the command line: over the API of the process that runs, or in its file.
+
+Which of the two is not for the user to decide: whoever runs is asked, and else the file is edited.
+A process counts only if it has the same mapping database.
+"""
+
+import asyncio
+import getpass
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from streamer.admin.access import is_loopback
+from streamer.admin.service import AdminService, database_path, open_service
+from streamer.admin.store import Query, Row
+from streamer.config.settings import Settings
+from streamer.errors import (
+    AdminConnectionError,
+    AdminError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    SettingsError,
+    ThrottledError,
+    UnauthenticatedError,
+    UnreadyError,
+)
+from streamer.route.mapping import Mapping, Secret
+
+SECONDS_MAX: Final = 300.0
+"""A plan looks at every server."""
+PROBE_SECONDS: Final = 3.0
+PER_PAGE: Final = 500
+
+
+class Client(Protocol):
+    """What the command line asks for."""
+
+    async def rows(self, kind: str, filters: Row) -> list[Row]: ...
+
+    async def create(self, kind: str, fields: Row) -> Row: ...
+
+    async def delete(self, kind: str, number: int) -> None: ...
+
+    async def plan(self) -> Row: ...
+
+    async def apply(self, *, force: bool) -> Row: ...
+
+    async def export(self) -> tuple[str, list[str]]: ...
+
+    async def import_text(self, path: Path, text: str) -> list[str]: ...
+
+
+class LocalClient:
+    """Edits the file, while nobody runs."""
+
+    def __init__(self, service: AdminService, actor: str) -> None:
+        self._service = service
+        self._actor = actor
+
+    async def rows(self, kind: str, filters: Row) -> list[Row]:
+        rows: list[Row] = []
+        while True:
+            query = Query(len(rows) // PER_PAGE + 1, PER_PAGE, filters=filters)
+            found, total = await self._service.store.page(kind, query)
+            rows += found
+            if len(rows) >= total or not found:
+                return rows
+
+    async def create(self, kind: str, fields: Row) -> Row:
+        return await self._service.create(kind, fields, self._actor)
+
+    async def delete(self, kind: str, number: int) -> None:
+        await self._service.delete(kind, number, self._actor)
+
+    async def plan(self) -> Row:
+        return (await self._service.plan()).to_json()
+
+    async def apply(self, *, force: bool) -> Row:
+        return await self._service.apply(self._actor, force=force)
+
+    async def export(self) -> tuple[str, list[str]]:
+        return await self._service.export()
+
+    async def import_text(self, path: Path, text: str) -> list[str]:
+        return await self._service.import_text(path, text, self._actor)
+
+
+class RemoteClient:
+    """Asks the process that runs."""
+
+    def __init__(self, url: str, token: Secret | None) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        # The environment's proxy is not for this machine, and never for a token in plain text.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    async def rows(self, kind: str, filters: Row) -> list[Row]:
+        rows: list[Row] = []
+        while True:
+            page = len(rows) // PER_PAGE + 1
+            query = urlencode(filters | {"page": page, "per_page": PER_PAGE})
+            answer = await self._ask("GET", f"/{kind}s?{query}")
+            rows += answer["items"]
+            if len(rows) >= answer["total"] or not answer["items"]:
+                return rows
+
+    async def create(self, kind: str, fields: Row) -> Row:
+        row: Row = await self._ask("POST", f"/{kind}s", fields)
+        return row
+
+    async def delete(self, kind: str, number: int) -> None:
+        await self._ask("DELETE", f"/{kind}s/{number}")
+
+    async def plan(self) -> Row:
+        plan: Row = await self._ask("GET", "/plan")
+        return plan
+
+    async def apply(self, *, force: bool) -> Row:
+        answer: Row = await self._ask("POST", "/apply", {"force": force})
+        return answer
+
+    async def export(self) -> tuple[str, list[str]]:
+        text, headers = await self._send("GET", "/export", None)
+        variables = headers.get("x-streamer-variables", "")
+        return text, [name for name in variables.split(", ") if name]
+
+    async def import_text(self, path: Path, text: str) -> list[str]:
+        answer = await self._ask("POST", "/import", {"yaml": text})
+        notes: list[str] = answer["notes"]
+        return notes
+
+    async def draft(self, seconds: float = SECONDS_MAX) -> Row:
+        """Return how the draft is; raises NotFoundError if that is not our API."""
+        draft: Any = await self._ask("GET", "/draft", seconds=seconds)
+        if not isinstance(draft, dict) or "mapping_database" not in draft:
+            raise NotFoundError(f"{self._url} is something else")
+        return draft
+
+    async def _ask(
+        self, method: str, path: str, body: Row | None = None, seconds: float = SECONDS_MAX
+    ) -> Any:
+        text, _ = await self._send(method, path, body, seconds)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise NotFoundError(f"{self._url} is something else") from None
+
+    async def _send(
+        self, method: str, path: str, body: Row | None, seconds: float = SECONDS_MAX
+    ) -> tuple[str, dict[str, str]]:
+        return await asyncio.to_thread(self._send_now, method, path, body, seconds)
+
+    def _send_now(
+        self, method: str, path: str, body: Row | None, seconds: float
+    ) -> tuple[str, dict[str, str]]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}/api{path}", data, method=method)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        if self._token is not None:
+            request.add_header("Authorization", f"Bearer {self._token.reveal()}")
+        try:
+            with self._opener.open(request, timeout=seconds) as response:
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                return response.read().decode(), headers
+        except urllib.error.HTTPError as exc:
+            raise _refusal(exc.code, exc.read(), self._url) from None
+        except (OSError, ValueError) as exc:
+            reason = getattr(exc, "reason", exc)
+            raise AdminConnectionError(
+                f"cannot reach {self._url}: {reason}", hint="see that `streamer run` runs there"
+            ) from None
+
+
+_BY_STATUS: Final[dict[int, type[AdminError]]] = {
+    401: UnauthenticatedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: UnreadyError,
+    422: InvalidError,
+}
+
+
+def _refusal(status: int, body: bytes, url: str) -> AdminError:
+    """Return an answer that is an error as the error it was."""
+    try:
+        problem = json.loads(body)["error"]
+        message, hint = str(problem["message"]), problem["hint"]
+    except (ValueError, KeyError, TypeError):
+        return NotFoundError(f"{url} answers {status}, and is something else than streamer")
+    if status == 429:
+        return ThrottledError(message, seconds=0, hint=hint)
+    if status == 401:
+        hint = "export STREAMER_ADMIN__TOKEN, as admin.token of that process"
+    return _BY_STATUS.get(status, AdminError)(message, hint=hint)
+
+
+@asynccontextmanager
+async def open_client(
+    settings: Settings, config: Path, mapping: Mapping, url: str | None
+) -> AsyncIterator[Client]:
+    """Have what the command line asks: the process at *url*, or the one that runs, or the file.
+
+    Raises AdminError, ConfigurationError.
+    """
+    remote = await _find(settings, url)
+    if remote is not None:
+        yield remote
+        return
+    service = await open_service(settings, config, mapping)
+    try:
+        yield LocalClient(service, f"command line: {_user()}")
+    finally:
+        await service.close()
+
+
+async def _find(settings: Settings, url: str | None) -> RemoteClient | None:
+    token = settings.admin.token
+    if url is not None:
+        _check_address(url)
+        remote = RemoteClient(url, token)
+        await remote.draft()
+        return remote
+    if settings.mapping_database is None or not settings.http.listen:
+        return None
+    host, _, port = settings.http.listen.rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
+    remote = RemoteClient(f"http://{host}:{port}", token)
+    try:
+        draft = await remote.draft(PROBE_SECONDS)
+    except (AdminConnectionError, NotFoundError):
+        return None
+    is_ours = draft["mapping_database"] == await asyncio.to_thread(database_path, settings)
+    return remote if is_ours else None
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not host:
+        raise SettingsError("--url: not an address", hint="write http://127.0.0.1:8000")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise SettingsError(
+            "--url: a token would cross the network in plain text",
+            hint="use https, or a tunnel to the machine itself",
+        )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"

@@ -1,0 +1,198 @@
+"""The rows of the store as a `Mapping`: through the same models and the same builder as the YAML.
+
+A database without a url or without a table is not wrong, only unfinished: it is left out. Pure,
+but for the environment, whose variables are put in here as they are in a file.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from streamer.config.settings import Settings, SourceSettings, explain
+from streamer.config.source import Location, format_location, replace_variables
+from streamer.config.static import MappingBuilder
+from streamer.errors import ConfigurationError, InvalidError, SettingsError
+from streamer.route.mapping import Mapping, OnError
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A database with what belongs to it."""
+
+    database: Row
+    urls: list[Row]
+    tables: dict[str, Row]
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.urls and self.tables)
+
+
+def groups_of(content: Content) -> list[_Group]:
+    """Return the databases of *content* with their urls and tables, in order of their names."""
+    groups = []
+    for database in sorted(content["databases"], key=lambda row: str(row["name"])):
+        urls = [row for row in content["urls"] if row["database_id"] == database["id"]]
+        tables = [row for row in content["tables"] if row["database_id"] == database["id"]]
+        groups.append(
+            _Group(
+                database,
+                sorted(urls, key=lambda row: row["sid"] or ""),
+                {
+                    table_key(row): row
+                    for row in sorted(tables, key=lambda row: (row["schema"], row["name"]))
+                },
+            )
+        )
+    return groups
+
+
+def table_key(row: Row) -> str:
+    """Return the name of a table as a key of ``tables`` in the YAML."""
+    return f"{row['schema']}.{row['name']}"
+
+
+def unfinished(content: Content) -> list[str]:
+    """Say which databases are left out, and why."""
+    return [
+        f'database "{group.database["name"]}" has no {"table" if group.urls else "url"} yet'
+        for group in groups_of(content)
+        if not group.is_complete
+    ]
+
+
+def build_mapping(content: Content, urls: dict[int, str], settings: Settings) -> Mapping:
+    """Return what the rows say. *urls*: with their passwords, by id.
+
+    Raises ConfigurationError that names object and field.
+    """
+    groups = [group for group in groups_of(content) if group.is_complete]
+    places = _Places(groups)
+    models = []
+    for number, group in enumerate(groups):
+        location: Location = ("sources", number)
+        given = {
+            **group.database["settings"],
+            "database": group.database["name"],
+            "urls": [
+                {**row["settings"], "url": urls[row["id"]], "sid": row["sid"]} for row in group.urls
+            ],
+            "tables": {key: row["settings"] for key, row in group.tables.items()},
+        }
+        replaced = _replace(given, location, places)
+        models.append(_validate(replaced, location, places))
+    return MappingBuilder(
+        models,
+        target_namespace(content, settings),
+        default_on_error(content, settings),
+        places.describe,
+    ).build()
+
+
+def target_namespace(content: Content, settings: Settings) -> str:
+    """Return the schema of target tables whose rule names none."""
+    return str(content["settings"].get("target_schema") or settings.target.schema_)
+
+
+def default_on_error(content: Content, settings: Settings) -> OnError:
+    """Return what a table does about errors whose rule does not say."""
+    given = content["settings"].get("on_error")
+    try:
+        return OnError(given) if given is not None else settings.on_error
+    except ValueError:
+        raise SettingsError(f"settings: on_error: {given} is not known") from None
+
+
+def _validate(given: Row, location: Location, places: "_Places") -> SourceSettings:
+    try:
+        return SourceSettings.model_validate(given)
+    except ValidationError as exc:
+        raise explain(exc, lambda inner: places.describe((*location, *inner))) from None
+
+
+def _replace(value: Any, location: Location, places: "_Places") -> Any:
+    if isinstance(value, dict):
+        return {key: _replace(item, (*location, key), places) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace(item, (*location, n), places) for n, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    try:
+        return replace_variables(value)
+    except LookupError as exc:
+        raise SettingsError(
+            f"{places.describe(location)}: {exc.args[0]}",
+            hint="set it where `streamer run` is started",
+        ) from None
+
+
+class _Places:
+    """Says for a location which object and which field of it is meant."""
+
+    _PARTS: Final = ("urls", "tables")
+
+    def __init__(self, groups: list[_Group]) -> None:
+        self._groups = groups
+
+    def describe(self, location: Location) -> str:
+        if len(location) < 2 or not isinstance(location[1], int):
+            return "mapping"
+        group = self._groups[location[1]]
+        name = group.database["name"]
+        rest = location[2:]
+        if len(rest) < 2 or rest[0] not in self._PARTS:
+            return _joined(f'database {group.database["id"]} "{name}"', rest)
+        if rest[0] == "urls":
+            assert isinstance(rest[1], int)
+            url = group.urls[rest[1]]
+            label = name if url["sid"] is None else f"{name}:{url['sid']}"
+            return _joined(f'url {url["id"]} "{label}"', rest[2:])
+        table = group.tables[str(rest[1])]
+        return _joined(f'table {table["id"]} "{rest[1]}" of database "{name}"', rest[2:])
+
+
+def _joined(place: str, field: Location) -> str:
+    return f"{place}: {format_location(field)}" if field else place
+
+
+def check_table(fields: Row, settings: Settings) -> None:
+    """Refuse what a rule for one table can be told to be wrong about. Raises InvalidError."""
+    rule = {
+        k: v
+        for k, v in fields.items()
+        if k not in ("id", "database_id", "schema", "name", "database")
+    }
+    try:
+        replaced = replace_all(rule)
+    except LookupError:
+        return  # told when it is applied: a variable may still be set by then
+    key = table_key(fields)
+    try:
+        group = SourceSettings.model_validate(
+            {"database": "x", "urls": [{"url": "host=x"}], "tables": {key: replaced}}
+        )
+        MappingBuilder(
+            [group], settings.target.schema_, settings.on_error, lambda location: _field(location)
+        ).build()
+    except ValidationError as exc:
+        error = explain(exc, _field)
+        raise InvalidError(error.message, hint=error.hint) from None
+    except ConfigurationError as exc:
+        raise InvalidError(exc.message, hint=exc.hint) from None
+
+
+def _field(location: Location) -> str:
+    return format_location(location[4:]) or "target"
+
+
+def replace_all(value: Any) -> Any:
+    """Replace variables in every string of *value*. Raises LookupError."""
+    if isinstance(value, dict):
+        return {key: replace_all(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_all(item) for item in value]
+    return replace_variables(value) if isinstance(value, str) else value

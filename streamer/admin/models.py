@@ -1,0 +1,335 @@
+"""What the API takes and gives. What can be said about a database, a url or a table is taken from
+the settings of the YAML, so that it is the same, also for settings that are still to come.
+"""
+
+from collections.abc import Iterable
+from copy import copy
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from streamer.admin.urls import MASK, check_url, has_mask
+from streamer.config.settings import (
+    SourceSettings,
+    Strict,
+    TableSettings,
+    UrlSettings,
+    fault_message,
+)
+from streamer.config.source import format_location
+from streamer.errors import InvalidError, MappingError
+from streamer.route.mapping import OnError, RelationPattern, parse_relation
+
+ID_MAX: Final = 2**63 - 1
+"""SQLite's largest."""
+
+
+def check_text(value: str) -> str:
+    """Refuse text that cannot be stored or sent."""
+    if "\0" in value:
+        raise ValueError("a NUL character cannot be part of it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid Unicode") from None
+    return value
+
+
+def _check_url(value: str) -> str:
+    if has_mask(value):
+        return check_text(value)  # filled, and checked, where the stored one is known
+    check_url(value)
+    return value
+
+
+Id = Annotated[int, Field(ge=1, le=ID_MAX, strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_text)]
+Sid = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_text)]
+Url = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_check_url)]
+
+
+def _fields(model: type[BaseModel], without: Iterable[str]) -> dict[str, Any]:
+    return {
+        name: (field.annotation, copy(field))
+        for name, field in model.model_fields.items()
+        if name not in set(without)
+    }
+
+
+def _extend(name: str, base: type[BaseModel], model: type[BaseModel], *without: str) -> Any:
+    return create_model(name, __base__=base, **_fields(model, without))
+
+
+class _Body(Strict):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True
+    )
+
+
+class _DatabaseFields(_Body):
+    name: Name = Field(description="A name for a group of databases with the same tables.")
+
+
+class _UrlFields(_Body):
+    database_id: Id = Field(description="The database of `/api/databases` it belongs to.")
+    url: Url = Field(
+        description="A libpq URL or key=value string; `${NAME}` is replaced from the environment "
+        f"when it is used. `{MASK}` stands for a password that is stored."
+    )
+    sid: Sid | None = Field(
+        default=None, description="Written to the column `sid` of the target's tables."
+    )
+
+
+class _TableFields(_Body):
+    database_id: Id = Field(description="The database of `/api/databases` it belongs to.")
+    name: Name = Field(
+        description="The source's table, or a pattern with `*`. Without `schema`, `schema.table` "
+        "means both."
+    )
+    schema_: Name | None = Field(
+        default=None, alias="schema", description="The source's schema. Default: public."
+    )
+
+
+_OF_GROUP: Final = ("database", "urls", "tables")
+
+DatabaseBody = _extend("Database", _DatabaseFields, SourceSettings, *_OF_GROUP)
+UrlBody = _extend("Url", _UrlFields, UrlSettings, "url", "sid")
+TableBody = _extend("Table", _TableFields, TableSettings)
+
+BODIES: Final[dict[str, type[BaseModel]]] = {
+    "database": DatabaseBody,
+    "url": UrlBody,
+    "table": TableBody,
+}
+COLUMNS: Final = {
+    "database": ("name",),
+    "url": ("database_id", "sid", "url"),
+    "table": ("database_id", "schema", "name"),
+}
+"""Fields that every row has; the others are in its settings, where they are not as by default."""
+
+
+def _patch(name: str, body: type[BaseModel]) -> Any:
+    """Return *body* with nothing required; what is not given stays as it is."""
+    fields: dict[str, Any] = {}
+    for field_name, field in body.model_fields.items():
+        optional = copy(field)
+        optional.default = None
+        optional.default_factory = None
+        fields[field_name] = (field.annotation, optional)
+    return create_model(name, __base__=_Body, **fields)
+
+
+DatabasePatch = _patch("DatabaseChanges", DatabaseBody)
+UrlPatch = _patch("UrlChanges", UrlBody)
+TablePatch = _patch("TableChanges", TableBody)
+
+
+def _stored(name: str, body: type[BaseModel], **more: Any) -> Any:
+    """Return *body* as it is given back: with its number."""
+    fields: dict[str, Any] = {
+        n: (field.annotation, copy(field)) for n, field in body.model_fields.items()
+    }
+    base: Any = create_model(f"_{name}", __base__=_Stored, **more)
+    return create_model(name, __base__=base, **fields)
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    id: int
+
+
+DatabaseRow = _stored("StoredDatabase", DatabaseBody)
+UrlRow = _stored("StoredUrl", UrlBody, database=(str, ...))
+TableRow = _stored("StoredTable", TableBody, database=(str, ...))
+
+
+class MappingSettings(_Body):
+    """Settings of the mapping as a whole; null: as the configuration file says."""
+
+    target_schema: Name | None = Field(
+        default=None, description="Schema of target tables whose rule names none."
+    )
+    on_error: OnError | None = Field(
+        default=None, description="What a table does when the target refuses a change."
+    )
+
+
+class Page(BaseModel):
+    """A part of a list. ``total``: of all pages."""
+
+    items: list[Any]
+    total: int
+    page: int
+    per_page: int
+
+
+def _page(name: str, row: Any) -> Any:
+    fields: dict[str, Any] = {"items": (list[row], ...)}
+    return create_model(name, __base__=Page, **fields)
+
+
+DatabasePage = _page("DatabasePage", DatabaseRow)
+UrlPage = _page("UrlPage", UrlRow)
+TablePage = _page("TablePage", TableRow)
+
+
+class AuditEntry(BaseModel):
+    """Who changed what, when, from what to what; passwords are not in it."""
+
+    id: int
+    at: str
+    actor: str
+    action: str
+    object: str
+    object_id: int | None
+    label: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class AuditPage(Page):
+    items: list[AuditEntry]
+
+
+class Problem(BaseModel):
+    """What is wrong, and what to do."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer of 4xx and 5xx."""
+
+    error: Problem
+
+
+class Login(_Body):
+    name: Name
+    password: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(check_text)]
+
+
+class WhoAmI(BaseModel):
+    """Who asks. ``csrf``: what a session has to send as X-CSRF-Token to change something."""
+
+    name: str
+    role: Literal["viewer", "admin"]
+    csrf: str | None = None
+
+
+class DiscoverBody(_Body):
+    """A database to look at: one that is stored, or a url to try."""
+
+    url: Url | None = None
+    url_id: Id | None = None
+
+
+class ApplyBody(_Body):
+    """``force``: apply also where the plan found what would stop a source or a table."""
+
+    force: bool = False
+
+
+class ImportBody(_Body):
+    """A configuration file, or the map.yaml of kuvasz-streamer; its sources replace the draft."""
+
+    yaml: Annotated[str, Field(max_length=5_000_000), AfterValidator(check_text)]
+
+
+class ActionBody(_Body):
+    """``sid``: only at this source of the table's database."""
+
+    sid: Sid | None = None
+
+
+class QuarantineBody(_Body):
+    """Which changes are meant: by their numbers, or all of a table (a name, or a pattern)."""
+
+    ids: list[Id] = Field(default_factory=list, max_length=10_000)
+    table: Name | None = None
+    database: Name | None = None
+    sid: Sid | None = None
+
+
+def explain(error: ValidationError) -> InvalidError:
+    """Name the first field at fault."""
+    return InvalidError(fault(error.errors()[0]))
+
+
+def fault(detail: Any) -> str:
+    """Say in one line which field is at fault, and how."""
+    location = [part for part in detail["loc"] if part not in ("body", "query", "path", "header")]
+    name = format_location(tuple(location))
+    message = fault_message(detail)
+    return f"{name}: {message}" if name else message
+
+
+def validate(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row as they are stored and shown. Raises InvalidError."""
+    try:
+        body = BODIES[kind].model_validate(values)
+    except ValidationError as exc:
+        raise explain(exc) from None
+    fields = body.model_dump(mode="json", by_alias=True)
+    for name, value in fields.items():
+        _check_texts(name, value)
+    if kind == "table":
+        pattern = table_pattern(fields["name"], fields["schema"])
+        fields["schema"], fields["name"] = pattern.written_namespace, pattern.written_name
+    return fields
+
+
+def _check_texts(place: str, value: Any) -> None:
+    """Refuse text, however deep, that cannot be stored or sent. Raises InvalidError."""
+    if isinstance(value, str):
+        try:
+            check_text(value)
+        except ValueError as exc:
+            raise InvalidError(f"{place}: {exc}") from None
+    elif isinstance(value, list):
+        for item in value:
+            _check_texts(place, item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_texts(place, key)
+            _check_texts(place, item)
+
+
+def table_pattern(name: str, schema: str | None) -> RelationPattern:
+    """Read a table's name, written in one part or in two. Raises InvalidError."""
+    try:
+        if schema is None:
+            return parse_relation(name, "public")
+        return parse_relation(f"{_part(schema)}.{_part(name)}", "public")
+    except MappingError as exc:
+        raise InvalidError(f"name: {exc.message}", hint=exc.hint) from None
+
+
+def _part(text: str) -> str:
+    """Quote a part that holds a dot and is not quoted: given alone, it cannot mean two."""
+    if "." in text and not (len(text) > 1 and text.startswith('"') and text.endswith('"')):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def row_settings(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what of *fields* is kept as settings: all but the columns and what is by default."""
+    model = BODIES[kind]
+    body = model.model_validate({k: v for k, v in fields.items() if k not in ("id", "database")})
+    given = body.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {name: value for name, value in given.items() if name not in COLUMNS[kind]}
+
+
+def default_settings(kind: str) -> dict[str, Any]:
+    """Return what the settings of a row are where nothing is said."""
+    fields: dict[str, Any] = {}
+    for name, field in BODIES[kind].model_fields.items():
+        alias = field.alias or name
+        if alias not in COLUMNS[kind]:
+            value = field.get_default(call_default_factory=True)
+            fields[alias] = getattr(value, "value", value)
+    return fields

@@ -1,0 +1,310 @@
+"""What applying a mapping would do: to slots and publications, to tables, and for how long.
+
+It is the mapping, as `streamer check` reads it from the servers, compared with the bookkeeping in
+the target; for columns and the like, of which that keeps nothing, with the mapping before. It
+changes nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamer.apply.target import TargetAddress, target_connection
+from streamer.commands.check.command import Examination, examine
+from streamer.commands.check.findings import Finding, Severity
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.config.settings import Settings
+from streamer.errors import StreamerError
+from streamer.progress.store import SourceRecord
+from streamer.route.mapping import Initial, Mapping, RelationMapping, Secret, SourceMapping
+from streamer.source.publication import drop_publications_sql, publication_sql
+from streamer.source.slot import drop_slot_sql
+
+ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
+"""Of all copies together, where nothing was copied yet. Small machines do that with two jobs."""
+START_SECONDS: Final = 12.0
+"""Spark takes about that long to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What becomes of a table. ``action``: copy, stream, change, remove, keep."""
+
+    source: str
+    target: str
+    type: str
+    action: str
+    reason: str | None = None
+    rows: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class SourcePlan:
+    """What becomes of a source. ``action``: add, change, remove, keep; forgotten: it was removed,
+    and what was made there is still there.
+    """
+
+    database: str
+    sid: str | None
+    action: str
+    slot: str
+    slot_action: str
+    publication_sql: list[str] = field(default_factory=list)
+    tables: list[TablePlan] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How much is to be copied, and how long that may take. ``basis``: measured or assumed."""
+
+    tables: int
+    rows: int
+    size_bytes: int
+    seconds: float
+    basis: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """All of it. ``findings``: as `streamer check` has them; ``notes``: what else to know."""
+
+    sources: list[SourcePlan]
+    estimate: Estimate
+    findings: list[Finding]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_changes(self) -> bool:
+        return any(source.action not in ("keep", "forgotten") for source in self.sources)
+
+    @property
+    def obstacles(self) -> list[Finding]:
+        """Return what would stop a source or a table that changes; what is as before is known."""
+        changed = {s.label: s for s in self.sources if s.action not in ("keep", "forgotten")}
+        return [
+            finding
+            for finding in self.findings
+            if finding.severity is Severity.ERROR and _concerns(finding, changed)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "changes": self.has_changes,
+            "ready": not self.obstacles,
+            "sources": [
+                {name: getattr(source, name) for name in source.__slots__ if name != "tables"}
+                | {
+                    "tables": [
+                        {name: getattr(table, name) for name in table.__slots__}
+                        for table in source.tables
+                    ]
+                }
+                for source in self.sources
+            ],
+            "estimate": {name: getattr(self.estimate, name) for name in self.estimate.__slots__},
+            "findings": [finding.to_json() for finding in self.findings],
+            "notes": self.notes,
+        }
+
+
+def _concerns(finding: Finding, changed: dict[str, SourcePlan]) -> bool:
+    place = finding.place
+    if place.source is None:
+        return bool(changed)
+    labels = [label for label in place.source.split(", ") if label in changed]
+    for label in labels:
+        source = changed[label]
+        names = {table.source: table.action for table in source.tables}
+        if source.action == "add" or names.get(place.object or "") != "keep":
+            return True
+    return False
+
+
+async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None) -> Plan:
+    """Look at all servers and say what going over to *mapping* would do.
+
+    *before*: what runs now, if that is known. Raises ConfigurationError; that a server is out of
+    reach is a finding.
+    """
+    seen = await examine(settings, mapping)
+    known = {source.label: source for source in before.sources} if before is not None else {}
+    sources = [_plan_source(facts, seen.target, known.get(facts.label)) for facts in seen.sources]
+    if seen.target is not None:
+        sources += _removed(seen.target, mapping, known if before is not None else None)
+    elif before is not None:
+        labels = {source.label for source in mapping.sources}
+        sources += [
+            SourcePlan(source.database, source.sid, "remove", source.slot, "drop")
+            for source in before.sources
+            if source.label not in labels
+        ]
+    estimate = await _estimate(settings, seen, sources)
+    return Plan(sources, estimate, list(seen.report.findings))
+
+
+def _plan_source(
+    facts: SourceFacts, target: TargetFacts | None, before: SourceMapping | None
+) -> SourcePlan:
+    source = facts.source
+    record = target.sources.get(source.label) if target is not None else None
+    plan = SourcePlan(
+        source.database,
+        source.sid,
+        "keep",
+        source.slot,
+        "unknown" if not facts.is_complete else "create" if facts.slot is None else "keep",
+        error=str(facts.error) if facts.error is not None else None,
+    )
+    if facts.is_complete and facts.server is not None:
+        plan.publication_sql = publication_sql(
+            source, facts.relations.values(), facts.publications, facts.server.version
+        )
+        rules = _rules(before)
+        plan.tables = [_plan_table(facts, target, mapping, rules) for mapping in facts.mappings]
+    if target is not None and record is not None and facts.is_complete:
+        mapped = {str(mapping.source) for mapping in facts.mappings}
+        plan.tables += [
+            TablePlan(
+                relation.source,
+                relation.target,
+                relation.type,
+                "remove",
+                "its rows stay in the target",
+            )
+            for (label, name), relation in target.relations.items()
+            if label == source.label and name not in mapped
+        ]
+    if target is not None and record is None:
+        plan.action = "add"
+    elif (
+        plan.publication_sql
+        or plan.slot_action == "create"
+        or any(table.action != "keep" for table in plan.tables)
+        or (before is not None and before != source)
+    ):
+        plan.action = "change"
+    return plan
+
+
+def _rules(before: SourceMapping | None) -> dict[str, Any] | None:
+    return None if before is None else {str(rule.pattern): rule for rule in before.rules}
+
+
+def _plan_table(
+    facts: SourceFacts,
+    target: TargetFacts | None,
+    mapping: RelationMapping,
+    rules: dict[str, Any] | None,
+) -> TablePlan:
+    relation = facts.relations.get(mapping.source)
+    record = target.record(facts.source, mapping) if target is not None else None
+    rows = relation.row_count_estimate if relation is not None else None
+    size = relation.size_bytes if relation is not None else None
+
+    def planned(action: str, reason: str | None = None) -> TablePlan:
+        return TablePlan(
+            str(mapping.source), str(mapping.target), mapping.type.value, action, reason, rows, size
+        )
+
+    copies = mapping.rule.initial is Initial.COPY
+    if target is None:
+        return planned("unknown", "the target cannot be looked at")
+    if record is None:
+        return planned("copy", "it is new") if copies else planned("stream", "it is new")
+    if record.target != str(mapping.target):
+        reason = f"its target was {record.target}, whose rows stay"
+        return planned("copy" if copies else "stream", reason)
+    if record.type != mapping.type.value:
+        return planned("copy", f"its type was {record.type}")
+    rule = mapping.rule
+    earlier = rules.get(str(rule.pattern)) if rules is not None else None
+    if earlier is not None and earlier != rule:
+        if (earlier.columns, earlier.exclude, earlier.filter, earlier.set) != (
+            rule.columns,
+            rule.exclude,
+            rule.filter,
+            rule.set,
+        ):
+            return planned("change", "rows that are in the target stay as they are until a resync")
+        return planned("change", "its rule changes")
+    if target.needs_copy(facts.source, mapping):
+        return planned("copy" if copies else "stream", "its copy is not finished")
+    return planned("keep")
+
+
+_NOWHERE: Final = Secret("")
+
+
+def _removed(
+    target: TargetFacts, mapping: Mapping, known: dict[str, SourceMapping] | None
+) -> list[SourcePlan]:
+    """Return plans for sources that the bookkeeping has and *mapping* has not."""
+    labels = {source.label for source in mapping.sources}
+    plans = []
+    for label, record in target.sources.items():
+        if label not in labels:
+            plans.append(plan := _plan_removal(record, target))
+            if known is not None and label not in known:
+                plan.action, plan.slot_action = "forgotten", "drop it by hand"
+    return plans
+
+
+def _plan_removal(record: SourceRecord, target: TargetFacts) -> SourcePlan:
+    gone = SourceMapping(record.database, record.sid, _NOWHERE, ())
+    plan = SourcePlan(record.database, record.sid, "remove", record.slot, "drop")
+    plan.publication_sql = [drop_slot_sql(record.slot), *drop_publications_sql(gone)]
+    plan.tables = [
+        TablePlan(
+            relation.source, relation.target, relation.type, "remove", "its rows stay in the target"
+        )
+        for (label, _), relation in target.relations.items()
+        if label == record.label
+    ]
+    return plan
+
+
+_SPEED_SQL: Final = """
+select sum(p.bytes_copied)::float8
+       / greatest(extract(epoch from max(p.finished_at) - min(p.started_at)), 1)::float8 as speed
+from streamer.sync_partition p
+where p.finished_at is not null and p.started_at is not null
+having sum(p.bytes_copied) > 10000000
+"""
+
+
+async def _estimate(settings: Settings, seen: Examination, sources: list[SourcePlan]) -> Estimate:
+    copies = [table for source in sources for table in source.tables if table.action == "copy"]
+    rows = sum(table.rows or 0 for table in copies)
+    size = sum(table.size_bytes or 0 for table in copies)
+    speed = await _measured_speed(settings, seen.target) if copies else None
+    basis = "assumed" if speed is None else "measured"
+    seconds = size / (speed or ASSUMED_BYTES_PER_SECOND)
+    limit = settings.sync.rows_per_second
+    if limit is not None:
+        per_source = [
+            sum(table.rows or 0 for table in source.tables if table.action == "copy")
+            for source in sources
+        ]
+        seconds = max(seconds, max(per_source, default=0) / limit)
+    if copies:
+        seconds += START_SECONDS
+    return Estimate(len(copies), rows, size, round(seconds, 1), basis)
+
+
+async def _measured_speed(settings: Settings, target: TargetFacts | None) -> float | None:
+    """Return how fast the last copies were, in bytes per second; None if there were none."""
+    if target is None or "sync_partition" not in target.bookkeeping.tables:
+        return None
+    try:
+        address = TargetAddress.parse(settings.target.url)
+        async with target_connection(address, "streamer plan") as connection:
+            speed = await connection.fetch_value(_SPEED_SQL)
+    except StreamerError:
+        return None  # an estimate is not worth a failure
+    return float(speed) if speed else None

@@ -1,0 +1,78 @@
+"""What `streamer run` has of all this: the mapping to run, and the API on its HTTP server."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+
+from streamer.admin.access import Access
+from streamer.admin.api import install
+from streamer.admin.events import Events
+from streamer.admin.service import AdminService, open_service
+from streamer.apply.target import TargetAddress
+from streamer.config.settings import Settings
+from streamer.route.mapping import Mapping
+from streamer.runtime.engine import Engine
+
+log = structlog.get_logger()
+
+TOKEN_LENGTH_MIN = 16
+
+
+class AdminServer:
+    """The admin of one process."""
+
+    def __init__(self, service: AdminService, access: Access) -> None:
+        self._service = service
+        self._access = access
+
+    @property
+    def mapping(self) -> Mapping:
+        """The mapping that was applied last, all of it."""
+        return self._service.mapping
+
+    @property
+    def share(self) -> Callable[[Mapping], Mapping]:
+        """What of a mapping this process runs."""
+        return self._service.share
+
+    @share.setter
+    def share(self, share: Callable[[Mapping], Mapping]) -> None:
+        self._service.share = share
+
+    def attach(self, engine: Engine, app: FastAPI) -> Events:
+        """Let *engine* go over to what is applied, and *app* serve the API.
+
+        The events that are returned have to be closed before the server stops.
+        """
+        settings = self._service.settings
+        events = Events(engine, TargetAddress.parse(settings.target.url))
+        self._service.engine = engine
+        self._service.on_change = events.publish
+        install(app, self._service, self._access, events)
+        return events
+
+    async def reload(self, settings: Settings, mapping: Mapping) -> None:
+        """Go over to what was applied last, or in static mode to *mapping*. Raises
+        StreamerError.
+        """
+        await self._service.reload(settings, mapping)
+
+
+@asynccontextmanager
+async def opened_admin(
+    settings: Settings, config: Path, mapping: Mapping
+) -> AsyncIterator[AdminServer]:
+    """Open the mapping database for the length of a block. Raises ConfigurationError."""
+    access = Access(settings.admin)
+    for name in ("token", "viewer_token"):
+        token = getattr(settings.admin, name)
+        if token is not None and len(token.reveal()) < TOKEN_LENGTH_MIN:
+            log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
+    service = await open_service(settings, config, mapping)
+    try:
+        yield AdminServer(service, access)
+    finally:
+        await service.close()

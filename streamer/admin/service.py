@@ -1,0 +1,538 @@
+"""What the API and the command line do with the mapping, whoever asks: edit, plan, apply, request.
+
+Edits change the draft, and nothing else. Applying builds the mapping from it, looks at the servers,
+stores it as the newest revision and lets the engine go over to it; a draft that cannot be is
+refused before anything has changed. The newest revision is what `streamer run` starts with, so a
+process that dies while applying finishes it at its next start.
+
+In static mode the same is there to be read: the YAML's sources in a store in memory.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from streamer.admin import models
+from streamer.admin.draft import build_mapping, check_table, unfinished
+from streamer.admin.keyring import Keyring
+from streamer.admin.plan import Plan, make_plan
+from streamer.admin.store import AdminStore, Content, Row, open_store
+from streamer.admin.transfer import Wanted, export_mapping, keep_passwords, read_import
+from streamer.admin.urls import has_mask
+from streamer.apply.target import TargetAddress
+from streamer.commands.check.source import check_source
+from streamer.commands.check.source_facts import SourceFacts, read_source
+from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
+from streamer.commands.requests import request
+from streamer.commands.status import read_status
+from streamer.config.settings import Settings
+from streamer.config.source import parse_document, read_text, replace_variables
+from streamer.errors import (
+    AdminError,
+    ConfigurationError,
+    InvalidError,
+    MappingError,
+    ReadOnlyError,
+    StreamerError,
+    UnreadyError,
+)
+from streamer.observability.logs import redact
+from streamer.progress.store import Store
+from streamer.route.mapping import (
+    Mapping,
+    RelationPattern,
+    Secret,
+    SourceMapping,
+    TableRule,
+    parse_name,
+    parse_relation,
+)
+
+log = structlog.get_logger()
+
+EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
+_EMPTY: Final[Content] = {"databases": [], "urls": [], "tables": [], "settings": {}}
+
+
+class Applier(Protocol):
+    """What goes over to another mapping while it runs: an engine."""
+
+    async def apply(self, mapping: Mapping) -> None: ...
+
+
+def database_path(settings: Settings) -> str | None:
+    """Return where the mapping database is, whatever directory one is in."""
+    path = settings.mapping_database
+    return None if path is None else str(path.resolve())
+
+
+def keyring_of(settings: Settings) -> Keyring:
+    """Return the keyring that the settings name; by default beside the mapping database."""
+    path = settings.admin.key_file
+    if path is None and settings.mapping_database is not None:
+        path = settings.mapping_database.with_name(f"{settings.mapping_database.name}.key")
+    return Keyring(settings.admin.key, path)
+
+
+class AdminService:
+    """The mapping, and all that can be done with it. Made by `open_service`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: Path,
+        store: AdminStore,
+        mapping: Mapping,
+        *,
+        is_static: bool,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.mapping = mapping
+        """What runs, all of it, whatever share of it this process does."""
+        self.is_static = is_static
+        self.engine: Applier | None = None
+        self.share: Callable[[Mapping], Mapping] = lambda mapping: mapping
+        self.on_change: Callable[[str, Row], None] = lambda name, data: None
+        self._config = config
+        self._address = TargetAddress.parse(settings.target.url)
+        self._applying = asyncio.Lock()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    # ---- rows ----------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Raise ReadOnlyError in static mode."""
+        if self.is_static:
+            raise ReadOnlyError(
+                "the mapping is in the configuration file",
+                hint="edit that and send SIGHUP, or set mapping_database and `streamer import` it",
+            )
+
+    async def create(self, kind: str, values: Row, actor: str) -> Row:
+        """Add a row to the draft. Raises InvalidError, TakenError."""
+        self.check_writable()
+        row = await self.store.create(kind, self._check(kind, values), actor)
+        self.on_change("draft", {"action": "create", "object": kind, "id": row["id"]})
+        return row
+
+    async def replace(self, kind: str, number: int, values: Row, actor: str) -> Row:
+        """Let a row of the draft be *values*. Raises AdminError."""
+        return await self._change(kind, number, lambda row: values, actor)
+
+    async def patch(self, kind: str, number: int, changes: Row, actor: str) -> Row:
+        """Change some fields of a row of the draft. Raises AdminError."""
+        return await self._change(kind, number, lambda row: row | changes, actor)
+
+    async def _change(
+        self, kind: str, number: int, change: Callable[[Row], Row], actor: str
+    ) -> Row:
+        self.check_writable()
+
+        def changed(row: Row) -> Row:
+            for name in ("id", "database"):
+                row.pop(name, None)
+            return self._check(kind, change(row))
+
+        row = await self.store.replace(kind, number, changed, actor)
+        self.on_change("draft", {"action": "change", "object": kind, "id": number})
+        return row
+
+    async def delete(self, kind: str, number: int, actor: str) -> None:
+        """Remove a row, and what belongs to it, from the draft. Raises NotFoundError."""
+        self.check_writable()
+        await self.store.delete(kind, number, actor)
+        self.on_change("draft", {"action": "delete", "object": kind, "id": number})
+
+    def _check(self, kind: str, values: Row) -> Row:
+        fields = models.validate(kind, values)
+        if kind == "table":
+            check_table(fields, self.settings)
+        return fields
+
+    async def set_settings(self, changes: Row, actor: str) -> Row:
+        """Change settings of the mapping as a whole; None takes one back."""
+        self.check_writable()
+        given = {**await self.store.settings(), **changes}
+        return await self.store.set_settings(given, actor)
+
+    # ---- draft, plan, apply --------------------------------------------------------------------
+
+    async def build(self, content: Content) -> Mapping:
+        """Return the mapping that *content* says. Raises ConfigurationError."""
+        return build_mapping(content, await self.store.reveal(content), self.settings)
+
+    async def draft(self) -> Row:
+        """Say whether the draft differs from what was applied, and what in it is not finished."""
+        content = await self.store.content()
+        latest = await self.store.latest()
+        number, applied = latest if latest is not None else (None, _EMPTY)
+        return {
+            "mapping_database": await asyncio.to_thread(database_path, self.settings),
+            "revision": number,
+            "changed": content != applied and not self.is_static,
+            "unfinished": unfinished(content),
+        }
+
+    async def plan(self) -> Plan:
+        """Say what applying the draft would do. Raises ConfigurationError."""
+        return await self._plan(await self.store.content())
+
+    async def _plan(self, content: Content) -> Plan:
+        if self.is_static:
+            # Without a process that runs it, what it was before is not known.
+            before = self.mapping if self.engine is not None else None
+            return await make_plan(self.settings, self.mapping, before)
+        plan = await make_plan(self.settings, await self.build(content), self.mapping)
+        plan.notes += [f"{text}: it is left out" for text in unfinished(content)]
+        return plan
+
+    async def apply(self, actor: str, *, force: bool = False) -> Row:
+        """Let the draft be what runs. Raises ConfigurationError, UnreadyError: nothing is changed.
+
+        *force*: also if it is seen that a source or a table would stop.
+        """
+        self.check_writable()
+        async with self._applying:
+            content = await self.store.content()
+            mapping = await self.build(content)
+            plan = await self._plan(content)
+            if plan.obstacles and not force:
+                others = len(plan.obstacles) - 1
+                more = f" (and {others} more, see the plan)" if others else ""
+                raise UnreadyError(
+                    redact(f"the draft is not applied: {plan.obstacles[0]}{more}"),
+                    hint="mend it, or apply with force: true (--force)",
+                )
+            number = await self.store.add_revision(content, actor)
+            warning = None
+            try:
+                await self._go_over(mapping)
+            except ConfigurationError:
+                await self.store.drop_revision(number, actor)
+                raise
+            except StreamerError as exc:  # of one source, which says so itself
+                warning = redact(str(exc))
+            self.mapping = mapping
+        self.on_change("applied", {"revision": number})
+        log.info("mapping applied", revision=number, actor=actor, sources=len(mapping.sources))
+        return {"revision": number, "warning": warning, "plan": plan.to_json()}
+
+    async def _go_over(self, mapping: Mapping) -> None:
+        if self.engine is not None:
+            await self.engine.apply(self.share(mapping))
+
+    async def reload(self, settings: Settings, mapping: Mapping) -> None:
+        """Go over to the newest revision, which another process may have made; in static mode to
+        *mapping*. Raises ConfigurationError, and then nothing has changed, and StreamerError.
+        """
+        async with self._applying:
+            if not self.is_static:
+                mapping = await applied_mapping(self.store, self.settings)
+            try:
+                await self._go_over(mapping)
+            except ConfigurationError:
+                raise
+            except StreamerError:
+                self.mapping = mapping
+                raise
+            self.mapping = mapping
+            if self.is_static:
+                await show_static(self, settings)
+
+    async def discard(self, actor: str) -> None:
+        """Let the draft be what was applied last."""
+        self.check_writable()
+        latest = await self.store.latest()
+        await self.store.restore(latest[1] if latest is not None else None, actor)
+        self.on_change("draft", {"action": "discard"})
+
+    # ---- YAML ----------------------------------------------------------------------------------
+
+    async def export(self) -> tuple[str, list[str]]:
+        """Return the draft as YAML, and the variables in it that stand for passwords."""
+        content = await self.store.content()
+        urls = await self.store.reveal(content)
+        return export_mapping(content, urls, await self._base())
+
+    async def import_text(self, path: Path, text: str, actor: str) -> list[str]:
+        """Let the draft be what a file says; return notes. Raises ConfigurationError."""
+        self.check_writable()
+        found = read_import(path, text)
+        content = await self.store.content()
+        urls = await self.store.reveal(content)
+        wanted = keep_passwords(found.wanted, content, urls, await self._base())
+        for _, _, tables in wanted:
+            for row in tables:
+                check_table(row, self.settings)
+        settings = None
+        if found.settings is not None:
+            settings = _differing(found.settings, self.settings)
+        await self.store.merge(wanted, settings, actor)
+        self.on_change("draft", {"action": "import"})
+        return found.notes
+
+    async def _base(self) -> Row:
+        """Return the configuration file as it is written."""
+
+        def read() -> Row:
+            if not self._config.exists():
+                return {}
+            return parse_document(self._config, read_text(self._config), replace=False).values
+
+        return await asyncio.to_thread(read)
+
+    # ---- servers -------------------------------------------------------------------------------
+
+    async def status(self) -> Row:
+        """Return what `streamer status --json` says, and how the draft is."""
+        statuses = await read_status(self._address, self.mapping)
+        return {
+            "mode": "static" if self.is_static else "admin",
+            "draft": await self.draft(),
+            "sources": [_redacted(status.to_json()) for status in statuses],
+        }
+
+    async def discover(self, url: str | None, number: int | None) -> Row:
+        """Look at a database: one that is stored, or *url*. Raises InvalidError, SourceError."""
+        if (url is None) == (number is None):
+            raise InvalidError("url: give either url or url_id")
+        database: int | None = None
+        if number is not None:
+            row = await self.store.get("url", number)
+            database = row["database_id"]
+            content = await self.store.content()
+            url = (await self.store.reveal(content))[number]
+        assert url is not None
+        if has_mask(url):
+            raise InvalidError("url: *** stands for a stored password: give url_id instead")
+        try:
+            given = replace_variables(url)
+        except LookupError as exc:
+            raise InvalidError(f"url: {exc.args[0]}") from None
+        rule = TableRule(EVERY_TABLE, EVERY_TABLE)
+        facts = await read_source(SourceMapping("discover", None, Secret(given), (rule,)), "public")
+        if facts.server is None:
+            raise facts.error or UnreadyError("the database did not answer")
+        mapped = []
+        if database is not None:
+            content = await self.store.content()
+            mapped = [
+                parse_relation(f"{row['schema']}.{row['name']}", "public")
+                for row in content["tables"]
+                if row["database_id"] == database
+            ]
+        return _discovered(facts, mapped)
+
+    async def act(self, action: str, number: int, sid: str | None) -> list[str]:
+        """Ask for resync, pause or resume of what a table's rule means; return the names."""
+        self.check_writable()
+        row = await self.store.get("table", number)
+        content = await self.store.content()
+        patterns = [
+            parse_relation(f"{other['schema']}.{other['name']}", "public")
+            for other in content["tables"]
+            if other["database_id"] == row["database_id"] and other["id"] != number
+        ]
+        exact = [pattern for pattern in patterns if not pattern.is_pattern]
+        own = parse_relation(f"{row['schema']}.{row['name']}", "public")
+        store = Store(self._address, "streamer api")
+        try:
+            records = await store.sources() if await store.exists() else []
+            sources = {
+                record.source_id: record
+                for record in records
+                if record.database == row["database"] and (sid is None or record.sid == sid)
+            }
+            wanted = [
+                (sources[relation.source_id], relation.source)
+                for relation in (await store.relations() if sources else [])
+                if relation.source_id in sources
+                and own.matches(parse_name(relation.source))
+                and not any(each.matches(parse_name(relation.source)) for each in exact)
+            ]
+        finally:
+            await store.close()
+        if not wanted:
+            raise UnreadyError(
+                f'no table of "{row["database"]}" that "{own}" means is streamed yet',
+                hint="apply the draft, and see /api/status",
+            )
+        names: list[str] = []
+        for record, name in wanted:
+            try:
+                names += await request(
+                    self._address, action, name, database=record.database, sid=record.sid
+                )
+            except MappingError as exc:  # gone in between
+                raise UnreadyError(exc.message, hint=exc.hint) from None
+        return names
+
+    async def quarantine(self, choice: Choice, limit: int) -> Row:
+        """Return the oldest changes in quarantine, and how many there are."""
+        try:
+            rows = await read_rows(self._address, choice, limit)
+            total = await count_rows(self._address, choice)
+        except MappingError:  # nothing of that is streamed, so nothing of it is in quarantine
+            rows, total = [], 0
+        return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
+
+    async def ask_quarantine(self, action: str, choice: Choice) -> list[Row]:
+        """Ask for retry or drop; return of which tables, and how many changes. Raises
+        InvalidError, UnreadyError.
+        """
+        self.check_writable()
+        if choice.table is None and not choice.ids:
+            raise InvalidError("ids: say which changes, or of which table")
+        try:
+            asked = await ask(self._address, action, choice)
+        except MappingError as exc:
+            raise UnreadyError(exc.message, hint=exc.hint) from None
+        return [{"table": name, "changes": count} for name, count in asked]
+
+
+def _differing(settings: Row, file: Settings) -> Row:
+    """Return what of an imported file's settings is not as our own configuration says."""
+    own = {"target_schema": file.target.schema_, "on_error": file.on_error.value}
+    return {name: value for name, value in settings.items() if value != own[name]}
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    return value
+
+
+def _discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
+    server = facts.server
+    assert server is not None
+    findings = check_source(facts, None)
+    by_object: dict[str, list[Row]] = {}
+    for finding in findings:
+        by_object.setdefault(finding.place.object or "", []).append(finding.to_json())
+    tables = []
+    for seen in facts.seen:
+        relation = facts.relations.get(seen.relation)
+        if relation is None and seen.root is not None:
+            continue  # a partition comes along with its root
+        own = by_object.pop(str(seen.relation), [])
+        pattern = RelationPattern(seen.namespace, seen.name)
+        table: Row = {
+            "schema": pattern.written_namespace,
+            "name": pattern.written_name,
+            "obstacle": seen.obstacle,
+            "mapped": any(each.matches(seen.relation) for each in mapped),
+            "findings": own,
+        }
+        if relation is not None:
+            table |= {
+                "rows": relation.row_count_estimate,
+                "size_bytes": relation.size_bytes,
+                "is_partitioned": relation.is_partitioned,
+                "key": list(relation.key),
+                "primary_key": list(relation.primary_key),
+                "replica_identity": relation.replica_identity,
+                "columns": [
+                    {"name": column.name, "type": column.type, "not_null": column.not_null}
+                    for column in relation.columns
+                ],
+            }
+        tables.append(table)
+    return {
+        "server": {
+            "version": server.version_text,
+            "database": server.database,
+            "role": server.role,
+            "wal_level": server.wal_level,
+            "in_recovery": server.in_recovery,
+        },
+        "tables": tables,
+        "findings": [finding for rest in by_object.values() for finding in rest],
+    }
+
+
+# ---- opening -----------------------------------------------------------------------------------
+
+
+async def applied_mapping(store: AdminStore, settings: Settings) -> Mapping:
+    """Return the mapping of the newest revision. Raises ConfigurationError."""
+    latest = await store.latest()
+    content = latest[1] if latest is not None else _EMPTY
+    return build_mapping(content, await store.reveal(content), settings)
+
+
+async def load_applied(settings: Settings) -> Mapping:
+    """The same from the file, for a command that looks and goes; nothing is made. Raises
+    ConfigurationError.
+    """
+    path = settings.mapping_database
+    assert path is not None
+    if not await asyncio.to_thread(path.exists):
+        return Mapping((), settings.target.schema_)
+    store = await open_store(path, keyring_of(settings))
+    try:
+        return await applied_mapping(store, settings)
+    finally:
+        await store.close()
+
+
+async def open_service(settings: Settings, config: Path, mapping: Mapping) -> AdminService:
+    """Open the mapping database, or show the *mapping* of static mode.
+
+    Raises ConfigurationError.
+    """
+    if settings.mapping_database is not None:
+        store = await open_store(settings.mapping_database, keyring_of(settings))
+        try:
+            mapping = await applied_mapping(store, settings)
+        except BaseException:
+            await store.close()
+            raise
+        return AdminService(settings, config, store, mapping, is_static=False)
+    store = await open_store(None, Keyring.temporary())
+    service = AdminService(settings, config, store, mapping, is_static=True)
+    await show_static(service, settings)
+    return service
+
+
+async def show_static(service: AdminService, settings: Settings) -> None:
+    """Let the store in memory hold what the configuration file says."""
+    try:
+        await service.store.merge(_rows_of(settings), None, "file")
+    except AdminError as exc:  # what runs does not depend on it
+        log.warning("the API cannot show the mapping", error=str(exc))
+
+
+def _rows_of(settings: Settings) -> Wanted:
+    wanted: Wanted = []
+    for group in settings.sources:
+        urls = [
+            models.validate(
+                "url",
+                {
+                    **url.model_dump(mode="json", exclude={"url"}),
+                    "url": url.url.reveal().replace("${", "$${"),
+                    "database_id": 1,
+                },
+            )
+            for url in group.urls
+        ]
+        tables = [
+            models.validate(
+                "table", {**table.model_dump(mode="json"), "name": name, "database_id": 1}
+            )
+            for name, table in group.tables.items()
+        ]
+        fields = group.model_dump(mode="json", exclude={"database", "urls", "tables"})
+        database = models.validate("database", {**fields, "name": group.database})
+        wanted.append((database, urls, tables))
+    return wanted

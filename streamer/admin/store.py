@@ -1,0 +1,616 @@
+"""The SQLite database of the mapping: draft, revisions, audit.
+
+One connection writes, one task at a time, each in a transaction together with its audit rows;
+another one reads. The journal is written ahead (WAL), so readers never wait for it, and a second
+process (the command line, while `run` works) may look and edit as well. Passwords are encrypted
+before they get here; a row that leaves has ``***`` for them, unless the mapping itself is built.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from streamer.admin.keyring import Keyring
+from streamer.admin.models import COLUMNS, default_settings, row_settings
+from streamer.admin.urls import check_url, fill_masks, has_mask, mask, secret_spans
+from streamer.errors import InvalidError, NotFoundError, StoreError, TakenError
+from streamer.migrations import read_migrations
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+"""The draft or a revision: rows of databases, urls and tables, and the settings; encrypted."""
+
+BUSY_SECONDS: Final = 5.0
+
+_COLUMN: Final = {"schema": "namespace"}
+"""Names of columns that differ from the API's."""
+_TABLES: Final = {"database": "database", "url": "url", "table": '"table"'}
+_FIELD_NAME: Final = re.compile(r"[a-z_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which part of a list, in which order."""
+
+    page: int = 1
+    per_page: int = 50
+    sort: str = "id"
+    descending: bool = False
+    search: str | None = None
+    filters: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def _translating(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.DatabaseError, OSError) as exc:
+        raise StoreError(
+            f"mapping database {path}: {exc}",
+            hint="see that it is an SQLite file which may be written, and that its disk has room",
+        ) from exc
+
+
+class AdminStore:
+    """The mapping database. Made by `open_store`."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        keyring: Keyring,
+        writer: aiosqlite.Connection,
+        reader: aiosqlite.Connection,
+    ) -> None:
+        self.path = path
+        self.keyring = keyring
+        self._writer = writer
+        self._reader = reader
+        self._lock = asyncio.Lock()
+        self._reading = asyncio.Lock()
+
+    async def close(self) -> None:
+        await self._writer.close()
+        if self._reader is not self._writer:
+            await self._reader.close()
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _reads(self) -> AsyncIterator[aiosqlite.Connection]:
+        """Have a reader for a block that sees one state of the database."""
+        lock = self._lock if self._reader is self._writer else self._reading
+        async with lock:
+            with _translating(self.path):
+                await self._reader.execute("begin")
+                try:
+                    yield self._reader
+                finally:
+                    await self._reader.execute("rollback")
+
+    async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
+        """Return a part of the rows of *kind*, and how many there are. Raises InvalidError."""
+        expressions = _expressions(kind)
+        conditions, parameters = ["true"], []
+        for name, value in query.filters.items():
+            if name not in expressions:
+                raise InvalidError(f"{name}: not a field to filter by")
+            conditions.append(f"{expressions[name]} = ?")
+            parameters.append(value)
+        if query.search:
+            texts = [e for n, e in expressions.items() if n not in ("id", "database_id")]
+            matches = " or ".join(f"instr(lower({e}), lower(?)) > 0" for e in texts)
+            conditions.append(f"({matches})")
+            parameters += [query.search] * len(texts)
+        if query.sort not in expressions:
+            known = ", ".join(sorted(expressions))
+            raise InvalidError(f"sort: no field {query.sort}", hint=f"one of: {known}")
+        order = f"{expressions[query.sort]} {'desc' if query.descending else 'asc'}, r.id"
+        where = f"{_from(kind)} where {' and '.join(conditions)}"
+        async with self._reads() as reader:
+            (total,) = await _one(reader, f"select count(*) {where}", parameters)
+            rows = await reader.execute_fetchall(
+                f"{_select(kind)} {where} order by {order} limit ? offset ?",
+                [*parameters, query.per_page, (query.page - 1) * query.per_page],
+            )
+        return [_row(kind, row) for row in rows], total
+
+    async def get(self, kind: str, number: int) -> Row:
+        """Return a row. Raises NotFoundError."""
+        async with self._reads() as reader:
+            return await _get(reader, kind, number)
+
+    async def settings(self) -> Row:
+        """Return the settings of the mapping as a whole that are given."""
+        async with self._reads() as reader:
+            return await _settings(reader)
+
+    async def content(self) -> Content:
+        """Return the whole draft."""
+        async with self._reads() as reader:
+            return await _content(reader)
+
+    async def latest(self) -> tuple[int, Content] | None:
+        """Return the newest revision with its number; None before the first."""
+        async with self._reads() as reader:
+            rows = list(
+                await reader.execute_fetchall(
+                    "select number, content from revision order by number desc limit 1"
+                )
+            )
+        return (rows[0][0], json.loads(rows[0][1])) if rows else None
+
+    async def audit(self, query: Query) -> tuple[list[Row], int]:
+        """Return what was changed, the newest first."""
+        async with self._reads() as reader:
+            (total,) = await _one(reader, "select count(*) from audit", [])
+            rows = await reader.execute_fetchall(
+                "select id, at, actor, action, object, object_id, label, before, after from audit"
+                " order by id desc limit ? offset ?",
+                [query.per_page, (query.page - 1) * query.per_page],
+            )
+        entries = [dict(row) for row in rows]
+        for entry in entries:
+            for name in ("before", "after"):
+                entry[name] = json.loads(entry[name]) if entry[name] else None
+        return entries, total
+
+    async def reveal(self, content: Content) -> dict[int, str]:
+        """Return the urls of *content* with their passwords, by id. Raises StoreError."""
+
+        def decrypt() -> dict[int, str]:
+            return {
+                row["id"]: self.keyring.decrypt(row["secret"], f"url {row['id']} ({row['url']})")
+                if row["secret"]
+                else row["url"]
+                for row in content["urls"]
+            }
+
+        return await asyncio.to_thread(decrypt)
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
+        """Have the writer for a block that is one transaction."""
+        async with self._lock:
+            with _translating(self.path):
+                await self._writer.execute("begin immediate")
+                try:
+                    yield self._writer
+                    await self._writer.execute("commit")
+                except BaseException:
+                    await self._writer.execute("rollback")
+                    raise
+
+    async def create(self, kind: str, fields: Row, actor: str) -> Row:
+        """Add a row. Raises InvalidError, TakenError."""
+        async with self._writes() as writer:
+            return await self._create(writer, kind, fields, actor)
+
+    async def replace(
+        self, kind: str, number: int, change: Callable[[Row], Row], actor: str
+    ) -> Row:
+        """Let a row be what *change* makes of it. Raises AdminError."""
+        async with self._writes() as writer:
+            before = await _get(writer, kind, number)
+            return await self._replace(writer, kind, before, change(dict(before)), actor)
+
+    async def delete(self, kind: str, number: int, actor: str) -> None:
+        """Remove a row, and what belongs to it. Raises NotFoundError."""
+        async with self._writes() as writer:
+            await self._delete(writer, kind, await _get(writer, kind, number), actor)
+
+    async def set_settings(self, settings: Row, actor: str) -> Row:
+        """Let the settings that are given be *settings*."""
+        async with self._writes() as writer:
+            await _set_settings(writer, settings, actor)
+            return await _settings(writer)
+
+    async def merge(
+        self, wanted: list[tuple[Row, list[Row], list[Row]]], settings: Row | None, actor: str
+    ) -> None:
+        """Let the draft be *wanted*: each database with its urls and tables, without numbers.
+
+        Rows that are there already keep their numbers, and urls their passwords where ``***``
+        stands for them. *settings*: None leaves those as they are.
+        """
+        async with self._writes() as writer:
+            databases = await _all(writer, "database")
+            urls, tables = await _all(writer, "url"), await _all(writer, "table")
+            by_name = {row["name"]: row for row in databases}
+            for database, its_urls, its_tables in wanted:
+                known = by_name.pop(database["name"], None)
+                if known is None:
+                    known = await self._create(writer, "database", database, actor)
+                else:
+                    await self._replace(writer, "database", known, database, actor)
+                number = known["id"]
+                for kind, present, given in (
+                    ("url", urls, its_urls),
+                    ("table", tables, its_tables),
+                ):
+                    mine = {_key(kind, r): r for r in present if r["database_id"] == number}
+                    for fields in given:
+                        row = {**fields, "database_id": number}
+                        there = mine.pop(_key(kind, row), None)
+                        if there is None:
+                            await self._create(writer, kind, row, actor)
+                        else:
+                            await self._replace(writer, kind, there, row, actor)
+                    for row in mine.values():
+                        await self._delete(writer, kind, row, actor)
+            for row in by_name.values():
+                await self._delete(writer, "database", row, actor)
+            if settings is not None:
+                await _set_settings(writer, settings, actor)
+
+    async def add_revision(self, content: Content, actor: str) -> int:
+        """Store what is applied; return its number."""
+        async with self._writes() as writer:
+            cursor = await writer.execute(
+                "insert into revision (applied_at, actor, content) values (?, ?, ?)",
+                [_now(), actor, json.dumps(content)],
+            )
+            number = cursor.lastrowid
+            assert number is not None
+            await _audit(writer, actor, "apply", "mapping", number, f"revision {number}")
+            return number
+
+    async def drop_revision(self, number: int, actor: str) -> None:
+        """Take back a revision that could not be applied."""
+        async with self._writes() as writer:
+            await writer.execute("delete from revision where number = ?", [number])
+            await _audit(writer, actor, "refused", "mapping", number, f"revision {number}")
+
+    async def restore(self, content: Content | None, actor: str) -> None:
+        """Let the draft be what a revision has; nothing, without one."""
+        content = content or {"databases": [], "urls": [], "tables": [], "settings": {}}
+        async with self._writes() as writer:
+            await writer.execute("delete from database")
+            for row in content["databases"]:
+                await _insert(writer, "database", row)
+            for kind, rows in (("url", content["urls"]), ("table", content["tables"])):
+                for row in rows:
+                    await _insert(writer, kind, row)
+            await writer.execute("delete from setting")
+            for name, value in content["settings"].items():
+                await writer.execute("insert into setting values (?, ?)", [name, json.dumps(value)])
+            await _audit(writer, actor, "discard", "mapping", None, "draft")
+
+    async def _create(
+        self, writer: aiosqlite.Connection, kind: str, fields: Row, actor: str
+    ) -> Row:
+        values = {**fields, "settings": row_settings(kind, fields)}
+        if kind == "url":
+            values |= await self._seal(fields["url"], None)
+        number = await _insert(writer, kind, values)
+        row = await _get(writer, kind, number)
+        await _audit(writer, actor, "create", kind, number, _label(kind, row), None, row)
+        return row
+
+    async def _replace(
+        self, writer: aiosqlite.Connection, kind: str, before: Row, fields: Row, actor: str
+    ) -> Row:
+        number = before["id"]
+        values = {**fields, "settings": row_settings(kind, fields)}
+        if kind == "url":
+            (secret,) = await _one(writer, "select secret from url where id = ?", [number])
+            values |= await self._seal(fields["url"], (before["url"], secret))
+        columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
+        assignments = ", ".join(f"{_COLUMN.get(name, name)} = ?" for name in columns)
+        with _constraints(kind, fields):
+            await writer.execute(
+                f"update {_TABLES[kind]} set {assignments} where id = ?",
+                [*_values(values, columns), number],
+            )
+        row = await _get(writer, kind, number)
+        has_new_password = kind == "url" and values["secret"] != secret
+        if row != before or has_new_password:
+            label = _label(kind, row)
+            action = "change password" if has_new_password and row == before else "change"
+            await _audit(writer, actor, action, kind, number, label, before, row)
+        return row
+
+    async def _delete(self, writer: aiosqlite.Connection, kind: str, row: Row, actor: str) -> None:
+        await writer.execute(f"delete from {_TABLES[kind]} where id = ?", [row["id"]])
+        await _audit(writer, actor, "delete", kind, row["id"], _label(kind, row), row, None)
+
+    async def _seal(self, url: str, stored: tuple[str, str | None] | None) -> Row:
+        """Return a url as it is stored, its passwords encrypted; the same if they are the same."""
+
+        def seal() -> Row:
+            plain = None
+            if stored is not None and stored[1] is not None:
+                if url == stored[0]:
+                    return {"url": stored[0], "secret": stored[1]}
+                if has_mask(url):
+                    plain = self.keyring.decrypt(stored[1], "this url")
+            full = url
+            if has_mask(url):
+                if plain is None:
+                    raise InvalidError("url: *** stands for a stored password, and there is none")
+                try:
+                    full = fill_masks(url, plain)
+                    check_url(full)
+                except ValueError as exc:
+                    raise InvalidError(f"url: {exc}") from None
+            if not secret_spans(full) and mask(full) == full:
+                return {"url": full, "secret": None}
+            return {"url": mask(full), "secret": self.keyring.encrypt(full)}
+
+        return await asyncio.to_thread(seal)
+
+
+# ---- opening -----------------------------------------------------------------------------------
+
+
+async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
+    """Open the mapping database, made if it is not there, and bring it up to date.
+
+    Without a *path* it is in memory. Raises StoreError.
+    """
+    with _translating(path):
+        if path is None:
+            connection = await _connect(":memory:")
+            store = AdminStore(path, keyring, connection, connection)
+        else:
+            await asyncio.to_thread(_touch, path)
+            writer = await _connect(path)
+            try:
+                await writer.execute("pragma journal_mode = wal")
+                # A change that was answered survives the machine.
+                await writer.execute("pragma synchronous = full")
+                reader = await _connect(path)
+                await reader.execute("pragma query_only = on")
+            except BaseException:
+                await writer.close()
+                raise
+            store = AdminStore(path, keyring, writer, reader)
+        try:
+            await _migrate(store)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+
+def _touch(path: Path) -> None:
+    """Make the file for its owner alone; SQLite gives its journal the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+async def _connect(path: Path | str) -> aiosqlite.Connection:
+    connection = await aiosqlite.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    try:
+        connection.row_factory = sqlite3.Row
+        await connection.execute("pragma foreign_keys = on")
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _migrate(store: AdminStore) -> None:
+    migrations = await asyncio.to_thread(read_migrations, "admin")
+    async with store._writes() as writer:
+        await writer.execute(
+            "create table if not exists migration (number integer primary key,"
+            " name text not null, applied_at text not null)"
+        )
+        (applied,) = await _one(writer, "select coalesce(max(number), 0) from migration", [])
+    if applied > migrations[-1].number:
+        raise StoreError(
+            f"mapping database {store.path} was made by a newer streamer (migration {applied})",
+            hint="run that version or a later one",
+        )
+    for migration in migrations:
+        async with store._writes() as writer:
+            is_applied = await writer.execute_fetchall(
+                "select 1 from migration where number = ?", [migration.number]
+            )
+            if list(is_applied):
+                continue
+            for statement in statements(migration.sql):
+                await writer.execute(statement)
+            await writer.execute(
+                "insert into migration values (?, ?, ?)",
+                [migration.number, migration.name, _now()],
+            )
+
+
+def statements(sql: str) -> Iterator[str]:
+    """Split a script: SQLite's own way to run one would end the transaction."""
+    statement = ""
+    for line in sql.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement
+
+
+# ---- SQL ---------------------------------------------------------------------------------------
+
+
+def _from(kind: str) -> str:
+    if kind == "database":
+        return "from database r"
+    return f"from {_TABLES[kind]} r join database d on d.id = r.database_id"
+
+
+def _select(kind: str) -> str:
+    columns = ["r.id", *(f"r.{_COLUMN.get(n, n)} as {n}" for n in COLUMNS[kind])]
+    columns.append("r.settings")
+    if kind != "database":
+        columns.append("d.name as database")
+    return f"select {', '.join(columns)}"
+
+
+def _expressions(kind: str) -> dict[str, str]:
+    """Return what can be filtered, searched and sorted by, as SQL."""
+    expressions = {"id": "r.id"} | {n: f"r.{_COLUMN.get(n, n)}" for n in COLUMNS[kind]}
+    if kind != "database":
+        expressions["database"] = "d.name"
+    for name, value in default_settings(kind).items():
+        if isinstance(value, dict | list) or not _FIELD_NAME.fullmatch(name):
+            continue
+        default = json.dumps(value).replace("'", "''")
+        value_sql = f"json_extract(r.settings, '$.{name}')"
+        expressions[name] = f"coalesce({value_sql}, json_extract('{default}', '$'))"
+    return expressions
+
+
+async def _one(connection: aiosqlite.Connection, sql: str, parameters: list[Any]) -> Any:
+    (row,) = await connection.execute_fetchall(sql, parameters)
+    return row
+
+
+def _row(kind: str, row: Any) -> Row:
+    fields: Row = dict(row)
+    settings: Row = json.loads(fields.pop("settings"))
+    return fields | default_settings(kind) | settings
+
+
+async def _get(connection: aiosqlite.Connection, kind: str, number: int) -> Row:
+    rows = list(
+        await connection.execute_fetchall(f"{_select(kind)} {_from(kind)} where r.id = ?", [number])
+    )
+    if not rows:
+        raise NotFoundError(f"there is no {kind} {number}")
+    return _row(kind, rows[0])
+
+
+async def _all(connection: aiosqlite.Connection, kind: str) -> list[Row]:
+    rows = await connection.execute_fetchall(f"{_select(kind)} {_from(kind)} order by r.id")
+    return [_row(kind, row) for row in rows]
+
+
+async def _content(connection: aiosqlite.Connection) -> Content:
+    content: Content = {}
+    for kind, name in (("database", "databases"), ("url", "urls"), ("table", "tables")):
+        columns = ["id", *(f"{_COLUMN.get(n, n)} as {n}" for n in COLUMNS[kind]), "settings"]
+        columns += ["secret"] if kind == "url" else []
+        rows = await connection.execute_fetchall(
+            f"select {', '.join(columns)} from {_TABLES[kind]} order by id"
+        )
+        content[name] = [{**dict(row), "settings": json.loads(row["settings"])} for row in rows]
+    content["settings"] = await _settings(connection)
+    return content
+
+
+async def _settings(connection: aiosqlite.Connection) -> Row:
+    rows = await connection.execute_fetchall("select name, value from setting order by name")
+    return {row["name"]: json.loads(row["value"]) for row in rows}
+
+
+async def _set_settings(writer: aiosqlite.Connection, settings: Row, actor: str) -> None:
+    before = await _settings(writer)
+    after = {name: settings[name] for name in sorted(settings) if settings[name] is not None}
+    if before == after:
+        return
+    await writer.execute("delete from setting")
+    for name, value in after.items():
+        await writer.execute("insert into setting values (?, ?)", [name, json.dumps(value)])
+    await _audit(writer, actor, "change", "settings", None, "settings", before, after)
+
+
+def _values(values: Row, columns: list[str]) -> list[Any]:
+    return [
+        json.dumps(values[name]) if name == "settings" else values.get(name) for name in columns
+    ]
+
+
+async def _insert(writer: aiosqlite.Connection, kind: str, values: Row) -> int:
+    columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
+    columns += ["id"] if "id" in values else []
+    names = ", ".join(_COLUMN.get(name, name) for name in columns)
+    marks = ", ".join("?" for _ in columns)
+    with _constraints(kind, values):
+        cursor = await writer.execute(
+            f"insert into {_TABLES[kind]} ({names}) values ({marks})", _values(values, columns)
+        )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+@contextmanager
+def _constraints(kind: str, fields: Row) -> Iterator[None]:
+    """Say which field is at fault where SQLite refuses a row."""
+    try:
+        yield
+    except sqlite3.IntegrityError as exc:
+        if "FOREIGN KEY" in str(exc):
+            raise InvalidError(
+                f"database_id: there is no database {fields['database_id']}"
+            ) from exc
+        if "UNIQUE" not in str(exc):
+            raise InvalidError(f"{kind}: {exc}") from exc
+        match kind:
+            case "database":
+                message = f'name: there is a database "{fields["name"]}" already'
+            case "url":
+                sid = fields["sid"]
+                what = "without a sid" if sid is None else f'with sid "{sid}"'
+                message = f"sid: the database has a url {what} already"
+            case _:
+                name = f"{fields['schema']}.{fields['name']}"
+                message = f'name: the database has a table "{name}" already'
+        raise TakenError(message) from exc
+
+
+async def _audit(
+    writer: aiosqlite.Connection,
+    actor: str,
+    action: str,
+    kind: str,
+    number: int | None,
+    label: str,
+    before: Row | None = None,
+    after: Row | None = None,
+) -> None:
+    await writer.execute(
+        "insert into audit (at, actor, action, object, object_id, label, before, after)"
+        " values (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            _now(),
+            actor,
+            action,
+            kind,
+            number,
+            label,
+            None if before is None else json.dumps(before),
+            None if after is None else json.dumps(after),
+        ],
+    )
+
+
+def _key(kind: str, row: Row) -> tuple[Any, ...]:
+    """Return what tells a row from the others of its database."""
+    return (row["sid"],) if kind == "url" else (row["schema"], row["name"])
+
+
+def _label(kind: str, row: Row) -> str:
+    match kind:
+        case "database":
+            return str(row["name"])
+        case "url":
+            return str(row["database"]) + ("" if row["sid"] is None else f":{row['sid']}")
+        case _:
+            return f"{row['database']} {row['schema']}.{row['name']}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,326 @@
+"""The mapping as YAML, and from YAML: ours, or the map.yaml of kuvasz-streamer.
+
+An export is a configuration that `streamer run` takes: the settings of the configuration file, and
+the sources of the store, in order of their names, each key only where it is not as by default. It
+never holds a password: where one is stored, a variable stands in its place. Such a variable, read
+again into the same store, means the password that is stored. Pure.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from streamer.admin import models
+from streamer.admin.draft import groups_of
+from streamer.admin.urls import replace_secrets
+from streamer.config.settings import SourceSettings, explain
+from streamer.config.source import Document, Location, format_location, parse_document
+from streamer.errors import InvalidError, SettingsError
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+Wanted = list[tuple[Row, list[Row], list[Row]]]
+"""Databases with their urls and tables."""
+
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NOT_EXPORTED: Final = ("mapping_database", "sources", "admin")
+
+
+class _Variables:
+    """Names for variables that stand for passwords, each once, and none that is used already."""
+
+    def __init__(self, urls: dict[int, str], base: Row) -> None:
+        texts = [*urls.values(), *_strings(base)]
+        self._taken = {name for text in texts for name in _REFERENCE.findall(text)}
+        self.names: list[str] = []
+        self.target_url: str | None = None
+        target = base.get("target")
+        if isinstance(target, dict) and isinstance(target.get("url"), str):
+            self.target_url = self.stand_in(target["url"], "target")
+
+    def stand_in(self, url: str, label: str) -> str:
+        """Return *url* with a variable for each password."""
+
+        def name(parameter: str) -> str:
+            base = re.sub(r"[^A-Z0-9_]", "_", f"{label}_{parameter}".upper())
+            base = base if base[:1].isalpha() else f"_{base}"
+            chosen, number = base, 2
+            while chosen in self._taken:
+                chosen, number = f"{base}_{number}", number + 1
+            self._taken.add(chosen)
+            self.names.append(chosen)
+            return chosen
+
+        return replace_secrets(url, lambda span: f"${{{name(span.parameter)}}}")
+
+
+def export_mapping(content: Content, urls: dict[int, str], base: Row) -> tuple[str, list[str]]:
+    """Return the YAML, and the variables in it that stand for passwords.
+
+    *base*: the configuration file as it is written, variables not replaced.
+    """
+    groups = groups_of(content)
+    variables = _Variables(urls, base)
+    document: Row = {k: v for k, v in base.items() if k not in _NOT_EXPORTED}
+    if variables.target_url is not None:
+        document["target"] = {**document["target"], "url": variables.target_url}
+    if (schema := content["settings"].get("target_schema")) is not None:
+        document["target"] = {**(document.get("target") or {}), "schema": schema}
+    if (on_error := content["settings"].get("on_error")) is not None:
+        document["on_error"] = on_error
+    document["sources"] = [
+        _export_group(group.database, group.urls, group.tables, urls, variables)
+        for group in groups
+        if group.is_complete
+    ]
+    text = yaml.dump(
+        document,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=False,
+    )
+    return text, variables.names
+
+
+def _export_group(
+    database: Row,
+    rows: list[Row],
+    tables: dict[str, Row],
+    urls: dict[int, str],
+    variables: _Variables,
+) -> Row:
+    exported = []
+    for row in rows:
+        entry = {"url": variables.stand_in(urls[row["id"]], _label(database, row))}
+        if row["sid"] is not None:
+            entry["sid"] = row["sid"]
+        exported.append({**entry, **row["settings"]})
+    return {
+        "database": database["name"],
+        "urls": exported,
+        **database["settings"],
+        "tables": {
+            key.removeprefix("public.") if _is_plain(row) else key: row["settings"] or None
+            for key, row in tables.items()
+        },
+    }
+
+
+def _is_plain(row: Row) -> bool:
+    return bool(row["schema"] == "public")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes nothing at all for null, as people do, and lists below their key indented."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "")
+)
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What a file says. ``settings``: None if it is not a file of ours. ``notes``: for people."""
+
+    wanted: Wanted
+    settings: Row | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_import(path: Path, text: str) -> Import:
+    """Read a configuration file or a map.yaml. Raises ConfigurationError with line and key."""
+    document = parse_document(path, text, replace=False, list_key="sources")
+    notes: list[str] = []
+    if document.is_list:
+        document.values["sources"] = [
+            _from_kuvasz(group, ("sources", number), document, notes)
+            for number, group in enumerate(document.values["sources"])
+        ]
+    sources = document.values.get("sources")
+    if not isinstance(sources, list):
+        raise SettingsError(
+            f"{path}: no sources in it",
+            hint="it takes a configuration file with `sources`, or a map.yaml of kuvasz-streamer",
+        )
+    wanted = []
+    names: set[str] = set()
+    for number, group in enumerate(sources):
+        location: Location = ("sources", number)
+        model = _validate(group, location, document)
+        if model.database in names:
+            raise SettingsError(
+                f'{document.where(location)}: database "{model.database}" is there twice',
+                hint="put its urls and tables together",
+            )
+        names.add(model.database)
+        wanted.append(_rows(group, location, document))
+    return Import(wanted, None if document.is_list else _settings(document), notes)
+
+
+def _validate(group: Any, location: Location, document: Document) -> SourceSettings:
+    try:
+        return SourceSettings.model_validate(group)
+    except ValidationError as exc:
+        raise explain(exc, lambda inner: document.where((*location, *inner))) from None
+
+
+def _settings(document: Document) -> Row:
+    target = document.values.get("target")
+    settings: Row = {
+        "target_schema": target.get("schema") if isinstance(target, dict) else None,
+        "on_error": document.values.get("on_error"),
+    }
+    try:
+        return models.MappingSettings.model_validate(settings).model_dump(mode="json")
+    except ValidationError as exc:
+        raise explain(exc, document.where) from None
+
+
+def _rows(group: Row, location: Location, document: Document) -> tuple[Row, list[Row], list[Row]]:
+    database = {k: v for k, v in group.items() if k not in ("database", "urls", "tables")}
+    urls = [
+        _row("url", {**url, "database_id": 1}, (*location, "urls", number), document)
+        for number, url in enumerate(group["urls"])
+    ]
+    tables = []
+    for key, table in group["tables"].items():
+        place = (*location, "tables", key)
+        tables.append(
+            _row("table", {**(table or {}), "name": key, "database_id": 1}, place, document)
+        )
+    named = _row("database", {**database, "name": group["database"]}, location, document)
+    for kind, rows in (("url", urls), ("table", tables)):
+        seen: set[Any] = set()
+        for row in rows:
+            mark = row["sid"] if kind == "url" else (row["schema"], row["name"])
+            if mark in seen:
+                where = document.where((*location, f"{kind}s"))
+                name = mark if kind == "url" else ".".join(mark)
+                raise SettingsError(f"{where}: {kind} {name} is there twice")
+            seen.add(mark)
+    return named, urls, tables
+
+
+def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
+    try:
+        return models.validate(kind, values)
+    except InvalidError as exc:
+        where = f"{document.where(location)}: {format_location(location)}"
+        raise SettingsError(f"{where}: {exc.message}", hint=exc.hint) from None
+
+
+_KUVASZ_TABLE: Final = frozenset({"type", "target", "partitions_regex", "filter", "set"})
+
+
+def _from_kuvasz(group: Any, location: Location, document: Document, notes: list[str]) -> Any:
+    """Return a database of a map.yaml as ours. Raises SettingsError for what means something else
+    here.
+    """
+    if not isinstance(group, dict):
+        return group
+    urls, tables = group.get("urls"), group.get("tables")
+    converted = dict(group)
+    if isinstance(urls, list):
+        converted["urls"] = [_url_from_kuvasz(url) for url in urls]
+    if isinstance(tables, dict):
+        converted["tables"] = {
+            name: _table_from_kuvasz(table, (*location, "tables", name), document, notes)
+            for name, table in tables.items()
+        }
+    return converted
+
+
+def _url_from_kuvasz(url: Any) -> Any:
+    if not isinstance(url, dict):
+        return url
+    converted = dict(url)
+    if isinstance(sid := url.get("sid"), int) and not isinstance(sid, bool):
+        converted["sid"] = str(sid)
+    if converted.get("sid") == "":
+        del converted["sid"]
+    if isinstance(text := url.get("url"), str):
+        converted["url"] = _without_replication(text)
+    return converted
+
+
+def _without_replication(text: str) -> str:
+    """Take `replication=…` out: streamer asks for that itself, where it needs it."""
+    address, mark, query = text.partition("?")
+    if not mark:
+        return re.sub(r"(^|\s)replication\s*=\s*\S+", "", text).strip()
+    kept = [part for part in query.split("&") if not part.startswith("replication=")]
+    return address + (f"?{'&'.join(kept)}" if kept else "")
+
+
+def _table_from_kuvasz(table: Any, location: Location, document: Document, notes: list[str]) -> Any:
+    if not isinstance(table, dict):
+        return table
+    where = f"{document.where(location)}: {format_location(location)}"
+    for name in ("filter", "set"):
+        if table.get(name):
+            raise SettingsError(
+                f"{where}: `{name}` is written in CEL there, and in SQL here",
+                hint="write it in SQL after the import, and take it out of this file",
+            )
+    if table.get("partitions_regex"):
+        notes.append(
+            f"{where}: `partitions_regex` is left out: a partitioned table is mapped by its root, "
+            "and its partitions come along"
+        )
+    return {
+        name: value
+        for name, value in table.items()
+        if name not in ("filter", "set", "partitions_regex") and value not in (None, "")
+    }
+
+
+def keep_passwords(wanted: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
+    """Let variables that an export puts in place of passwords mean the ones that are stored."""
+    variables = _Variables(urls, base)
+    stored = {
+        (group.database["name"], row["sid"]): (
+            variables.stand_in(urls[row["id"]], _label(group.database, row)),
+            row["url"],
+        )
+        for group in groups_of(content)
+        if group.is_complete
+        for row in group.urls
+    }
+    kept: Wanted = []
+    for database, its_urls, tables in wanted:
+        rows = []
+        for row in its_urls:
+            exported, masked = stored.get((database["name"], row["sid"]), ("", ""))
+            rows.append({**row, "url": masked} if row["url"] == exported else row)
+        kept.append((database, rows, tables))
+    return kept
+
+
+def _label(database: Row, url: Row) -> str:
+    name = str(database["name"])
+    return name if url["sid"] is None else f"{name}_{url['sid']}"

@@ -1,0 +1,95 @@
+"""What listeners are told."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamer.admin import events as module
+from streamer.runtime.shared import Health
+from tests.support.admin import Admin, OpenAdmin
+
+
+def source(label: str = "shop:eu") -> Any:
+    """Return what a supervisor looks like from outside."""
+    pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)
+    return SimpleNamespace(
+        source=SimpleNamespace(label=label), health=Health("streaming"), pipeline=pipeline
+    )
+
+
+async def told(stream: Any) -> tuple[str, dict[str, Any]]:
+    text = await asyncio.wait_for(anext(stream), 10)
+    name, data = text.removesuffix("\n\n").split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+
+
+async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
+    async with open_admin() as admin:
+        supervisor = source()
+        supervisor.health.table_states = {"public.t": "ready"}
+        admin.engine.supervisors.append(supervisor)
+        stream = admin.events.stream(admin.events.subscribe())
+
+        name, snapshot = await told(stream)
+        assert name == "snapshot"
+        assert [state["state"] for state in snapshot["states"]] == ["streaming", "ready"]
+
+        supervisor.health.table_states = {"public.t": "error"}
+        supervisor.health.table_errors = {"public.t": "postgresql://u:hunter2@h/db is down"}
+        name, state = await told(stream)
+        assert (name, state["table"], state["state"]) == ("state", "public.t", "error")
+        assert "hunter2" not in state["error"]
+
+        supervisor.pipeline.lag_bytes = 8
+        assert await told(stream) == (
+            "lag",
+            {"source": "shop:eu", "lag_bytes": 8, "lag_seconds": 0.5},
+        )
+        admin.engine.supervisors.clear()
+        assert (await told(stream))[1]["state"] == "removed"
+        await stream.aclose()
+
+
+async def test_who_comes_when_nobody_listened_any_more_is_told_as_well(
+    open_admin: OpenAdmin,
+) -> None:
+    async with open_admin() as admin:
+        admin.engine.supervisors.append(source())
+        for state in ("waiting", "streaming"):
+            stream = admin.events.stream(admin.events.subscribe())
+            assert (await told(stream))[0] == "snapshot"
+            admin.engine.supervisors[0].health.state = state
+            assert (await told(stream))[1]["state"] == state
+            await stream.aclose()
+
+
+async def test_who_does_not_keep_up_is_cut_off(open_admin: OpenAdmin) -> None:
+    async with open_admin() as admin:
+        queue = admin.events.subscribe()
+        for number in range(module.QUEUE_MAX + 5):
+            admin.events.publish("draft", {"number": number})
+        stream = admin.events.stream(queue)
+        seen = [event async for event in stream]
+        assert len(seen) < module.QUEUE_MAX + 5
+
+
+async def test_streams_end_with_the_server(open_admin: OpenAdmin) -> None:
+    async with open_admin() as admin:
+        stream = admin.events.stream(admin.events.subscribe())
+        assert (await told(stream))[0] == "snapshot"
+        await admin.events.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        assert await closed(admin)
+
+
+async def closed(admin: Admin) -> bool:
+    return [event async for event in admin.events.stream(admin.events.subscribe())] == []

@@ -1,0 +1,97 @@
+"""The API in the test's own process, on a real store, with an engine that only remembers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from streamer.admin import api
+from streamer.admin.access import Access
+from streamer.admin.events import Events
+from streamer.admin.service import AdminService, open_service
+from streamer.apply.target import TargetAddress
+from streamer.config import static
+from streamer.observability.http import make_app
+from streamer.route.mapping import Mapping
+
+if TYPE_CHECKING:
+    from streamer.errors import StreamerError
+    from streamer.runtime.supervisor import Supervisor
+
+TOKEN = "admin-token-of-the-tests"
+VIEWER_TOKEN = "viewer-token-of-the-tests"
+TARGET = "postgresql://loader:target-password@127.0.0.1:1/dw"
+CREDENTIALS = f"admin: {{token: {TOKEN}, viewer_token: {VIEWER_TOKEN}}}"
+
+
+class FakeEngine:
+    """Remembers what it was to go over to."""
+
+    def __init__(self) -> None:
+        self.applied: list[Mapping] = []
+        self.refusal: StreamerError | None = None
+        self.supervisors: list[Supervisor] = []
+
+    async def apply(self, mapping: Mapping) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.applied.append(mapping)
+
+
+class Admin:
+    """The API of one process."""
+
+    def __init__(self, service: AdminService, app: FastAPI, events: Events, engine: FakeEngine):
+        self.service = service
+        self.app = app
+        self.events = events
+        self.engine = engine
+
+    def client(self, token: str | None = TOKEN, **options: Any) -> httpx.AsyncClient:
+        """Return a client that sends *token*."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers |= options.pop("headers", {})
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        base = options.pop("base_url", "http://127.0.0.1:8000")
+        return httpx.AsyncClient(transport=transport, base_url=base, headers=headers, **options)
+
+
+@contextlib.asynccontextmanager
+async def admin(
+    directory: Path, settings: str = CREDENTIALS, *, target: str = TARGET, sources: str = ""
+) -> AsyncIterator[Admin]:
+    """Open the API; with *sources* in static mode."""
+    config = directory / "config.yaml"
+    database = "" if sources else f"mapping_database: {directory / 'mapping.sqlite'}"
+    config.write_text(f'target: {{url: "{target}"}}\n{database}\n{settings}\n{sources}\n')
+    loaded, mapping = static.load(config)
+    access = Access(loaded.admin)
+    service = await open_service(loaded, config, mapping)
+    engine = FakeEngine()
+    service.engine = engine
+    events = Events(engine, TargetAddress.parse(loaded.target.url))
+    app = make_app(CollectorRegistry(), list)
+    api.install(app, service, access, events)
+    try:
+        yield Admin(service, app, events, engine)
+    finally:
+        await events.close()
+        await service.close()
+
+
+OpenAdmin = Callable[..., contextlib.AbstractAsyncContextManager[Admin]]
+
+
+@pytest.fixture
+def open_admin(tmp_path: Path) -> OpenAdmin:
+    """Return what opens the API: ``async with open_admin() as a``."""
+
+    def opened(*arguments: Any, **options: Any) -> contextlib.AbstractAsyncContextManager[Admin]:
+        return admin(tmp_path, *arguments, **options)
+
+    return opened
