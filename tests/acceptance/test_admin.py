@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ mapping_database: {tmp_path / "mapping.sqlite"}
 
 
 @pytest.fixture
-def client(port: int, monkeypatch: pytest.MonkeyPatch) -> httpx.Client:
+def client(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     monkeypatch.setenv("TOKEN", TOKEN)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60)
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60
+    ) as connected:
+        yield connected
 
 
 def answers(client: httpx.Client) -> bool:
