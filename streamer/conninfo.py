@@ -18,6 +18,8 @@ def parse_conninfo(text: str) -> dict[str, str]:
     """Return what a URL or a key=value string says. Raises ValueError, which quotes none of it."""
     try:
         given = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
+    except UnicodeDecodeError:
+        raise ValueError("what its percent signs stand for is not UTF-8") from None
     except ProgrammingError as exc:
         message = str(exc).strip()
         if not message.startswith("invalid URI query parameter"):

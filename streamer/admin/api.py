@@ -44,6 +44,7 @@ from streamer.errors import (
     UnauthenticatedError,
 )
 from streamer.observability.logs import redact
+from streamer.route.resync import Resync
 
 log = structlog.get_logger()
 
@@ -507,7 +508,16 @@ def _add_servers(router: APIRouter, service: AdminService, events: Events) -> No
             tags=["servers"],
         )
 
-    add_action("resync", "Copy a table again while the others keep streaming")
+    @router.post("/tables/{number}/resync", tags=["servers"], status_code=202)
+    async def resync(number: Number, values: models.ResyncBody | None = None) -> dict[str, Any]:
+        """Copy a table again while the others keep streaming."""
+        given = values or models.ResyncBody()
+        options = Resync(given.mode, None, given.force).to_json()
+        return {
+            "action": "resync",
+            "tables": await service.act("resync", number, given.sid, options),
+        }
+
     add_action("pause", "Hold a table's changes")
     add_action("resume", "Go on with a table that is paused or in error")
 

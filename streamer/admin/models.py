@@ -19,6 +19,7 @@ from streamer.config.settings import (
 from streamer.config.source import format_location
 from streamer.errors import InvalidError, MappingError
 from streamer.route.mapping import OnError, RelationPattern, parse_relation
+from streamer.route.resync import Mode
 
 ID_MAX: Final = 2**63 - 1
 """SQLite's largest."""
@@ -244,6 +245,15 @@ class ActionBody(_Body):
     """``sid``: only at this source of the table's database."""
 
     sid: Sid | None = None
+
+
+class ResyncBody(ActionBody):
+    """``mode``: write all rows anew, or only those that differ. ``force``: leave out columns that
+    the target lacks.
+    """
+
+    mode: Mode = Mode.RELOAD
+    force: bool = False
 
 
 class QuarantineBody(_Body):

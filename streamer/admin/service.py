@@ -329,7 +329,9 @@ class AdminService:
             ]
         return _discovered(facts, mapped)
 
-    async def act(self, action: str, number: int, sid: str | None) -> list[str]:
+    async def act(
+        self, action: str, number: int, sid: str | None, options: Row | None = None
+    ) -> list[str]:
         """Ask for resync, pause or resume of what a table's rule means; return the names."""
         self.check_writable()
         row = await self.store.get("table", number)
@@ -367,7 +369,12 @@ class AdminService:
         for record, name in wanted:
             try:
                 names += await request(
-                    self._address, action, name, database=record.database, sid=record.sid
+                    self._address,
+                    action,
+                    name,
+                    database=record.database,
+                    sid=record.sid,
+                    options=options,
                 )
             except MappingError as exc:  # gone in between
                 raise UnreadyError(exc.message, hint=exc.hint) from None

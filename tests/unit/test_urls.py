@@ -48,7 +48,7 @@ def test_whatever_libpq_takes_for_a_password_is_masked(user: str, password: str,
     }[form]
     try:
         plain = conninfo_to_dict(text).get("password")
-    except ProgrammingError:
+    except (ProgrammingError, UnicodeDecodeError):
         return
     masked = mask(text)
     if masked == text:
@@ -88,7 +88,16 @@ def test_a_password_is_not_sent_to_another_place(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "  ", "nonsense", "postgresql://h/db?x=1", "a\0b", "\ud800", "postgresql://u:p@ss@h/db"],
+    [
+        "postgresql://u:%a2@h/db",
+        "",
+        "  ",
+        "nonsense",
+        "postgresql://h/db?x=1",
+        "a\0b",
+        "\ud800",
+        "postgresql://u:p@ss@h/db",
+    ],
 )
 def test_what_libpq_cannot_read_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as error:
