@@ -73,17 +73,8 @@ class Planner:
                     [(there, types[name]) for name, there in missing],
                 )
                 target = await self._read(mapped)
-        plan = make_plan(
-            relation,
-            mapped.mapping,
-            target,
-            sid=mapped.source.sid,
-            primary_key=mapped.source.primary_key,
-            has_partial_key=mapped.source.has_partial_key,
-            type_names=types,
-            binary=bool(mapped.source.binary_types),
-            number=next(self._numbers),
-        )
+        binary = bool(mapped.source.binary_types)
+        plan = self._plan(mapped, relation, target, types, binary=binary)
         if plan.binary:
             _check_binary(plan, mapped)
         mapped.plan = plan
@@ -100,6 +91,17 @@ class Planner:
             missing = missing_columns(relation, mapped.mapping, target)
             gone = frozenset(name for name, _ in missing if name not in mapped.source.types)
             relation = definition.relation(mapped.mapping.source, gone)
+        return self._plan(mapped, relation, target, mapped.source.types, binary=False)
+
+    def _plan(
+        self,
+        mapped: MappedRelation,
+        relation: Relation,
+        target: TargetRelation | None,
+        types: dict[str, str],
+        *,
+        binary: bool,
+    ) -> ApplyPlan:
         return make_plan(
             relation,
             mapped.mapping,
@@ -107,7 +109,8 @@ class Planner:
             sid=mapped.source.sid,
             primary_key=mapped.source.primary_key,
             has_partial_key=mapped.source.has_partial_key,
-            type_names=mapped.source.types,
+            type_names=types,
+            binary=binary,
             number=next(self._numbers),
         )
 

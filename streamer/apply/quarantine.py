@@ -52,37 +52,39 @@ class Definition:
     """What of a relation's definition its changes are applied by."""
 
     replica_identity: str
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
+    columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, plan: ApplyPlan) -> "Definition":
         """Take it from a plan: columns that are not written are none of the target's business."""
-        positions = _stored_positions(plan)
-        columns = [plan.relation.columns[position] for position in positions]
-        return cls(
-            plan.relation.replica_identity,
-            tuple(column.name for column in columns),
-            tuple(column.name for column in columns if column.is_key),
-        )
+        columns = (plan.relation.columns[position] for position in _stored_positions(plan))
+        return cls(plan.relation.replica_identity, tuple(columns))
 
     def to_json(self) -> str:
-        fields = {"identity": self.replica_identity, "columns": self.columns, "key": self.key}
-        return json.dumps(fields)
+        columns = [[c.name, c.type_oid, c.type_modifier, c.is_key] for c in self.columns]
+        return json.dumps({"identity": self.replica_identity, "columns": columns})
 
     @classmethod
     def from_json(cls, text: str) -> "Definition":
         fields = json.loads(text)
-        return cls(fields["identity"], tuple(fields["columns"]), tuple(fields["key"]))
+        return cls(fields["identity"], tuple(Column(*column) for column in fields["columns"]))
 
     def relation(self, name: RelationName, without: frozenset[str] = frozenset()) -> Relation:
         """Return what RELATION would say of it, without some columns."""
-        columns = (Column(c, 0, -1, c in self.key) for c in self.columns if c not in without)
-        return Relation(0, name.namespace, name.name, self.replica_identity, tuple(columns))
+        columns = tuple(column for column in self.columns if column.name not in without)
+        return Relation(0, name.namespace, name.name, self.replica_identity, columns)
 
 
 def _stored_positions(plan: ApplyPlan) -> list[int]:
+    """Return where the values are that applying a change needs."""
     return sorted(column.position for column in plan.columns)
+
+
+def _key_positions(plan: ApplyPlan) -> list[int]:
+    """Return where the values are that tell rows apart."""
+    if plan.identity is Identity.KEY:
+        return [column.position for column in plan.key]
+    return _stored_positions(plan) if plan.identity is Identity.ROW else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,19 +219,18 @@ class Follower:
 
 def key_names(plan: ApplyPlan) -> tuple[str, ...]:
     """Return the source's names of the columns that rows of *plan* are told by."""
-    if plan.identity is Identity.NONE:
-        return ()
-    return tuple(plan.relation.columns[column.position].name for column in plan.key)
+    return tuple(plan.relation.columns[position].name for position in _key_positions(plan))
 
 
 def keys_of_change(plan: ApplyPlan, change: OrderedChange) -> Keys:
     """Return the keys of a change in text transport: its row's before and after, where known."""
-    if plan.identity is Identity.NONE:
+    positions = _key_positions(plan)
+    if not positions:
         return ()
     rows = [row for row in (change.old, change.new) if row is not None]
     found = []
     for row in rows:
-        values = plan.key_values(row)
+        values = [row[position] for position in positions]
         if not any(value is UNCHANGED for value in values):
             found.append(_digest(None if value is NULL else value for value in values))
     return tuple(dict.fromkeys(found))
@@ -272,7 +273,7 @@ def quarantined(
 ) -> Quarantined:
     """Take down a change of text transport."""
     positions = _stored_positions(plan)
-    key = [column.position for column in plan.key]
+    key = _key_positions(plan)
     is_whole = plan.relation.replica_identity == "f"
     last = change.new if change.new is not None else change.old
     return Quarantined(
@@ -281,7 +282,7 @@ def quarantined(
         OPERATIONS[change.kind],
         _values(plan, change.old, positions if is_whole else key),
         _values(plan, change.new, positions),
-        None if plan.identity is Identity.NONE else _values(plan, last, key),
+        _values(plan, last, key) if key else None,
         Definition.of(plan),
         error,
         code,
