@@ -20,6 +20,11 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     "array_nulls": "on",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
+    # What expressions of rules may depend on.
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "timezone_abbreviations": "Default",
+    "quote_all_identifiers": "off",
     # Types and functions outside pg_catalog are written with their schema.
     "search_path": "",
 }

@@ -82,10 +82,12 @@ PURE = {
     "decode.pgoutput",
     "decode.transactions",
     "decode.tuples",
+    "route.expressions",
     "route.mapping",
     "route.partition",
     "apply.binary",
     "route.resync",
+    "apply.computed",
     "apply.copydata",
     "apply.fold",
     "apply.plan",
@@ -122,7 +124,7 @@ def says_pure(module: Module) -> bool:
 
 def test_the_tree_was_found() -> None:
     assert set(NAMES) >= PURE
-    assert own_imports(NAMES["route.mapping"]) == {"errors"}
+    assert own_imports(NAMES["route.mapping"]) == {"errors", "route.expressions"}
     assert "asyncpg" in outside_imports(NAMES["apply.target"])
 
 
@@ -150,6 +152,8 @@ BETWEEN_STAGES = {
     # A sync reads from a source, writes to the target, and hands over to the stream's lanes.
     ("sync.coordinator", "source.catalog"),
     ("sync.coordinator", "source.connection"),
+    ("sync.prepare", "source.expressions"),
+    ("sync.prepare", "apply.confirm"),
     ("sync.coordinator", "source.slot"),
     ("sync.coordinator", "apply.binary"),
     ("sync.coordinator", "apply.lane"),

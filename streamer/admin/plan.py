@@ -223,14 +223,11 @@ def _plan_table(
     if record.type != mapping.type.value:
         return planned("copy", f"its type was {record.type}")
     rule = mapping.rule
+    if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
+        return planned("copy", "its filter or what it computes changes")
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
-        if (earlier.columns, earlier.exclude, earlier.filter, earlier.set) != (
-            rule.columns,
-            rule.exclude,
-            rule.filter,
-            rule.set,
-        ):
+        if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):
             return planned("change", "rows that are in the target stay as they are until a resync")
         return planned("change", "its rule changes")
     if target.needs_copy(facts.source, mapping):

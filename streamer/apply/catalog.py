@@ -28,6 +28,9 @@ class TargetColumn:
     has_default: bool
     generated: bool
     identity_always: bool
+    base_oid: int = 0
+    plain_type: str = ""
+    """``base_type`` without its modifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ select a.attname as name, pg_catalog.format_type(a.atttypid, a.atttypmod) as typ
          where c.opcintype = b.type_oid and c.opcdefault
            and c.opcmethod = (select oid from pg_catalog.pg_am where amname = 'btree')), '=')
          as equality,
-       a.atttypid::int8 as type_oid, a.attnotnull as not_null,
+       a.atttypid::int8 as type_oid, b.type_oid::int8 as base_oid,
+       pg_catalog.format_type(b.type_oid, -1) as plain_type, a.attnotnull as not_null,
        a.atthasdef or a.attidentity <> '' as has_default,
        a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always
 from pg_catalog.pg_attribute a join base b on b.attnum = a.attnum

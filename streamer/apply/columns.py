@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.plan import STABLE_OIDS_END
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.decode.pgoutput import Relation
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
@@ -16,9 +17,6 @@ from streamer.route.mapping import RelationName
 from streamer.sql import add_columns_clause, quote_qualified
 
 log = structlog.get_logger()
-
-STABLE_OIDS_END: Final = 10_000
-"""FirstGenbkiObjectId in access/transam.h: OIDs below it are assigned by hand, once and for all."""
 
 LOCK_SECONDS: Final = 3
 """How long adding a column waits for its lock; whoever comes to the table meanwhile waits too."""

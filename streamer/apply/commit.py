@@ -15,10 +15,12 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
-from streamer.apply.copydata import constant, encode_rows
+from streamer.apply.computed import input_name, statements_for
+from streamer.apply.copydata import Picker, constant, encode_rows
 from streamer.apply.fold import Fold, OrderedChange, read_changes
 from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity
@@ -34,7 +36,7 @@ from streamer.apply.statements import (
 )
 from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
-from streamer.decode.tuples import UNCHANGED, Row, Value, is_partial
+from streamer.decode.tuples import UNCHANGED, Row, Value, is_partial, unchanged_positions
 from streamer.errors import (
     ConflictError,
     StreamerError,
@@ -277,13 +279,14 @@ class Applier:
         failpoint("apply.write")
         if fold.truncate:
             await self._target.execute(Statements(plan).truncate)
-        if fold.deletes or fold.updates or fold.moves:
-            statements = Statements(plan)
+        is_staged = plan.has_expressions  # rows that are only inserted too
+        if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
+            statements = statements_for(plan)
             await self._stage(statements)
             if not plan.key_is_indexed:
                 await self._target.execute("set local enable_hashjoin = on")
             await self._write_changes(mapped, fold, statements)
-        if fold.inserts:
+        if fold.inserts and not is_staged:
             await self._copy_inserts(fold)
 
     async def _write_changes(
@@ -297,15 +300,20 @@ class Applier:
             columns = [statements.new(column) for column in fold.plan.key]
             await self._copy_stage(statements, columns, keys, OP_DELETE)
             deleted = await self._target.execute(statements.delete)
-            if fold.plan.type is not TableType.APPEND:
+            if fold.plan.type is not TableType.APPEND and fold.plan.filter is None:
                 self._count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
         for op, (unchanged, rows) in enumerate(
             _by_unchanged(fold.updates.values()), OP_FIRST_UPDATED
         ):
             missing = await self._write_updates(fold.plan, statements, op, unchanged, rows)
-            self._count_conflict(mapped, "update_missing", missing)
+            if fold.plan.filter is None:  # else it has just been let in
+                self._count_conflict(mapped, "update_missing", missing)
         for op in moves:
             await self._target.execute(statements.insert_moved(op))
+        if fold.inserts and fold.plan.has_expressions:
+            columns, pick = _staged_values(fold.plan, statements, frozenset())
+            await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, pick)
+            await self._target.execute(statements.insert_moved(OP_INSERT))
 
     async def _stage_moves(self, fold: Fold, statements: Statements) -> list[int]:
         """Stage rows whose key changes, and complete them while they are where they were."""
@@ -341,20 +349,20 @@ class Applier:
     ) -> int:
         """Update rows; insert those that are missing, if they are whole, and return how many."""
         update = statements.update(op, unchanged)
-        present = [column for column in plan.columns if column.position not in unchanged]
-        pick = plan.pick
-        if unchanged:
-            positions = [column.position for column in present]
-            pick = lambda row: [row[p] for p in positions]  # noqa: E731
-        columns = [statements.new(column) for column in present]
+        columns, pick = _staged_values(plan, statements, unchanged)
         await self._copy_stage(statements, columns, rows, op, pick)
-        if update is None:
+        is_filtered = plan.filter is not None
+        if (leave := statements.leave(op)) is not None:
+            await self._target.execute(leave)
+        if update is None and not is_filtered:
             return 0
-        updated = await self._target.execute(update)
+        updated = await self._target.execute(update) if update is not None else 0
         if updated == len(rows):
             return 0
         if unchanged:
             key = await self._target.fetch_value(statements.missing_key(op))
+            if is_filtered and key is None:
+                return 0
             raise ConflictError(
                 f"the row to update is missing, and its unchanged values with it: Key {key}",
                 kind="update_missing",
@@ -367,7 +375,7 @@ class Applier:
         columns: list[str],
         rows: Iterable[Any],
         op: int,
-        pick: Any = None,
+        pick: Picker = None,
     ) -> None:
         binary = statements.plan.binary
         chunks = encode_rows(
@@ -476,9 +484,7 @@ class Applier:
                 columns = list(part.columns)
                 await self._copy_rows(part.table, columns, part.rows(rows), binary=plan.binary)
             return
-        columns = ["seq", "op", "mask", "at"]
-        columns += [statements.old(column) for column in plan.key]
-        columns += [statements.new(column) for column in plan.columns]
+        columns = ["seq", "op", "mask", "at", *(name for name, _ in statements.staged)]
         await self._copy_rows(statements.stage, columns, rows, binary=plan.binary)
 
     async def _copy_rows(
@@ -490,7 +496,7 @@ class Applier:
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class OrderedRun:
     """Changes of one relation under one definition, in order: (share number, commit time,
     payloads).
@@ -513,18 +519,19 @@ class OrderedRun:
         null = constant(None, binary=binary)
         op = _OPS.get(change.kind, OP_TRUNCATE)
         mask = null
-        new = [null] * len(plan.columns)
+        new_positions, old_positions = self._positions
+        new = [null] * len(new_positions)
         if change.new is not None:
-            new = [change.new[column.position] for column in plan.columns]
+            new = [change.new[position] for position in new_positions]
             if is_partial(change.new):
                 self.is_partial = True
                 letters = "".join("u" if value is UNCHANGED else "." for value in new)
                 mask = constant(letters, binary=binary)
                 new = [null if value is UNCHANGED else value for value in new]
-        old = [null] * len(plan.key)
+        old = [null] * len(old_positions)
         finds = change.old if change.old is not None else change.new
         if finds is not None and op != OP_INSERT and plan.identity is not Identity.NONE:
-            old = plan.key_values(finds)
+            old = [finds[position] for position in old_positions]
         return [
             constant(number, binary=binary),
             constant(op, binary=binary, int_size=2),
@@ -533,6 +540,17 @@ class OrderedRun:
             *old,
             *new,
         ]
+
+    @cached_property
+    def _positions(self) -> tuple[list[int], list[int]]:
+        """Where the values are that are staged: of new rows, and of old ones."""
+        plan = self.plan
+        new = [column.position for column in plan.plain_columns]
+        old = [column.position for column in plan.staged_key]
+        return (
+            new + [i.position for i in plan.inputs],
+            old + [i.position for i in plan.old_inputs],
+        )
 
     def share_number(self, change_number: int) -> int | None:
         """Return the number of the share that change *change_number* belongs to."""
@@ -555,13 +573,28 @@ def _by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Ro
     whole: list[Row] = []
     for row in rows:
         if is_partial(row):
-            unchanged = frozenset(n for n, value in enumerate(row) if value is UNCHANGED)
-            groups.setdefault(unchanged, []).append(row)
+            groups.setdefault(unchanged_positions(row), []).append(row)
         else:
             whole.append(row)
     if whole:
         groups[frozenset()] = whole
     return groups.items()
+
+
+def _staged_values(
+    plan: ApplyPlan, statements: Statements, unchanged: frozenset[int]
+) -> tuple[list[str], Picker]:
+    """Return the staging columns of a new row without *unchanged*, and what takes their values."""
+    columns = [c for c in plan.plain_columns if c.position not in unchanged]
+    names = [statements.new(column) for column in columns]
+    if not unchanged and not plan.has_expressions:
+        return names, plan.pick
+    positions = [column.position for column in columns]
+    for n, source in enumerate(plan.inputs):
+        if source.position not in unchanged:
+            names.append(input_name(n))
+            positions.append(source.position)
+    return names, lambda row: [row[position] for position in positions]
 
 
 async def paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

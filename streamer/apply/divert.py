@@ -171,7 +171,9 @@ class DivertingApplier(Applier):
 
     # ---- what follows --------------------------------------------------------------------------
 
-    async def follow(self, share: Share, plans: Sequence[ApplyPlan]) -> list[list[bytes]] | None:
+    async def follow(
+        self, share: Share, plans: Sequence[ApplyPlan | None]
+    ) -> list[list[bytes]] | None:
         """Take what follows rows in quarantine out of a share that is to be written next.
 
         Returns the payloads that are left of each of its changes; None if that is all.
@@ -180,8 +182,7 @@ class DivertingApplier(Applier):
             return None
         kept: list[list[bytes]] = []
         for (mapped, changes), plan in zip(share.changes, plans, strict=True):
-            is_there = share.transaction.final_lsn < mapped.skip_through_lsn
-            if is_there or not self._is_followed(mapped):
+            if plan is None or mapped.has(share.transaction) or not self._is_followed(mapped):
                 kept.append(changes.payloads)
                 continue
             follower = self._ahead.get(mapped)

@@ -25,7 +25,7 @@ from streamer.decode.pgoutput import (
     TRUNCATE,
     UPDATE,
 )
-from streamer.decode.tuples import Row, is_partial, merge
+from streamer.decode.tuples import Row, is_partial, merge, unchanged_positions
 from streamer.errors import ProtocolError
 from streamer.route.mapping import TableType
 
@@ -81,9 +81,22 @@ class Fold:
 
     @property
     def must_order(self) -> bool:
-        """Whether exact order is the only way: a staged row would be too wide for a table."""
+        """Whether exact order is the only way: a staged row would be too wide for a table, or
+        expressions need values that only the target has.
+        """
+        plan = self.plan
         is_staged = bool(self.deletes or self.updates or self.moves)
-        return is_staged and not self.plan.fits_stage
+        if not plan.has_expressions:
+            return is_staged and not plan.fits_stage
+        return (
+            not plan.fits_stage
+            or bool(self.moves)
+            or any(
+                plan.lacks(unchanged_positions(row))
+                for row in self.updates.values()
+                if is_partial(row)
+            )
+        )
 
     def add(self, payloads: Iterable[bytes]) -> None:
         """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
@@ -100,6 +113,8 @@ class Fold:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
                     row, end = read_row(payload)
                     counts.insert += 1
+                    if is_partial(row):  # let in by a publication's own filter
+                        raise NotFoldable
                     key = get_key(row)
                     if key in updates or key in inserts or (moves and key in moves):
                         self._insert_over(key, row)
@@ -148,6 +163,8 @@ class Fold:
                 except (IndexError, struct.error):
                     end = -1
                 _expect(end == len(payload), INSERT)
+                if is_partial(row):
+                    raise NotFoldable
                 self.counts.insert += 1
                 inserts[len(inserts)] = row
             elif payload[0] == TRUNCATE:

@@ -15,7 +15,7 @@ settled, and a lane goes live again only when its spool is empty.
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,6 +88,10 @@ class MappedRelation:
         self.plan: ApplyPlan | None = None
         self.quarantine = Quarantine()
 
+    def has(self, transaction: Transaction) -> bool:
+        """Whether the target has the changes of *transaction* already: a copy brought them."""
+        return transaction.final_lsn < self.skip_through_lsn
+
     def plan_for(self, relation: Relation) -> ApplyPlan | None:
         """Return the plan for *relation* if it is the current one."""
         plan = self.plan
@@ -106,7 +110,10 @@ class MappedRelation:
     def fills_like(self, mapping: RelationMapping | None) -> bool:
         """Whether what *mapping* would fill the target with is what is there."""
         own = self.mapping
-        return mapping is not None and (own.target, own.type) == (mapping.target, mapping.type)
+        return mapping is not None and (
+            (own.target, own.type, own.rule.expressions_mark)
+            == (mapping.target, mapping.type, mapping.rule.expressions_mark)
+        )
 
     def __repr__(self) -> str:
         return (
@@ -413,7 +420,10 @@ class LaneWindow:
     size: int = 0
 
     def add(
-        self, share: Share, plans: list[ApplyPlan], kept: list[list[bytes]] | None = None
+        self,
+        share: Share,
+        plans: Sequence[ApplyPlan | None],
+        kept: list[list[bytes]] | None = None,
     ) -> None:
         """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError.
 
@@ -425,7 +435,7 @@ class LaneWindow:
         self.size += share.size
         payloads = kept or [changes.payloads for _, changes in share.changes]
         for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
-            if share.transaction.final_lsn < mapped.skip_through_lsn:
+            if plan is None or mapped.has(share.transaction):
                 continue  # a copy that was made since has them
             parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)

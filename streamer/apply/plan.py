@@ -17,13 +17,13 @@ from streamer.apply.catalog import TargetColumn, TargetRelation
 from streamer.decode.pgoutput import Relation
 from streamer.decode.tuples import (
     Row,
-    Value,
     read_binary_row,
     read_binary_tuple,
     read_text_row,
     read_text_tuple,
 )
 from streamer.errors import TargetSchemaError
+from streamer.route.expressions import Expression
 from streamer.route.mapping import OnColumnAdded, RelationMapping, TableType
 from streamer.sql import add_columns_clause, quote_identifier, quote_qualified
 
@@ -31,6 +31,9 @@ SID: Final = "sid"
 TABLE_COLUMNS_MAX: Final = 1600
 """PostgreSQL's own limit, MaxHeapAttributeNumber."""
 HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
+
+STABLE_OIDS_END: Final = 10_000
+"""FirstGenbkiObjectId in access/transam.h: OIDs below it are assigned by hand, once and for all."""
 
 
 class Identity(enum.Enum):
@@ -43,19 +46,57 @@ class Identity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column that is written: where its value is in the source's row, and where it goes."""
+    """A column that is written: where its value is in the source's row, and where it goes.
+
+    ``expression``: what is written in place of that value; there may be none, and then ``position``
+    is negative.
+    """
 
     position: int
     target: TargetColumn
+    expression: Expression | None = None
 
     @property
     def name(self) -> str:
         return self.target.name
 
+    @property
+    def cast(self) -> str:
+        """What turns an expression's value into one of the column's type, at the target."""
+        return computed_cast(self.target, of_target=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A source column that expressions use: where its value is, and its type at the source.
+
+    ``stored_in``: the target's column that holds the same value, if one does.
+    """
+
+    position: int
+    name: str
+    type: str
+    stored_in: str | None
+
+
+def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
+    """Return what makes an expression's value fit a column, on either side.
+
+    Both sides must get the same from it, so it is one and the same cast, to the column's type where
+    every server has that, else to text, which the target reads as a value of the column's type. The
+    type's modifier is left to the writing itself, which refuses what a cast would cut off.
+    """
+    if 0 < target.base_oid < STABLE_OIDS_END:
+        return f"::{target.plain_type}"
+    return f"::text::{target.plain_type}" if of_target else "::text"
+
 
 @dataclass(frozen=True)
 class ApplyPlan:
-    """See the module. ``key``: those of `columns` that find a row; for Identity.ROW all."""
+    """See the module. ``key``: those of `columns` that find a row; for Identity.ROW all.
+
+    ``inputs``: the source's columns that `filter` and `set` use.
+    """
 
     relation: Relation
     mapping: RelationMapping
@@ -66,6 +107,52 @@ class ApplyPlan:
     identity: Identity
     binary: bool = False
     number: int = field(default=0, compare=False)
+    inputs: tuple[PlanInput, ...] = ()
+
+    @property
+    def filter(self) -> Expression | None:
+        return self.mapping.rule.filter
+
+    @property
+    def has_expressions(self) -> bool:
+        """Whether rows are filtered or changed on their way."""
+        return bool(self.mapping.rule.expressions)
+
+    @cached_property
+    def plain_columns(self) -> tuple[PlanColumn, ...]:
+        """Those of `columns` that take the source's value as it is."""
+        return tuple(column for column in self.columns if column.expression is None)
+
+    @cached_property
+    def computed_columns(self) -> tuple[PlanColumn, ...]:
+        return tuple(column for column in self.columns if column.expression is not None)
+
+    @cached_property
+    def old_inputs(self) -> tuple[PlanInput, ...]:
+        """Inputs whose old values are needed: those by which a row without a key was written."""
+        return self.inputs if self.identity is Identity.ROW else ()
+
+    def input_positions(self, names: frozenset[str]) -> frozenset[int]:
+        """Return where the values of those *names* are that are columns."""
+        return frozenset(i.position for i in self.inputs if i.name in names)
+
+    def stays(self, column: PlanColumn, unchanged: frozenset[int]) -> bool:
+        """Whether a written column stays as it is where the positions *unchanged* do."""
+        if column.expression is None:
+            return column.position in unchanged
+        used = self.input_positions(column.expression.names)
+        return bool(used) and used <= unchanged
+
+    def lacks(self, unchanged: frozenset[int]) -> bool:
+        """Whether an expression needs one of the values *unchanged* to be worked out anew."""
+        if self.filter is not None and self.input_positions(self.filter.names) & unchanged:
+            return True
+        return any(
+            self.input_positions(column.expression.names) & unchanged
+            and not self.stays(column, unchanged)
+            for column in self.computed_columns
+            if column.expression is not None
+        )
 
     @property
     def type(self) -> TableType:
@@ -82,13 +169,26 @@ class ApplyPlan:
         return (
             self.type is TableType.HISTORY
             or self.identity is Identity.ROW
+            # A row that leaves the filter stays as it was last: the last of a window is not enough.
+            or (self.type is TableType.APPEND and self.filter is not None)
             or self.target.has_row_triggers
         )
 
     @property
     def fits_stage(self) -> bool:
         """Whether a staged row has no more columns than a table may have."""
-        return 4 + len(self.key) + len(self.columns) <= TABLE_COLUMNS_MAX
+        return 4 + self.staged_count <= TABLE_COLUMNS_MAX
+
+    @cached_property
+    def staged_key(self) -> tuple[PlanColumn, ...]:
+        """Those of `key` whose old values are staged as they are."""
+        return tuple(column for column in self.key if column.expression is None)
+
+    @property
+    def staged_count(self) -> int:
+        """How many values of a change are staged."""
+        old = len(self.staged_key) + len(self.old_inputs)
+        return old + len(self.plain_columns) + len(self.inputs)
 
     @cached_property
     def key_is_indexed(self) -> bool:
@@ -125,10 +225,6 @@ class ApplyPlan:
             return lambda row: (row[position],)
         return itemgetter(*positions) if positions else lambda row: ()
 
-    def key_values(self, row: Row) -> list[Value]:
-        """Take the key out of a source row, always as a list."""
-        return [row[column.position] for column in self.key]
-
 
 def make_plan(
     relation: Relation,
@@ -141,13 +237,17 @@ def make_plan(
     type_names: dict[str, str] | None = None,
     binary: bool = False,
     number: int = 0,
+    input_types: dict[str, str] | None = None,
+    computed_types: dict[str, str] | None = None,
 ) -> ApplyPlan:
     """Decide how changes of *relation* are applied.
 
     *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *has_partial_key*:
     columns of the key are generated, so they are not sent and the others tell no rows apart.
-    *type_names*: the source's types by column, to name in an ALTER TABLE. Raises TargetSchemaError
-    with what to run at the target.
+    *type_names*: the source's types by column, to name in an ALTER TABLE. *input_types*: the same,
+    with their collations, for columns that expressions use; *computed_types*: what expressions
+    give, by the target's columns. Raises TargetSchemaError with what to run at the target,
+    MappingError for an expression that does not fit the source.
     """
     if target is None:
         raise TargetSchemaError(
@@ -180,6 +280,7 @@ def make_plan(
         )
     if mapping.type is TableType.HISTORY:
         _check_history_columns(mapping, target)
+    columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
     _check_unfilled_columns(mapping, target, columns, has_sid)
     identity: Identity = Identity.NONE
     key: tuple[PlanColumn, ...] = ()
@@ -197,7 +298,67 @@ def make_plan(
         identity=identity,
         binary=binary,
         number=number,
+        inputs=_inputs(relation, mapping, columns, input_types or {}),
     )
+
+
+def _inputs(
+    relation: Relation,
+    mapping: RelationMapping,
+    columns: tuple[PlanColumn, ...],
+    types: dict[str, str],
+) -> tuple[PlanInput, ...]:
+    stored = {c.position: c.target for c in columns if c.expression is None}
+    names = [column.name for column in relation.columns]
+    inputs = []
+    for name in mapping.expression_inputs(names):
+        position = names.index(name)
+        kind = types.get(name, "text")
+        there = stored.get(position)
+        # A type that differs in the least may not give back what it was given.
+        same = there is not None and there.type == kind.partition(" collate ")[0]
+        inputs.append(PlanInput(position, name, kind, there.name if there and same else None))
+    return tuple(inputs)
+
+
+def _with_computed(
+    columns: tuple[PlanColumn, ...],
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: dict[str, str],
+    *,
+    has_sid: bool,
+) -> tuple[PlanColumn, ...]:
+    """Put in what `set` computes: in place of the source's own value, or beside."""
+    by_name = {column.name: column for column in columns}
+    ours: tuple[str, ...] = (SID,) if has_sid else ()
+    if mapping.type is TableType.HISTORY:
+        ours += HISTORY_COLUMNS
+    for name, expression in mapping.rule.set:
+        if name in ours:
+            raise TargetSchemaError(
+                f'`set` computes column "{name}" of target table "{mapping.target}", which '
+                "streamer writes itself",
+                hint="take it out of `set`",
+            )
+        there = target.columns.get(name)
+        if there is None:
+            quoted = quote_qualified(target.name.namespace, target.name.name)
+            addition = add_columns_clause([(name, types.get(name, "<its type>"))])
+            raise TargetSchemaError(
+                f'target table "{mapping.target}" has no column "{name}", which `set` computes',
+                hint=f"run there: alter table {quoted} {addition}",
+            )
+        if there.generated:
+            raise TargetSchemaError(
+                f'column "{name}" of target table "{mapping.target}" is generated there, and `set` '
+                "computes it too",
+                hint="take it out of `set`, or make it an ordinary column",
+            )
+        replaced = by_name.get(name)
+        position = -1 if replaced is None else replaced.position
+        by_name[name] = PlanColumn(position, there, expression)
+    return tuple(by_name.values())
 
 
 def missing_columns(
@@ -218,6 +379,8 @@ def match_columns(
         if name is None:
             continue
         there = target.columns.get(name)
+        if there is None and mapping.is_computed(name):
+            continue
         if there is None:
             is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
             if not is_ignored and not mapping.is_optional(column.name):
@@ -292,14 +455,23 @@ def _identify(
                 hint="do not exclude it, and let the target have it",
             )
         key = tuple(by_position[i] for i in wanted)
+        for column in key:
+            if column.expression is not None:
+                # Two rows may be given one key, and then either would be taken for the other.
+                raise TargetSchemaError(
+                    f'`set` computes "{column.name}", which is part of the key of source table '
+                    f'"{mapping.source}"',
+                    hint="let the key be as it is, and compute a column beside it",
+                )
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":
         return Identity.NONE, ()
     # FULL sends whole old rows. Columns that the target keeps unique find them faster. A history
-    # table holds a key many times over, so there the source's own key has to be trusted.
-    by_name = {column.name: column for column in columns}
+    # table holds a key many times over, and rows that a filter keeps out may have the key of one
+    # that it lets in, so there the source's own key has to be trusted.
+    by_name = {column.name: column for column in columns if column.expression is None}
     candidates = target.unique_keys
-    if mapping.type is TableType.HISTORY:
+    if mapping.type is TableType.HISTORY or mapping.rule.filter is not None:
         candidates = (tuple(mapping.target_column(name) or "" for name in primary_key),)
     for names in candidates:
         key_names = [name for name in names if name != SID or SID in by_name]

@@ -2,42 +2,50 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
+from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
 from streamer.apply.quarantine import Definition
 from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TransportError
-from streamer.route.mapping import OnColumnAdded
+from streamer.route.expressions import ExpressionFacts
+from streamer.route.mapping import OnColumnAdded, RelationMapping
+
+AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
+"""Asks the source of a database and sid about a rule's expressions."""
 
 
 class Planner:
     """Makes plans and keeps the newest of each relation. Shared by all who apply changes."""
 
-    def __init__(self, address: TargetAddress, ask_source: AskSource) -> None:
+    def __init__(
+        self, address: TargetAddress, ask_source: AskSource, ask_expressions: AskExpressions
+    ) -> None:
         self._address = address
         self._ask_source = ask_source
+        self._ask_expressions = ask_expressions
         self._connection: TargetConnection | None = None
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
 
-    async def plans(self, share: Share) -> list[ApplyPlan]:
-        """Return a plan for each of a share's changes.
+    async def plans(self, share: Share) -> list[ApplyPlan | None]:
+        """Return a plan for each of a share's changes; None for those that the target has.
 
         May add columns to the target, which waits for whoever is writing there. Raises
         TargetSchemaError when the target does not fit, TransportError when it does but not in
         binary, TargetContentionError, TargetConnectionError.
         """
-        plans = []
+        plans: list[ApplyPlan | None] = []
         for mapped, changes in share.changes:
             plan = mapped.plan_for(changes.relation)
-            if plan is None:
+            if plan is None and not mapped.has(share.transaction):
                 plan = await self._make(mapped, changes.relation)
             plans.append(plan)
         return plans
@@ -74,9 +82,13 @@ class Planner:
                 )
                 target = await self._read(mapped)
         binary = bool(mapped.source.binary_types)
-        plan = self._plan(mapped, relation, target, types, binary=binary)
+        facts = await self._describe(mapped)
+        plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
         if plan.binary:
             _check_binary(plan, mapped)
+        if plan.has_expressions:
+            async with self._target() as connection:
+                await confirm_expressions(connection, plan, facts.types)
         mapped.plan = plan
         return plan
 
@@ -91,14 +103,17 @@ class Planner:
             missing = missing_columns(relation, mapped.mapping, target)
             gone = frozenset(name for name, _ in missing if name not in mapped.source.types)
             relation = definition.relation(mapped.mapping.source, gone)
-        return self._plan(mapped, relation, target, mapped.source.types, binary=False)
+        facts = await self._describe(mapped)
+        types = mapped.source.types
+        return await self._plan(mapped, relation, target, types, facts, binary=False)
 
-    def _plan(
+    async def _plan(
         self,
         mapped: MappedRelation,
         relation: Relation,
         target: TargetRelation | None,
         types: dict[str, str],
+        facts: ExpressionFacts,
         *,
         binary: bool,
     ) -> ApplyPlan:
@@ -112,7 +127,27 @@ class Planner:
             type_names=types,
             binary=binary,
             number=next(self._numbers),
+            input_types=await self._input_types(mapped, relation, facts),
+            computed_types=facts.types,
         )
+
+    async def _describe(self, mapped: MappedRelation) -> ExpressionFacts:
+        """Return what the source says of expressions."""
+        mapping = mapped.mapping
+        if not mapping.rule.expressions:
+            return ExpressionFacts({}, {})
+        return await self._ask_expressions(mapped.source.database, mapped.source.sid, mapping)
+
+    async def _input_types(
+        self, mapped: MappedRelation, relation: Relation, facts: ExpressionFacts
+    ) -> dict[str, str]:
+        """Return the types of the columns that expressions use, as RELATION has them."""
+        if not mapped.mapping.rule.expressions:
+            return {}
+        names = [column.name for column in relation.columns]
+        inputs = mapped.mapping.expression_inputs(names)
+        types = await self._name_types(mapped, relation, inputs, may_fail=True)
+        return facts.with_collations(types)
 
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
@@ -156,12 +191,12 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
         raise TransportError(obstacle)
 
 
-def known_plans(share: Share) -> list[ApplyPlan] | None:
+def known_plans(share: Share) -> list[ApplyPlan | None] | None:
     """Return the plans of a share if all are known, without waiting."""
-    plans = []
+    plans: list[ApplyPlan | None] = []
     for mapped, changes in share.changes:
         plan = mapped.plan_for(changes.relation)
-        if plan is None:
+        if plan is None and not mapped.has(share.transaction):
             return None
         plans.append(plan)
     return plans

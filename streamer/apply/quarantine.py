@@ -77,7 +77,8 @@ class Definition:
 
 def _stored_positions(plan: ApplyPlan) -> list[int]:
     """Return where the values are that applying a change needs."""
-    return sorted(column.position for column in plan.columns)
+    used = {column.position for column in plan.plain_columns}
+    return sorted(used | {source.position for source in plan.inputs})
 
 
 def _key_positions(plan: ApplyPlan) -> list[int]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from streamer.apply.plan import ApplyPlan, PlanColumn
+from streamer.apply.computed import ComputedStatements, statements_for
+from streamer.apply.plan import ApplyPlan
 from streamer.apply.statements import Statements
 from streamer.decode.tuples import Row
 
@@ -26,8 +27,9 @@ CELLS_MAX: Final = 500_000
 
 def statements_in_order(plan: ApplyPlan) -> Statements:
     """Return the statements to apply changes of *plan* in exact order."""
-    width = len(plan.key) + len(plan.columns)
-    return SplitStatements(plan) if width > PART_COLUMNS_MAX else Statements(plan)
+    if plan.staged_count <= PART_COLUMNS_MAX:
+        return statements_for(plan)
+    return SplitComputedStatements(plan) if plan.has_expressions else SplitStatements(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,7 @@ class SplitStatements(Statements):
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """All temporary tables; the first has what is known of a change besides values."""
-        values = [(f"o_{self._index[c.position]}", c) for c in self.plan.key]
-        values += [(f"c_{self._index[c.position]}", c) for c in self.plan.columns]
+        values = self.staged
         found = [
             Part(
                 self.stage,
@@ -80,7 +81,7 @@ class SplitStatements(Statements):
                 Part(
                     f"streamer_stage_{self.plan.number}_p{len(found)}",
                     ("seq", *(name for name, _ in some)),
-                    ("integer", *(column.target.base_type for _, column in some)),
+                    ("integer", *(kind for _, kind in some)),
                     4 + start,
                     4 + start + len(some),
                 )
@@ -101,13 +102,8 @@ class SplitStatements(Statements):
         """How many rows to stage at a time."""
         return max(1, CELLS_MAX // self.parts[-1].stop)
 
-    def new(self, column: PlanColumn) -> str:
-        name = super().new(column)
-        return f"p{self._part_of[name]}.{name}"
-
-    def old(self, column: PlanColumn) -> str:
-        name = super().old(column)
-        return f"p{self._part_of[name]}.{name}"
+    def name(self, staged: str) -> str:
+        return f"p{self._part_of[staged]}.{staged}"
 
     @cached_property
     def create_stage(self) -> str:
@@ -144,3 +140,8 @@ class SplitStatements(Statements):
         end loop;
         {" ".join(f"close p{n}_cursor;" for n in parts)}
     end;"""
+
+
+@dataclass(frozen=True)
+class SplitComputedStatements(SplitStatements, ComputedStatements):
+    """The same for a plan with expressions."""

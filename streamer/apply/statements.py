@@ -5,13 +5,13 @@ Staged rows live in a temporary table per plan. Its columns: ``seq`` (order), ``
 ``mask`` (one character per column, ``u`` where the value is unchanged and unknown), ``at`` (commit
 time, for history), ``o_<n>`` (the old values that find the row: key columns, or all) and ``c_<n>``
 (the new values), where n counts the plan's columns. Names come from the catalogs and are always
-quoted. Pure.
+quoted. Plans with expressions have more (`streamer.apply.computed`). Pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 from streamer.apply.plan import SID, ApplyPlan, Identity, PlanColumn
 from streamer.route.mapping import TableType
@@ -53,13 +53,44 @@ class Statements:
     def _index(self) -> dict[int, int]:
         return {column.position: n for n, column in enumerate(self.plan.columns)}
 
+    @cached_property
+    def staged(self) -> list[tuple[str, str]]:
+        """The staged values: the columns they are in, and their types; old ones first."""
+        return [*self._staged_old, *self._staged_new]
+
+    @property
+    def _staged_old(self) -> list[tuple[str, str]]:
+        return [
+            (f"o_{self._index[column.position]}", column.target.base_type)
+            for column in self.plan.staged_key
+        ]
+
+    @property
+    def _staged_new(self) -> list[tuple[str, str]]:
+        return [
+            (f"c_{self._index[column.position]}", column.target.base_type)
+            for column in self.plan.plain_columns
+        ]
+
+    def name(self, staged: str) -> str:
+        """Name a staged value in a staged row."""
+        return staged
+
     def new(self, column: PlanColumn) -> str:
         """Name the new value of *column* in a staged row; the staging column is called the same."""
-        return f"c_{self._index[column.position]}"
+        return self.name(f"c_{self._index[column.position]}")
 
     def old(self, column: PlanColumn) -> str:
         """Name the old value of a key *column* in a staged row."""
-        return f"o_{self._index[column.position]}"
+        return self.name(f"o_{self._index[column.position]}")
+
+    def value(self, column: PlanColumn) -> str:
+        """SQL of what is written to *column*, from a staged row."""
+        return f"s.{self.new(column)}"
+
+    def old_value(self, column: PlanColumn) -> str:
+        """SQL of what was written to a key *column*."""
+        return f"s.{self.old(column)}"
 
     @property
     def stage(self) -> str:
@@ -68,8 +99,7 @@ class Statements:
     @cached_property
     def create_stage(self) -> str:
         columns = ["seq integer", "op smallint", "mask text", "at timestamptz"]
-        columns += [f"{self.old(c)} {c.target.base_type}" for c in self.plan.key]
-        columns += [f"{self.new(c)} {c.target.base_type}" for c in self.plan.columns]
+        columns += [f"{name} {kind}" for name, kind in self.staged]
         return (
             f"create temporary table if not exists {self.stage} ({', '.join(columns)}) "
             "on commit delete rows"
@@ -121,16 +151,25 @@ class Statements:
         left.
         """
         assignments = [
-            f"{quote_identifier(column.name)} = s.{self.new(column)}"
+            f"{quote_identifier(column.name)} = {self.value(column)}"
             for column in self.plan.columns
-            if column not in self.plan.key and column.position not in unchanged
+            if column not in self.plan.key and not self.plan.stays(column, unchanged)
         ]
         if not assignments:
             return None
         return (
             f"update {self.plan.table} t set {', '.join(assignments)} "
-            f"from pg_temp.{self.stage} s where s.op = {op} and {self._matches_new_key}"
+            f"from pg_temp.{self.stage} s "
+            f"where s.op = {op}{self._if_passes(op)} and {self._matches_new_key}"
         )
+
+    def leave(self, op: int) -> str | None:
+        """Delete rows whose update, staged as *op*, does not pass the filter; None without one."""
+        return None
+
+    def _if_passes(self, op: int) -> str:
+        """The condition that rows staged as *op* pass the filter, if there is one."""
+        return ""
 
     def insert_missing(self, op: int) -> str:
         """Insert rows staged as *op* that the target does not have."""
@@ -143,7 +182,7 @@ class Statements:
         """Find a row staged as *op* that the target does not have; returns its key as text."""
         return (
             f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
-            f"where s.op = {op} and not exists "
+            f"where s.op = {op}{self._if_passes(op)} and not exists "
             f"(select from {self.plan.table} t where {self._matches_new_key}) limit 1"
         )
 
@@ -164,16 +203,16 @@ class Statements:
 
     def _insert_staged(self, op: int) -> str:
         sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        values = ", ".join(sid + [f"s.{self.new(column)}" for column in self.plan.columns])
+        values = ", ".join(sid + [self.value(column) for column in self.plan.columns])
         names = ", ".join(map(quote_identifier, self.insert_columns))
         return (
             f"insert into {self.plan.table} ({names}) overriding system value "
-            f"select {values} from pg_temp.{self.stage} s where s.op = {op}"
+            f"select {values} from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
         )
 
     def _key_text(self, row: str, name: Callable[[PlanColumn], str]) -> str:
-        names = ", ".join(quote_identifier(column.name) for column in self.plan.key)
-        values = ", ".join(f"{row}.{name(column)}::text" for column in self.plan.key)
+        names = ", ".join(quote_identifier(column.name) for column in self.plan.staged_key)
+        values = ", ".join(f"{row}.{name(column)}::text" for column in self.plan.staged_key)
         text = f"array_to_string(array[{values}]::text[], ', ', 'null')"
         return f"{quote_literal(f'({names})=(')} || {text} || ')'"
 
@@ -249,7 +288,7 @@ declare
     streamer_ctid tid;
     streamer_since timestamptz;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
-    {declarations}
+    {self._MORE_DECLARED}{declarations}
 begin
     {self._each_staged(each)}
 exception when others then
@@ -266,7 +305,7 @@ end"""
     def _change(self, partial: bool) -> str:
         return f"""
         if s.op = {OP_INSERT} then
-            {self._ordered_insert()}
+            {self._refuse_partial(partial)}{self._ordered_insert()}
         elsif s.op = {OP_UPDATE} then
             {self._ordered_update(partial)}
         elsif s.op = {OP_DELETE} then
@@ -281,13 +320,22 @@ end"""
         {change}
     end loop;"""
 
+    _MORE_DECLARED: ClassVar[str] = ""
+
+    def _refuse_partial(self, partial: bool) -> str:
+        """A row that a publication's own filter lets in may come without its unchanged values."""
+        if not partial:
+            return ""
+        complain = self._missing("the row to insert came without its unchanged values")
+        return f"if s.mask is not null then {complain} end if;\n"
+
     def _values(self, partial: bool, previous: str) -> list[str]:
         if not partial:
-            return [f"s.{self.new(column)}" for column in self.plan.columns]
+            return [self.value(column) for column in self.plan.columns]
         return [
             f"case when substr(s.mask, {n + 1}, 1) = 'u' "
             f"then {previous}.{quote_identifier(column.name)} else s.{self.new(column)} end"
-            for n, column in enumerate(self.plan.columns)
+            for n, column in enumerate(self.plan.plain_columns)
         ]
 
     def _insert_row(self, values: Sequence[str], extra: dict[str, str] | None = None) -> str:
@@ -302,25 +350,23 @@ end"""
             f"insert into {self.plan.table} ({listed}) overriding system value values ({written})"
         )
 
-    def _find(self, missing: str) -> str:
-        """Find the row to change into streamer_relid and streamer_ctid, or do *missing*."""
+    def _search(self) -> str:
+        """Find the row to change into streamer_relid and streamer_ctid."""
         is_history = self.plan.type is TableType.HISTORY
         still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else ""
         select = "select t.tableoid, t.ctid into streamer_relid, streamer_ctid"
         if self.plan.identity is Identity.KEY:
-            search = (
+            return (
                 f"{select} from {self.plan.table} t where {self._matches_old_key}{still_open} "
                 "limit 1 for update;"
             )
-        else:
-            search = self._find_by_row(select, still_open)
-        return f"{search}\nif streamer_ctid is null then {missing} end if;"
+        return self._find_by_row(select, still_open)
 
     def _find_by_row(self, select: str, condition: str) -> str:
         # The text of a value tells apart what its type's = does not (1.0 and 1.00, circles of equal
         # area).
         same = " and ".join(
-            f"t.{quote_identifier(c.name)}::text is not distinct from s.{self.old(c)}::text"
+            f"t.{quote_identifier(c.name)}::text is not distinct from {self.old_value(c)}::text"
             for c in self.plan.key
         )
         where = f"{same or 'true'}{self._sid_matches('t')}{condition}"
@@ -328,7 +374,7 @@ end"""
         for column in self.plan.key:
             if column.name in self.plan.target.leading_index_columns:
                 name = quote_identifier(column.name)
-                old = f"s.{self.old(column)}"
+                old = self.old_value(column)
                 return (
                     f"if {old} is null then {query} and t.{name} is null limit 1 for update; "
                     f"else {query} and t.{name} {column.target.equality} {old} limit 1 for update; "
@@ -383,27 +429,47 @@ end"""
     def _ordered_update(self, partial: bool) -> str:
         if self.plan.identity is Identity.NONE:
             return self._missing_identity()
+        return (
+            f"{self._clear_new_key()}{self._search()}\n"
+            f"if streamer_ctid is null then {self._write_missing(partial)} end if;\n"
+            f"if streamer_ctid is not null then {self._write_found(partial)} end if;"
+        )
+
+    def _clear_new_key(self) -> str:
+        """Remove what may still hold the key that a row changes to, where deletes are ignored."""
+        if self.plan.type is not TableType.APPEND or self.plan.identity is not Identity.KEY:
+            return ""
+        return (
+            f"if not ({self._same_key()}) then delete from {self.plan.table} t where "
+            f"{self._matches_new_key}; end if;\n"
+        )
+
+    def _write_missing(self, partial: bool) -> str:
+        """Write a row that should be at the target and is not, if it is whole."""
+        values = self._values(False, "")
         if self.plan.type is TableType.HISTORY:
-            return self._history_update(partial)
+            insert = self._open_version("s.at", first=True, values=values)
+        else:
+            insert = self._insert_row(values) + ";"
+        if not partial:
+            return insert
+        complain = self._missing("the row to update is missing, and its unchanged values with it")
+        return f"if {self._IS_PARTIAL} then {complain} end if;\n{insert}"
+
+    _IS_PARTIAL: ClassVar[str] = "s.mask is not null"
+
+    def _write_found(self, partial: bool) -> str:
+        """Change the row that was found."""
+        if self.plan.type is TableType.HISTORY:
+            return self._open_next_version(partial)
         assignments = ", ".join(
             f"{quote_identifier(column.name)} = {value}"
             for column, value in zip(self.plan.columns, self._values(partial, "t"), strict=True)
             if not column.target.identity_always
         )
-        insert = self._insert_row(self._values(False, "")) + ";"
-        if partial:
-            complain = self._missing(
-                "the row to update is missing, and its unchanged values with it"
-            )
-            insert = f"if s.mask is not null then {complain} end if;\n{insert}"
-        update = f"update {self.plan.table} t set {assignments} where {self._AT_FOUND};"
         if not assignments:
-            update = "null;"
-        clear = ""
-        if self.plan.type is TableType.APPEND and self.plan.identity is Identity.KEY:
-            clear = f"if not ({self._same_key()}) then delete from {self.plan.table} t where "
-            clear += f"{self._matches_new_key}; end if;\n"
-        return clear + self._find(insert) + f"\nif streamer_ctid is not null then {update} end if;"
+            return "null;"
+        return f"update {self.plan.table} t set {assignments} where {self._AT_FOUND};"
 
     def _same_key(self) -> str:
         return " and ".join(
@@ -417,14 +483,8 @@ end"""
             "message = 'an update or delete came for a table without replica identity';"
         )
 
-    def _history_update(self, partial: bool) -> str:
+    def _open_next_version(self, partial: bool) -> str:
         table = self.plan.table
-        insert = self._open_version("s.at", first=True, values=self._values(False, ""))
-        if partial:
-            complain = self._missing(
-                "the row to update is missing, and its unchanged values with it"
-            )
-            insert = f"if s.mask is not null then {complain} end if;\n{insert}"
         deleted = "false"
         if self.plan.identity is Identity.KEY:
             deleted = f"not ({self._same_key()})"
@@ -442,21 +502,23 @@ end"""
             f"insert into {table} ({names}) overriding system value "
             f"select {written} from {table} t where {self._AT_FOUND};"
         )
-        found = f"if streamer_ctid is not null then\n{close}\n{reopen}\nend if;"
-        return f"{self._find(insert)}\n{found}"
+        return f"{close}\n{reopen}"
 
     def _ordered_delete(self) -> str:
         if self.plan.identity is Identity.NONE:
             return self._missing_identity()
         if self.plan.type is TableType.APPEND:
             return "null;"
-        act = f"delete from {self.plan.table} t where {self._AT_FOUND};"
+        return f"{self._search()}\nif streamer_ctid is not null then {self._remove_found()} end if;"
+
+    def _remove_found(self) -> str:
+        """Remove the row that was found, or end its version."""
         if self.plan.type is TableType.HISTORY:
-            act = (
+            return (
                 f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
                 f"kvsz_deleted = true where {self._AT_FOUND};"
             )
-        return f"{self._find('null;')}\nif streamer_ctid is not null then {act} end if;"
+        return f"delete from {self.plan.table} t where {self._AT_FOUND};"
 
     def _ordered_truncate(self) -> str:
         if self.plan.type is TableType.APPEND:

@@ -351,6 +351,18 @@ class TargetConnection:
         with translating(), self._watch.waiting():
             return await self._connection.fetchval(sql, *parameters)
 
+    async def describe(self, sql: str) -> str:
+        """Have a query parsed, and no more; return the type of its only column, if it has one."""
+        with translating():
+            statement = await self._connection.prepare(sql)
+            columns = statement.get_attributes()
+            if not columns:
+                return ""
+            name: str = await self._connection.fetchval(
+                "select pg_catalog.format_type($1::int8::oid, -1)", columns[0].type.oid
+            )
+        return name
+
     async def copy_in(
         self,
         table: str,

@@ -54,7 +54,7 @@ class Window:
     change_count: int = 0
     size: int = 0
 
-    def add(self, lane: Lane, share: Share, plans: list[ApplyPlan]) -> None:
+    def add(self, lane: Lane, share: Share, plans: list[ApplyPlan | None]) -> None:
         if not self.share_count:
             self.opened_at = time.monotonic()
         window = self.lanes.get(lane)
@@ -212,7 +212,7 @@ class Worker:
                 await asyncio.sleep(0)
                 turn_began = time.monotonic()
 
-    async def _make_plans(self, lane: Lane, share: Share) -> list[ApplyPlan] | None:
+    async def _make_plans(self, lane: Lane, share: Share) -> list[ApplyPlan | None] | None:
         backoff = Backoff()
         while True:
             try:

@@ -12,6 +12,7 @@ from streamer.config.settings import Settings, SourceSettings, TableSettings, lo
 from streamer.config.source import Document, Location, format_location, read_document
 from streamer.conninfo import parse_conninfo
 from streamer.errors import MappingError, SettingsError
+from streamer.route.expressions import Expression, ExpressionError, parse_expression
 from streamer.route.mapping import (
     Initial,
     Mapping,
@@ -144,8 +145,6 @@ class MappingBuilder:
             target = self._target(pattern, table.target)
         except MappingError as exc:
             raise self._error(place, exc.message, exc.hint) from None
-        if table.filter is not None or table.set:
-            raise self._error(place, "`filter` and `set` are not supported yet", "leave them out")
         columns = None if table.columns is None else tuple(table.columns.items())
         if columns is not None and len({name for _, name in columns}) < len(columns):
             raise self._error((*place, "columns"), "two columns would be written to one")
@@ -159,13 +158,41 @@ class MappingBuilder:
             type=table.type,
             columns=columns,
             exclude=frozenset(table.exclude),
-            filter=table.filter,
-            set=tuple(table.set.items()),
+            filter=self._filter(table, place),
+            set=self._set(table, place),
             on_error=table.on_error or self._on_error,
             initial=table.initial,
             truncate_target=table.truncate_target,
             on_column_added=table.on_column_added,
         )
+
+    def _filter(self, table: TableSettings, place: Location) -> Expression | None:
+        if table.filter is None:
+            return None
+        return self._expression(table.filter, (*place, "filter"))
+
+    def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
+        renamed = table.columns or {}
+        for name in table.set:
+            there = renamed.get(name, name)
+            if there != name and name not in renamed.values():
+                raise self._error(
+                    (*place, "set", name),
+                    f'column "{name}" is written to "{there}", which has no expression',
+                    hint=f"`set` goes by the target's names: write {there}",
+                )
+        return tuple(
+            (name, self._expression(text, (*place, "set", name)))
+            for name, text in table.set.items()
+        )
+
+    def _expression(self, text: str, place: Location) -> Expression:
+        try:
+            return parse_expression(text)
+        except ExpressionError as exc:
+            raise self._error(
+                place, str(exc), hint="write one SQL expression over the source's columns"
+            ) from None
 
     def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
         if target is None:

@@ -152,6 +152,11 @@ def is_partial(row: Row) -> bool:
     return row.__class__ is MixedRow and row.unchanged_count > 0
 
 
+def unchanged_positions(row: Row) -> frozenset[int]:
+    """Return where *row* has unchanged TOAST values."""
+    return frozenset(n for n, value in enumerate(row) if value is UNCHANGED)
+
+
 def merge(newer: Row, older: Row) -> Row:
     """Fill the unchanged values of *newer* from *older*, which may itself be partial."""
     merged = MixedRow()

@@ -113,6 +113,7 @@ class RelationRecord:
     owns_rows: bool
     resync: Resync
     publication_mark: str | None
+    expressions: str | None
     quarantined: int
 
 
@@ -139,7 +140,7 @@ _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, target_created, declared, owns_rows,
-       resync, publication_mark,
+       resync, publication_mark, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -344,8 +345,9 @@ class Store:
     async def register_relation(self, source_id: int, mapping: RelationMapping) -> RelationRecord:
         """Return the record of a mapped relation, made if it is new.
 
-        With another target it is new: a copy fills that one. With another type, the same target is
-        filled anew, unless the mapping says that it is not to be copied.
+        With another target it is new: a copy fills that one. With another type, or other
+        expressions, the same target is filled anew, unless the mapping says that it is not to be
+        copied.
         """
         is_copied = mapping.rule.initial is not Initial.NONE
         key = (source_id, str(mapping.source))
@@ -357,15 +359,18 @@ class Store:
                 str(mapping.target),
             )
             await connection.execute(
-                "insert into streamer.relation (source_id, source, target, type)"
-                " values ($1, $2, $3, $4) on conflict (source_id, source) do update"
-                " set type = $4, state = case when $5 then 'init' else relation.state end,"
+                "insert into streamer.relation (source_id, source, target, type, expressions)"
+                " values ($1, $2, $3, $4, $6) on conflict (source_id, source) do update"
+                " set type = $4, expressions = $6,"
+                " state = case when $5 then 'init' else relation.state end,"
                 " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
-                " error = null where relation.type <> $4",
+                " error = null"
+                " where relation.type <> $4 or relation.expressions is distinct from $6",
                 *key,
                 str(mapping.target),
                 mapping.type.value,
                 is_copied,
+                mapping.rule.expressions_mark,
             )
             rows = await connection.fetch(
                 f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key

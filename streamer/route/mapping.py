@@ -7,11 +7,13 @@ the relations that a source really has.
 
 import enum
 import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from streamer.errors import MappingError
+from streamer.route.expressions import Expression
 
 NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
 
@@ -176,12 +178,33 @@ class TableRule:
     type: TableType = TableType.CLONE
     columns: tuple[tuple[str, str], ...] | None = None
     exclude: frozenset[str] = frozenset()
-    filter: str | None = None
-    set: tuple[tuple[str, str], ...] = ()
+    filter: Expression | None = None
+    set: tuple[tuple[str, Expression], ...] = ()
+    """What is written to columns of the target, by their names there."""
     on_error: OnError = OnError.STOP
     initial: Initial = Initial.COPY
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        own = () if self.filter is None else (self.filter,)
+        return (*own, *(expression for _, expression in self.set))
+
+    @property
+    def named_expressions(self) -> tuple[tuple[str, Expression], ...]:
+        """The same with where they are: ``filter``, ``set email``."""
+        own = () if self.filter is None else (("filter", self.filter),)
+        return (*own, *((f"set {name}", expression) for name, expression in self.set))
+
+    @property
+    def expressions_mark(self) -> str | None:
+        """Text that is another one when `filter` or `set` is: rows written before are wrong."""
+        if not self.expressions:
+            return None
+        condition = None if self.filter is None else self.filter.text
+        values = {name: expression.text for name, expression in self.set}
+        return json.dumps({"filter": condition, "set": values}, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +233,25 @@ class RelationMapping:
             if source_column == column:
                 return target_column
         return None if any(taken == column for _, taken in listed) else column
+
+    def expression_inputs(self, names: Sequence[str]) -> list[str]:
+        """Return those of the source's columns, *names*, that expressions use.
+
+        Raises MappingError for an expression that uses another.
+        """
+        for place, expression in self.rule.named_expressions:
+            if unknown := expression.unknown(names):
+                raise MappingError(
+                    f'{place} of table "{self.source}" uses column "{unknown[0]}", which the '
+                    "source does not send",
+                    hint=f"its columns are: {', '.join(names)}",
+                )
+        used = {name for expression in self.rule.expressions for name in expression.names}
+        return [name for name in names if name in used]
+
+    def is_computed(self, target_column: str) -> bool:
+        """Whether `set` says what is written to a column of the target."""
+        return any(name == target_column for name, _ in self.rule.set)
 
     def is_optional(self, column: str) -> bool:
         """Whether *column* may be missing at the target: it is not among those `columns` lists."""

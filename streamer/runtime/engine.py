@@ -35,12 +35,14 @@ from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics, gauge
 from streamer.progress.store import CHANNEL, Store
-from streamer.route.mapping import Mapping, SourceMapping
+from streamer.route.expressions import ExpressionFacts
+from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
 from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.shared import Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.source.connection import connection
+from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
 from streamer.source.types import read_type_names
@@ -109,7 +111,7 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         store = Store(self._address)
         spools = SpoolDirectory(self._settings.spool.directory or _default_spool_directory())
-        planner = Planner(self._address, self._name_types)
+        planner = Planner(self._address, self._name_types, self._describe_expressions)
         try:
             await self._migrate(store)
             shared = self._share(store, spools, planner)
@@ -129,6 +131,15 @@ class Engine:
             if (source.database, source.sid) == (database, sid):
                 return await read_type_names(source, keys)
         return {}
+
+    async def _describe_expressions(
+        self, database: str, sid: str | None, mapping: RelationMapping
+    ) -> ExpressionFacts:
+        for supervisor in self.supervisors:
+            source = supervisor.source
+            if (source.database, source.sid) == (database, sid):
+                return await read_expressions(source, mapping)
+        return ExpressionFacts({}, {})
 
     async def _migrate(self, store: Store) -> None:
         backoff = Backoff()

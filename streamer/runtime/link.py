@@ -94,7 +94,14 @@ class Link:
         Raises SourceRejectedError.
         """
         async with self._lock:
-            await ensure_publications(plain, self._source, relations, self._server.version)
+            await ensure_publications(
+                plain,
+                self._source,
+                relations,
+                self._server.version,
+                [mapped.mapping for mapped in self._relations],
+                {m.mapping.source for m in self._relations if m.skip_through_lsn == EVERYTHING},
+            )
             self._marks = await self._read_marks(plain)
             await self._store.set_publication_marks(self._marks)
 

@@ -55,6 +55,8 @@ class SourceColumn:
     generation_expression: str | None
     identity: str
     collation: str | None
+    may_be_toasted: bool = False
+    """Whether values may be stored out of line, so that they are not sent while unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,9 @@ select a.attrelid::int8 as relid, a.attname as name,
          (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
             from pg_catalog.pg_collation co
             join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
-           where co.oid = a.attcollation) end as collation
+           where co.oid = a.attcollation) end as collation,
+       a.attstorage in ('x', 'e') or (a.attstorage = 'm' and t.typstorage <> 'm')
+         as may_be_toasted
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum

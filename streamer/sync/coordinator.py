@@ -29,7 +29,7 @@ import structlog
 
 from streamer.apply.binary import binary_types
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import HISTORY_COLUMNS, SID
+from streamer.apply.plan import HISTORY_COLUMNS, SID, computed_cast
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
 from streamer.errors import (
@@ -436,6 +436,8 @@ class SyncCoordinator:
             name = copy.mapped.mapping.target_column(column.name)
             if column.generated:
                 continue  # not published either
+            if name is not None and copy.mapped.mapping.is_computed(name):
+                continue
             there = copy.target.columns.get(name) if name is not None else None
             if name is None or there is None or there.generated:
                 continue
@@ -443,6 +445,13 @@ class SyncCoordinator:
             names.append(name)
             is_same = column.type_oid == there.type_oid
             is_binary = is_binary and is_same and column.type_oid in types
+        rule = copy.mapped.mapping.rule
+        for name, expression in rule.set:
+            there = copy.target.columns[name]
+            select.append(f"({expression}){computed_cast(there, of_target=False)}")
+            names.append(name)
+            is_same = there.base_oid == there.type_oid
+            is_binary = is_binary and is_same and there.type_oid in types
         if copy.mapped.mapping.type is TableType.HISTORY:
             select += [
                 "'1900-01-01 00:00:00+00'::timestamptz",
@@ -458,7 +467,7 @@ class SyncCoordinator:
             relation_id=copy.mapped.relation_id,
             attempt=copy.attempt,
             select_list=", ".join(select),
-            condition=copy.mapped.mapping.rule.filter,
+            condition=None if rule.filter is None else rule.filter.text,
             into=(copy.destination, quote_columns(names)),
             binary=is_binary and bool(names),
             heaps=heaps,

@@ -16,6 +16,7 @@ import structlog
 
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import add_columns
+from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
@@ -24,6 +25,7 @@ from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import begin_copy
+from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import (
     Initial,
     OnColumnAdded,
@@ -34,6 +36,7 @@ from streamer.route.mapping import (
 from streamer.route.resync import Mode, Resync
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
+from streamer.source.expressions import describe_expressions
 from streamer.source.types import read_types
 from streamer.sql import quote_identifier, quote_literal, quote_qualified
 from streamer.sync.exchange import Exchange, Way
@@ -128,12 +131,15 @@ class Preparation:
         if not mapped.is_to_declare:
             self._check_readable(relation)
         was_created = False
+        facts = ExpressionFacts({}, {})
+        if mapped.mapping.rule.expressions:
+            facts = await describe_expressions(source, mapped.mapping, relation)
         there = await read_relation(target, mapped.mapping.target)
         if there is None and self._create_tables:
             oids = {column.type_oid for column in relation.columns}
             types = await read_types(source, oids, self._server.version)
             was_created = await create_table(
-                target, relation, mapped.mapping, mapped.source.sid, types
+                target, relation, mapped.mapping, mapped.source.sid, types, facts.types
             )
             failpoint("sync.table_created")
             there = await read_relation(target, mapped.mapping.target)
@@ -144,7 +150,7 @@ class Preparation:
             )
         copy = TableCopy(mapped, relation, there, was_created, resync=mapped.resync)
         if not mapped.is_to_declare:
-            await self._check_fits(target, copy)
+            await self._check_fits(target, copy, facts)
         return copy
 
     def _check_readable(self, relation: SourceRelation) -> None:
@@ -163,7 +169,9 @@ class Preparation:
                 f"to {quote_identifier(self._server.role)}",
             )
 
-    async def _check_fits(self, target: TargetConnection, copy: TableCopy) -> None:
+    async def _check_fits(
+        self, target: TargetConnection, copy: TableCopy, facts: ExpressionFacts
+    ) -> None:
         """Refuse now what the stream would refuse later; add columns as it would."""
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
@@ -191,7 +199,11 @@ class Preparation:
             primary_key=mapped.source.primary_key,
             has_partial_key=mapped.source.has_partial_key,
             type_names=types,
+            input_types=facts.with_collations(types),
+            computed_types=facts.types,
         )
+        if copy.plan.has_expressions:
+            await confirm_expressions(target, copy.plan, facts.types)
 
     async def begin(self, target: TargetConnection, copy: TableCopy) -> None:
         """Store ``copying`` and a new attempt, and decide which way it goes.

@@ -49,11 +49,17 @@ def published_relation(relation: SourceRelation) -> Relation:
 
 
 def create_table_sql(
-    relation: SourceRelation, mapping: RelationMapping, sid: str | None
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    sid: str | None,
+    computed_types: dict[str, str],
 ) -> list[str]:
-    """Return the statements that make the target of *mapping*; the table is the first."""
+    """Return the statements that make the target of *mapping*; the table is the first.
+
+    *computed_types*: of what `set` computes, by the target's columns.
+    """
     quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
-    columns = _columns_sql(relation, mapping, sid)
+    columns = _columns_sql(relation, mapping, sid, computed_types)
     key = _key(relation, mapping)
     names = ([SID] if sid is not None else []) + key
     is_history = mapping.type is TableType.HISTORY
@@ -73,7 +79,7 @@ def create_table_sql(
 
 def check_width(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
     """Refuse a table with more columns than there can be. Raises TargetSchemaError."""
-    count = len(_columns_sql(relation, mapping, sid))
+    count = len(_columns_sql(relation, mapping, sid, {}))
     if count > TABLE_COLUMNS_MAX:
         raise TargetSchemaError(
             f'target table "{mapping.target}" would have {count} columns, with those that streamer '
@@ -82,14 +88,23 @@ def check_width(relation: SourceRelation, mapping: RelationMapping, sid: str | N
         )
 
 
-def _columns_sql(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> list[str]:
+def _columns_sql(
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    sid: str | None,
+    computed_types: dict[str, str],
+) -> list[str]:
     columns = [f"{SID} text not null"] if sid is not None else []
     key = _key(relation, mapping)
     for column in relation.columns:
         name = mapping.target_column(column.name)
-        if name is None or (mapping.is_optional(column.name) and name not in key):
+        if name is None or mapping.is_computed(name):
+            continue
+        if mapping.is_optional(column.name) and name not in key:
             continue
         columns.append(_column_sql(column, name))
+    for name, _ in mapping.rule.set:
+        columns.append(f"{quote_identifier(name)} {computed_types.get(name, 'text')}")
     if mapping.type is TableType.HISTORY:
         columns += HISTORY_COLUMNS_SQL
     return columns
@@ -118,6 +133,7 @@ async def create_table(
     mapping: RelationMapping,
     sid: str | None,
     types: list[SourceType],
+    computed_types: dict[str, str],
 ) -> bool:
     """Make the target table of *mapping*, and the types it needs, unless it is there; tell whether
     it was made.
@@ -125,7 +141,7 @@ async def create_table(
     Raises TargetSchemaError, TargetRejectedError with what to run instead.
     """
     check_width(relation, mapping, sid)
-    statements = create_table_sql(relation, mapping, sid)
+    statements = create_table_sql(relation, mapping, sid, computed_types)
     try:
         async with transaction(connection):
             # Several sources may want the same table at the same time.

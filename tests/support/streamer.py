@@ -171,18 +171,20 @@ def stream(tmp_path: Path, source: Database, target: Database) -> MakeStreamer:
     return make
 
 
+async def copy_in_threads(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Do a job with the code that Spark's tasks run, in place of `SparkLauncher.submit`."""
+
+    def copy() -> list[dict[str, Any]]:
+        ends = CopyEnds(**job["ends"])
+        return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
+
+    return await asyncio.to_thread(copy)
+
+
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let threads copy the parts, with the code that Spark's tasks run."""
-
-    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        def copy() -> list[dict[str, Any]]:
-            ends = CopyEnds(**job["ends"])
-            return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
-
-        return await asyncio.to_thread(copy)
-
-    monkeypatch.setattr(SparkLauncher, "submit", submit)
+    """Let threads copy the parts."""
+    monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
 
 
 __all__ = ["MakeStreamer", "Mapping", "Streamer", "write_config"]

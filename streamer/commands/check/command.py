@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply import drainer
-from streamer.apply.target import TargetAddress, target_connection
+from streamer.apply.confirm import confirm_expressions
+from streamer.apply.target import TargetAddress, TargetConnection, target_connection
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
 from streamer.commands.check.source import check_capacity, check_source
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
@@ -19,9 +20,13 @@ from streamer.commands.check.target_facts import (
     read_server,
     read_tables,
 )
-from streamer.commands.check.target_tables import check_target_tables
+from streamer.commands.check.target_tables import (
+    Pair,
+    check_target_tables,
+    make_pair_plan,
+)
 from streamer.config.settings import Settings
-from streamer.errors import MappingError, StreamerError
+from streamer.errors import MappingError, StreamerError, TargetSchemaError
 from streamer.route.mapping import Mapping, SourceMapping
 
 SOURCES_AT_ONCE: Final = 16
@@ -103,7 +108,27 @@ async def _read_target(address: TargetAddress, sources: list[SourceFacts]) -> Ta
             await read_records(address, facts)
             await _follow_running(facts, sources)
         await read_tables(connection, facts, sources)
+        await _confirm_expressions(connection, facts, sources)
     return facts
+
+
+async def _confirm_expressions(
+    connection: TargetConnection, target: TargetFacts, sources: list[SourceFacts]
+) -> None:
+    """Have the target read expressions that the source takes."""
+    for source in sources:
+        for mapping, relation in source.mapped():
+            table = target.tables.get(mapping.target)
+            described = source.expressions.get(mapping.source)
+            if described is None or table is None or table.relation is None:
+                continue
+            try:
+                plan = make_pair_plan(Pair(source, target, mapping, relation), table.relation)
+                await confirm_expressions(connection, plan, described.types)
+            except TargetSchemaError:
+                continue  # said where plans are judged
+            except MappingError as exc:
+                source.expression_errors[mapping.source] = exc
 
 
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:

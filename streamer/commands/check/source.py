@@ -19,7 +19,11 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
-from streamer.commands.check.source_facts import IdentityDetails, SourceFacts
+from streamer.commands.check.source_facts import (
+    ROWS_BY_A_FILTER,
+    IdentityDetails,
+    SourceFacts,
+)
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.errors import (
     SlotInvalidatedError,
@@ -335,7 +339,10 @@ def _check_publication_details(facts: SourceFacts) -> Iterable[Finding]:
         if has_partitioned and not details.via_root and facts.server.version >= 13_00_00:
             fix = at_source(f"alter publication {quoted} set (publish_via_partition_root = true)")
             yield error(place, "publishes partitions by their own names, which nobody maps", fix)
+        filtered = {str(m.source) for m in facts.mappings if m.rule.filter is not None}
         for member, what in details.narrowed.items():
+            if what == ROWS_BY_A_FILTER and member in filtered:
+                continue  # `run` has put it there
             yield warning(
                 Place(facts.label, member),
                 f'publication "{details.name}" keeps back {what}',
@@ -379,6 +386,9 @@ def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fin
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
         yield from check_identity(facts, mapping, relation)
         yield from check_rule(facts, mapping, relation)
+        yield from check_expressions(facts, mapping, relation)
+        if target is not None:
+            yield from check_locales(facts, target, mapping, relation)
 
 
 def _place(facts: SourceFacts, mapping: RelationMapping) -> Place:
@@ -470,6 +480,63 @@ def check_rule(
             f'its rule names column "{name}", which is not there',
             in_words(f"correct it; its columns are: {', '.join(relation.column_names)}"),
         )
+
+
+def check_expressions(
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
+) -> Iterable[Finding]:
+    """Whether the source takes `filter` and `set`, and sends what they need."""
+    place = _place(facts, mapping)
+    if (refused := facts.expression_errors.get(mapping.source)) is not None:
+        yield error(place, refused.message, in_words(refused.hint) if refused.hint else None)
+        return
+    if not mapping.rule.expressions or not relation.has_usable_identity:
+        return
+    if relation.replica_identity == "f":
+        return
+    used = {name for expression in mapping.rule.expressions for name in expression.names}
+    large = [
+        column.name
+        for column in relation.columns
+        if column.may_be_toasted
+        and column.name not in relation.key
+        # What enters a filter must come whole; what is computed needs its own columns only.
+        and (mapping.rule.filter is not None or column.name in used)
+    ]
+    if large:
+        yield warning(
+            place,
+            f"an update does not send large values that it leaves as they are ({some_of(large)}), "
+            "and `filter` or `set` may need them: the table would stop",
+            at_source(f"alter table {quote_relation(relation.name)} replica identity full"),
+        )
+
+
+_TEXT_TYPES: Final = ("text", "character", "name", '"char"')
+
+
+def check_locales(
+    facts: SourceFacts, target: TargetFacts, mapping: RelationMapping, relation: SourceRelation
+) -> Iterable[Finding]:
+    """Whether both databases sort and fold letters the same way, where expressions depend on it."""
+    assert facts.usage is not None
+    here, there = facts.usage.locale, target.server.locale
+    if here == there:
+        return
+    texts = {
+        column.name
+        for column in relation.columns
+        if column.type.startswith(_TEXT_TYPES) and column.collation is None
+    }
+    for place, expression in mapping.rule.named_expressions:
+        if expression.may_follow_locale and texts & expression.names:
+            words = "write the collation into the expression, as in: name collate \"C\" < 'm'"
+            yield warning(
+                _place(facts, mapping),
+                f"its {place} may depend on the database's locale, which is {here} at the source "
+                f"and {there} at the target",
+                in_words(words),
+            )
 
 
 def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rules import Seen, resolve_rules
-from streamer.errors import SourceConnectionError, StreamerError
+from streamer.errors import MappingError, SourceConnectionError, StreamerError
+from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import RelationMapping, RelationName, SourceMapping
 from streamer.source.catalog import (
     SourceRelation,
@@ -18,12 +19,14 @@ from streamer.source.catalog import (
     read_server_plainly,
 )
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.expressions import describe_expressions
 from streamer.source.publication import Publication, read_publications
 from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; what takes longer waits for a lock on a table."""
+ROWS_BY_A_FILTER: Final = "rows by a filter"
 LONG_SECONDS: Final = 5.0
 """A transaction that has run this long is worth a word before a slot waits for it."""
 
@@ -38,6 +41,8 @@ class Usage:
     walsenders: int
     large_objects: int
     is_target: bool
+    locale: str = ""
+    """Provider, collation and character types of the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class SourceFacts:
     mapping_findings: list[Finding] = field(default_factory=list)
     relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
     identities: dict[int, IdentityDetails] = field(default_factory=dict)
+    expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
+    expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     usable_namespaces: frozenset[str] = frozenset()
     sequences: list[str] = field(default_factory=list)
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
@@ -173,6 +180,10 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
 
 _USAGE_SQL: Final = """
 select pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
+       pg_catalog.concat_ws(' ', pg_catalog.to_jsonb(d) ->> 'datlocprovider', d.datcollate,
+                            d.datctype, coalesce(pg_catalog.to_jsonb(d) ->> 'datlocale',
+                                                 pg_catalog.to_jsonb(d) ->> 'daticulocale'))
+         as locale,
        pg_catalog.has_database_privilege(d.oid, 'create') as may_create,
        (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
@@ -243,6 +254,13 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     )
     facts.usable_namespaces = frozenset(row["name"] for row in rows)
     facts.sequences = [row["name"] for row in await fetch_all(plain, _SEQUENCES_SQL, oids)]
+    for mapping, relation in facts.mapped():
+        if mapping.rule.expressions:
+            try:
+                described = await describe_expressions(plain, mapping, relation)
+                facts.expressions[mapping.source] = described
+            except MappingError as exc:
+                facts.expression_errors[mapping.source] = exc
     types: dict[int, SourceType] = {}
     for name, relation in facts.relations.items():
         used = {c.type_oid for c in relation.columns if c.type_oid >= FIRST_USER_OID}
@@ -312,7 +330,7 @@ async def _read_publication_details(
         narrowed = {}
         for namespace, name, is_filtered, is_listed in row["members"]:
             if is_filtered or is_listed:
-                what = "rows by a filter" if is_filtered else "columns by a list"
+                what = ROWS_BY_A_FILTER if is_filtered else "columns by a list"
                 narrowed[str(RelationName(namespace, name))] = what
         details[publication["pubname"]] = PublicationDetails(
             name=publication["pubname"],

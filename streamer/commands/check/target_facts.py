@@ -28,6 +28,7 @@ class TargetServer:
     version_text: str
     database: str
     encoding: str
+    locale: str
     role: str
     is_superuser: bool
     may_create: bool
@@ -155,6 +156,10 @@ _SERVER_SQL: Final = """
 select current_setting('server_version_num')::int4 as version,
        current_setting('server_version') as version_text,
        d.datname as database, pg_encoding_to_char(d.encoding) as encoding,
+       pg_catalog.concat_ws(' ', pg_catalog.to_jsonb(d) ->> 'datlocprovider', d.datcollate,
+                            d.datctype, coalesce(pg_catalog.to_jsonb(d) ->> 'datlocale',
+                                                 pg_catalog.to_jsonb(d) ->> 'daticulocale'))
+         as locale,
        current_user as role, r.rolsuper as is_superuser,
        has_database_privilege(d.oid, 'create') as may_create,
        has_database_privilege(d.oid, 'temporary') as may_use_temporary,

@@ -33,6 +33,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
+from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import FIRST_USER_OID, SourceType
@@ -76,6 +77,10 @@ class Pair:
         return quote_relation(self.mapping.target)
 
     @property
+    def expressions(self) -> ExpressionFacts:
+        return self.facts.expressions.get(self.mapping.source, ExpressionFacts({}, {}))
+
+    @property
     def types(self) -> list[SourceType]:
         return self.facts.types.get(self.mapping.source, [])
 
@@ -85,6 +90,8 @@ def check_target_tables(
 ) -> Iterable[Finding]:
     """Judge the target of every mapped table of a source."""
     for mapping, relation in facts.mapped():
+        if mapping.source in facts.expression_errors:
+            continue
         pair = Pair(facts, target, mapping, relation)
         table = target.tables.get(mapping.target)
         if table is None:
@@ -111,7 +118,9 @@ def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
         statements = [*missing_types_sql(pair)]
         if pair.name.namespace not in pair.target.namespaces:
             statements.insert(0, f"create schema {quote_identifier(pair.name.namespace)}")
-        statements += create_table_sql(pair.relation, pair.mapping, pair.sid)
+        statements += create_table_sql(
+            pair.relation, pair.mapping, pair.sid, pair.expressions.types
+        )
         fix = at_target(*statements, words="or set `target.create_tables: true`")
         yield error(pair.place, f"its target table {pair.name} is not there", fix)
         return
@@ -194,10 +203,14 @@ def expected_relation(pair: Pair) -> TargetRelation:
     )
     for column in relation.columns:
         name = mapping.target_column(column.name)
-        if name is not None and (name in key or not mapping.is_optional(column.name)):
+        if name is None or mapping.is_computed(name):
+            continue
+        if name in key or not mapping.is_optional(column.name):
             columns[name] = _column(
                 name, column.type, not_null=column.not_null, generated=bool(column.generated)
             )
+    for name, _ in mapping.rule.set:
+        columns[name] = _column(name, pair.expressions.types.get(name, "text"))
     if mapping.type is TableType.HISTORY:
         for name in HISTORY_COLUMNS:
             columns[name] = _column(name, "timestamp with time zone", has_default=True)
@@ -270,13 +283,16 @@ def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Ite
 def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
     """Plan as `run` does at the first change. Raises TargetSchemaError."""
     relation = pair.relation
+    types = {column.name: column.type for column in relation.columns}
     return make_plan(
         published_relation(relation),
         pair.mapping,
         target,
         sid=pair.sid,
         primary_key=relation.primary_key,
-        type_names={column.name: column.type for column in relation.columns},
+        type_names=types,
+        input_types=pair.expressions.with_collations(types),
+        computed_types=pair.expressions.types,
     )
 
 
@@ -417,7 +433,7 @@ def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
     for column in pair.relation.columns:
         name = pair.mapping.target_column(column.name)
         there = relation.columns.get(name) if name is not None else None
-        if name is None:
+        if name is None or pair.mapping.is_computed(name):
             continue
         if column.generated:
             yield from _check_generated(pair, column, name, there)

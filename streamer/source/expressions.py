@@ -1,0 +1,96 @@
+"""What a source says of a rule's expressions: whether it takes them, and what they give."""
+
+from typing import Any
+
+import psycopg
+
+from streamer.errors import MappingError, SyncError
+from streamer.route.expressions import (
+    Expression,
+    ExpressionError,
+    ExpressionFacts,
+    check_functions,
+    functions_sql,
+)
+from streamer.route.mapping import RelationMapping, SourceMapping
+from streamer.source.catalog import SourceRelation, read_relations
+from streamer.source.connection import Connection, connection, fetch_all, first_line
+from streamer.sql import quote_qualified
+
+
+async def read_expressions(source: SourceMapping, mapping: RelationMapping) -> ExpressionFacts:
+    """Ask *source* about the expressions of *mapping*. Raises MappingError, SourceError."""
+    async with connection(source) as plain:
+        relations = await read_relations(plain, [mapping.source])
+        if mapping.source not in relations:
+            raise SyncError(f'table "{mapping.source}" is not in the source')
+        return await describe_expressions(plain, mapping, relations[mapping.source])
+
+
+async def describe_expressions(
+    plain: Connection, mapping: RelationMapping, relation: SourceRelation
+) -> ExpressionFacts:
+    """Have the source read the expressions of *mapping*. Raises MappingError for what it refuses.
+
+    The types of their values are left out where our role may not read the table.
+    """
+    sent = [column.name for column in relation.columns if not column.generated]
+    inputs = mapping.expression_inputs(sent)
+    functions = functions_sql(mapping.rule.expressions)
+    rows = await fetch_all(plain, functions) if functions is not None else []
+    oids: dict[str, int] = {}
+    for place, expression in mapping.rule.named_expressions:
+        try:
+            check_functions(expression, rows)
+        except ExpressionError as exc:
+            raise MappingError(f'{place} of table "{mapping.source}": {exc}') from None
+        oid = await _read(plain, mapping, relation, place, expression)
+        if oid is not None:
+            oids[place.removeprefix("set ")] = oid
+    return ExpressionFacts(
+        types=await _type_names(plain, oids),
+        collations={
+            column.name: column.collation
+            for column in relation.columns
+            if column.collation is not None and column.name in inputs
+        },
+    )
+
+
+async def _read(
+    plain: Connection,
+    mapping: RelationMapping,
+    relation: SourceRelation,
+    place: str,
+    expression: Expression,
+) -> int | None:
+    """Have the source parse one expression; return the type of its value."""
+    quoted = quote_qualified(relation.name.namespace, relation.name.name)
+    only = "" if relation.is_partitioned else "only "
+    is_filter = expression is mapping.rule.filter
+    sql = f"select ({expression}) from {only}{quoted} limit 0"
+    if is_filter:
+        sql = f"select from {only}{quoted} where ({expression}) limit 0"
+    try:
+        cursor: Any = await plain.execute(sql.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    except psycopg.Error as exc:
+        if exc.sqlstate is None or exc.sqlstate[:2] not in ("22", "42", "2F", "0A", "39", "P0"):
+            raise
+        raise MappingError(
+            f'{place} of table "{mapping.source}" is refused by the source: {first_line(exc)}',
+            hint="correct the expression",
+        ) from exc
+    return None if is_filter else int(cursor.description[0].type_code)
+
+
+async def _type_names(plain: Connection, oids: dict[str, int]) -> dict[str, str]:
+    rows = await fetch_all(
+        plain,
+        "select o.oid, pg_catalog.format_type(o.oid::oid, -1) as name"
+        " from pg_catalog.unnest(%s::int8[]) o (oid)",
+        list(oids.values()),
+    )
+    names = {row["oid"]: row["name"] for row in rows}
+    return {column: names[oid] for column, oid in oids.items()}

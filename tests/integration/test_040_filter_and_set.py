@@ -1,0 +1,420 @@
+"""`filter` and `set`: the copy and the stream write the same rows, with every replica identity.
+
+What the target should hold is asked of the source: the same expressions, in a SELECT there.
+"""
+
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, write_config
+
+BIG = "(select string_agg(md5(g::text || {seed}), '') from generate_series(1, 300) g)"
+"""Some 10 kB that do not compress, and so are stored out of line."""
+
+DDL = """
+create type mood as enum ('sad', 'ok', 'happy');
+create table t (
+    id int primary key, u int not null unique, region text, amount numeric(10, 2), email text,
+    big text, feels mood, "Odd ""name" int);
+alter table t alter big set storage external
+"""
+RULE = (
+    "t: {{ {more} exclude: [region], columns: {{id: id, u: u, amount: amount, email: email, big: big}},"
+    " filter: \"region = 'EU' and amount >= 10 and coalesce(feels <> 'sad', true)\","
+    ' set: {{email: "md5(email)", doubled: \'amount * 2\', label: "\'from \' || region", odd: \'"Odd ""name" % 2 = 1\'}} }}'
+)
+EXPECTED = (
+    'select (id, u, amount, md5(email), md5(big), amount * 2, \'from \' || region, "Odd ""name" % 2 = 1)::text from t'
+    " where region = 'EU' and amount >= 10 and coalesce(feels <> 'sad', true) order by 1"
+)
+FOUND = "select (id, u, amount, email, md5(big), doubled, label, odd)::text from t order by 1"
+
+
+def insert(ids: str, region: str = "EU", amount: str = "20") -> str:
+    return (
+        f"insert into t select g, g + 1000, '{region}', {amount}, 'a' || g || '@x',"
+        f" {BIG.format(seed='g')}, 'ok', g from unnest(array[{ids}]) g"
+    )
+
+
+def assert_filtered(source: Database, target: Database) -> None:
+    rows = source.execute(EXPECTED)
+    assert target.execute(FOUND) == rows
+
+
+IDENTITIES = {
+    "default": "alter table t replica identity default",
+    "index": "alter table t replica identity using index t_u_key",
+    "full": "alter table t replica identity full",
+    "full without a key": "alter table t drop constraint t_pkey, drop constraint t_u_key;"
+    "alter table t replica identity full",
+}
+CHANGES = [
+    insert("1, 2, 3") + ";" + insert("4, 5", "US") + ";" + insert("6", amount="1"),
+    "update t set amount = 30 where id = 1",  # stays in
+    "update t set region = 'US' where id = 2",  # leaves
+    "update t set region = 'EU', big = 'short' where id = 4",  # enters
+    "update t set email = 'new', region = null where id = 3",  # leaves: the filter is null
+    "update t set amount = 5 where id = 5; update t set amount = 6 where id = 5",  # stays out
+    "delete from t where id = 6; delete from t where id = 1",
+    "begin;" + insert("7, 8") + "; update t set amount = 1 where id = 7;"
+    "update t set amount = 99 where id = 7; update t set amount = 2 where id = 8; commit",
+    "update t set id = 70, u = 70 where id = 7",  # the key changes
+    "begin; delete from t where id = 70; " + insert("70", "US") + "; commit",
+    "begin; update t set id = 40, u = 40, amount = 3 where id = 4; update t set amount = 50 where id = 40; commit",
+    "update t set feels = 'sad' where id = 40; update t set feels = null where id = 40",
+    "begin; truncate t;"
+    + insert("1, 2")
+    + "; commit; update t set amount = amount - 15 where id = 2",
+]
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("sid", [None, "eu"])
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_rows_enter_stay_and_leave(
+    source: Database, target: Database, stream: MakeStreamer, identity: str, sid: str | None
+) -> None:
+    source.execute(DDL)
+    source.execute(IDENTITIES[identity])
+    # The copy.
+    source.execute(insert("101, 102") + ";" + insert("103", "US") + ";" + insert("104", amount="9"))
+    async with stream(RULE.format(more=""), sid=sid) as streamer:
+        await streamer.caught_up()
+        assert_filtered(source, target)
+        for change in CHANGES:
+            # Whole rows: with a key, unchanged values of rows that enter are not sent.
+            if "full" not in identity:
+                change = change.replace("set amount", "set big = 'x' || id, amount")
+                change = change.replace("set feels", "set big = 'y' || id, feels")
+                change = change.replace("set id =", "set big = 'z' || id, id =")
+            source.execute(change)
+            await streamer.caught_up()
+            assert_filtered(source, target)
+        assert (await streamer.table("public.t"))["error"] is None
+
+
+TWO = "create table t (id int primary key, v int, name text)"
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_table_without_identity_brings_the_inserts_that_pass(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (v int, name text); insert into t values (1, 'a'), (20, 'b')")
+    rule = "t: {filter: 'v > 10', set: {name: 'upper(name)', twice: 'v::bigint * 2'}}"
+    async with stream(rule) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t select g, 'n' || g from generate_series(5, 15) g")
+        source.execute("update t set v = 100; insert into t values (null, 'x'), (11, null)")
+        await streamer.caught_up()
+        assert target.execute("select v, name, twice from t order by v, name") == [
+            (11, "N11", 22),
+            (11, None, 22),
+            *[(v, f"N{v}", 2 * v) for v in (12, 13, 14, 15)],
+            (20, "B", 40),
+        ]
+        twice = "select format_type(atttypid, -1) from pg_attribute where attname = 'twice'"
+        assert target.value(twice) == "bigint"
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+async def test_history_ends_versions_that_leave_and_begins_those_that_enter(
+    source: Database, target: Database, stream: MakeStreamer, identity: str
+) -> None:
+    source.execute(TWO + f"; alter table t replica identity {identity}")
+    rule = "t: {initial: none, type: history, filter: 'v > 10', set: {name: 'upper(name)'}}"
+    async with stream(rule) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
+        source.execute("update t set v = 5 where id = 1")  # leaves
+        source.execute("update t set v = 30 where id = 2")  # enters for the first time
+        source.execute(
+            "begin; update t set v = 40 where id = 1; update t set v = 41, name = 'aa' where id = 1; commit"
+        )
+        source.execute("update t set id = 3 where id = 2")
+        source.execute("delete from t where id = 3")
+        await streamer.caught_up()
+        assert target.execute(
+            "select id, v, name, kvsz_start = '1900-01-01', kvsz_end = '9999-01-01', kvsz_deleted"
+            " from t order by kvsz_id"
+        ) == [
+            (1, 20, "A", True, False, True),
+            (2, 30, "B", True, False, True),
+            (1, 40, "A", False, False, False),
+            (1, 41, "AA", False, True, False),
+            (3, 30, "B", False, False, True),
+        ]
+
+
+async def test_append_keeps_what_leaves_as_it_was_last(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TWO)
+    async with stream("t: {initial: none, type: append, filter: 'v > 10'}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
+        source.execute(
+            "begin; update t set v = 21 where id = 1; update t set v = 0 where id = 1; commit"
+        )
+        source.execute("update t set v = 22 where id = 2; delete from t where id = 2")
+        source.execute(
+            "begin; insert into t values (3, 30, 'c'); update t set v = 3 where id = 3; commit"
+        )
+        await streamer.caught_up()
+        rows = target.execute("select id, v, name from t order by id")
+        assert rows == [(1, 21, "a"), (2, 22, "b"), (3, 30, "c")]
+
+
+# ---- unchanged values --------------------------------------------------------------------------
+
+TOAST = (
+    "create table t (id int primary key, v int, big text, large text);"
+    "alter table t alter big set storage external, alter large set storage external"
+)
+VALUES = f"{BIG.format(seed='1')}, {BIG.format(seed='2')}"
+
+
+async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TOAST)
+    rule = (
+        't: {initial: none, filter: "v > 10 and length(big) > 5",'
+        " set: {digest: 'md5(large)', joined: 'v || md5(big)'}}"
+    )
+    expected = "select (id, v, md5(big), md5(large), md5(large), v || md5(big))::text from t where v > 10 and length(big) > 5"
+    found = "select (id, v, md5(big), md5(large), digest, joined)::text from t"
+    async with stream(rule) as streamer:
+        await streamer.caught_up()
+        source.execute(f"insert into t select g, 20, {VALUES} from generate_series(1, 4) g")
+        await streamer.caught_up()
+        source.execute("update t set v = v + 1")  # all inputs: from the target
+        source.execute("update t set v = 5 where id = 2")  # out, whatever `big` is
+        source.execute("update t set v = 6 where id = 2; update t set id = 20 where id = 2")
+        source.execute("update t set big = 'x' where id = 3")
+        source.execute("update t set id = 40, v = 50 where id = 4")
+        source.execute("update t set large = 'changed' where id = 40")
+        await streamer.caught_up()
+        assert target.execute(found + " order by 1") == source.execute(expected + " order by 1")
+        assert target.value("select count(*) from t") == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        # The row enters, and the rest of it does not come.
+        ("filter: 'v > 10'", "update t set v = 20"),
+        # It is not at the target, so whether it enters cannot be known.
+        ("filter: 'v > 10 or length(big) < 9'", "update t set v = 2"),
+        # The target has the digest, not what it was made of.
+        ("set: {big: 'v || md5(big)'}", "update t set v = 2"),
+    ],
+)
+async def test_what_cannot_be_known_stops_the_table_and_says_what_to_do(
+    source: Database, target: Database, stream: MakeStreamer, rule: str, change: str
+) -> None:
+    source.execute(TOAST)
+    async with stream(f"t: {{initial: none, truncate_target: true, {rule}}}") as streamer:
+        await streamer.caught_up()
+        source.execute(f"insert into t select 1, 1, {VALUES}")
+        source.execute("insert into t values (7, 7, 'small', 'small')")
+        await streamer.caught_up()
+        before = target.execute("select id, v from t order by 1")
+        source.execute(change)
+        await streamer.table_state("public.t", "error")
+        error = (await streamer.table("public.t"))["error"]
+        assert "unchanged value" in error
+        assert target.execute("select id, v from t order by 1") == before
+
+
+# ---- larger things -----------------------------------------------------------------------------
+
+
+async def test_a_large_transaction(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v int, name text)")
+    async with stream(
+        "t: {initial: none, filter: 'v % 3 = 0', set: {name: 'left(name, 4)'}}"
+    ) as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "begin; insert into t select g, g, repeat(md5(g::text), 8) from generate_series(1, 40000) g;"
+            "update t set v = v + 1 where id <= 20000; delete from t where id % 100 = 0; commit"
+        )
+        await streamer.caught_up(60)
+        digest = "select count(*), md5(string_agg((id, v, {})::text, ',' order by id)) from t {}"
+        expected = source.execute(digest.format("left(name, 4)", "where v % 3 = 0"))
+        assert target.execute(digest.format("name", "")) == expected
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_another_filter_copies_the_table_again(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TWO + "; insert into t select g, g, 'n' || g from generate_series(1, 20) g")
+    ids = "select array_agg(id order by id) from t"
+    async with stream("t: {filter: 'v > 15'}") as streamer:
+        await streamer.caught_up()
+        assert target.value(ids) == [16, 17, 18, 19, 20]
+    async with stream("t: {filter: 'v > 15'}") as streamer:
+        await streamer.caught_up()
+        assert target.value("select attempt from streamer.relation") == 1
+    # While it is away.
+    source.execute("insert into t values (21, 3, 'x')")
+    async with stream("t: {filter: 'v < 4', set: {name: 'upper(name)'}}") as streamer:
+        await streamer.caught_up()
+        assert target.value(ids) == [1, 2, 3, 21]
+        assert target.value("select string_agg(name, ',' order by id) from t") == "N1,N2,N3,X"
+        # While it runs.
+        write_config(streamer.path, source, target, "t: {filter: 'v = 4'}")
+        await streamer.apply()
+        source.execute("update t set v = 4 where id = 1; update t set v = 5 where id = 4")
+        await streamer.caught_up()
+        assert target.execute("select id, name from t") == [(1, "n1")]
+        write_config(streamer.path, source, target, "t:")
+        await streamer.apply()
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+# ---- the publication ---------------------------------------------------------------------------
+
+PUBLISHED = (
+    "select coalesce(pg_get_expr(r.prqual, r.prrelid), 'all') from pg_publication_rel r"
+    " where r.prrelid = 't'::regclass"
+)
+
+
+def versions_since_15(source: Database) -> bool:
+    version = source.value("select current_setting('server_version_num')::int")
+    return isinstance(version, int) and version >= 150000
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_the_publication_filters_where_that_is_safe(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TWO + "; insert into t select g, g, 'n' || g from generate_series(1, 5) g")
+    kept = "select array_agg(id order by id) from t"
+    is_able = versions_since_15(source)
+    # Not in the replica identity: the application's updates would fail.
+    async with stream("t: {filter: 'v > 3'}") as streamer:
+        await streamer.caught_up()
+        assert source.value(PUBLISHED) == "all"
+    # In it, by the key.
+    async with stream("t: {filter: 'id > 3'}") as streamer:
+        await streamer.caught_up()
+        assert source.value(PUBLISHED) == ("(id > 3)" if is_able else "all")
+        source.execute("update t set id = 30 where id = 3; update t set id = -5 where id = 5")
+        source.execute(
+            "update t set name = 'x'; delete from t where id = 1; delete from t where id = 4"
+        )
+        await streamer.caught_up()
+        assert target.value(kept) == [30]
+    # By FULL; again without; and one that can fail.
+    source.execute("alter table t replica identity full; insert into t values (3, 3, 'c')")
+    for rule, published in (("v > 2", "(v > 2)"), ("10 / v > 2", "all"), ("v <> 2", "(v <> 2)")):
+        async with stream(f"t: {{filter: '{rule}'}}") as streamer:
+            await streamer.caught_up()
+            assert source.value(PUBLISHED) == (published if is_able else "all")
+            source.execute("update t set v = v + 1; update t set v = v - 1; update t set v = v")
+            await streamer.caught_up()
+            assert target.value(kept) == source.value(f"{kept} where {rule}")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        assert source.value(PUBLISHED) == "all"
+        assert_same(source, target, "t")
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_filter_that_the_publication_refuses_is_left_to_the_target(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create type mood as enum ('sad', 'ok')")
+    source.execute("create table t (m mood primary key); insert into t values ('sad'), ('ok')")
+    async with stream("t: {filter: \"m = 'ok'\"}") as streamer:
+        await streamer.caught_up()
+        assert source.value(PUBLISHED) == "all"
+        assert target.value("select array_agg(m::text) from t") == ["ok"]
+
+
+# ---- what is wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ("filter: 'colour = 1'", 'uses column "colour", which the source does not send'),
+        ("filter: 'name'", "must be type boolean"),
+        ("filter: 'doubled > 1'", "does not send"),
+        ("filter: 'v = name'", "is refused by the source: operator does not exist"),
+        ("set: {name: 'pg_backend_pid()'}", "does not always give the same"),
+        ("set: {name: 'pg_catalog.no_such(v)'}", "not one of PostgreSQL's own"),
+        ("set: {id: 'v'}", "part of the key"),
+    ],
+)
+@pytest.mark.usefixtures("without_spark")
+async def test_what_does_not_fit_stops_that_table_with_its_reason(
+    source: Database, target: Database, stream: MakeStreamer, rule: str, problem: str
+) -> None:
+    source.execute(
+        "create table t (id int primary key, v int, name text, doubled int generated always as (v * 2) stored);"
+        "create table other (id int primary key); insert into t values (1, 1, 'a')"
+    )
+    async with stream("other:") as streamer:
+        await streamer.caught_up()
+        write_config(streamer.path, source, target, f"{{t: {{{rule}}}, other: {{}}}}")
+        await streamer.apply()
+        await streamer.table_state("public.t", "error")
+        assert problem in (await streamer.table("public.t"))["error"]
+        source.execute("insert into other values (1)")
+        await streamer.table_state("public.other", "ready")
+
+        async def has_arrived() -> bool:
+            return target.value("select count(*) from other") == 1
+
+        await streamer.eventually(has_arrived)
+
+
+async def test_values_are_cast_to_the_columns_type_and_refused_where_they_do_not_fit(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TWO)
+    target.execute(
+        "create table t (id int primary key, v smallint, name varchar(5), flag text, day date)"
+    )
+    rule = "t: {initial: none, set: {v: 'v / 2.0', name: 'name || 1', flag: 'v > 1', day: \"name::timestamp\"}}"
+    async with stream(rule.replace("name::timestamp", "'2020-02-03 04:05'::timestamp")) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 5, 'abc'), (2, null, null)")
+        await streamer.caught_up()
+        assert target.execute("select v, name, flag, day::text from t order by id") == [
+            (3, "abc1", "true", "2020-02-03"),
+            (None, None, None, "2020-02-03"),
+        ]
+        source.execute("update t set name = 'abcde' where id = 1")
+        await streamer.table_state("public.t", "error")
+        assert "too long" in (await streamer.table("public.t"))["error"]
+
+
+async def test_wide_rows_without_a_key(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    columns = ", ".join(f"c{n} int" for n in range(150))
+    source.execute(
+        f"create table t (v int, name text, {columns}); alter table t replica identity full"
+    )
+    async with stream(
+        "t: {initial: none, filter: 'v > 10', set: {name: 'name || c149'}}"
+    ) as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "insert into t (v, name, c149) values (20, 'a', 1), (20, 'a', 2), (5, 'a', 1), (30, 'b', 3);"
+            "update t set c0 = 1 where v = 5; update t set v = 6 where v = 30;"
+            "update t set v = 40 where v = 5; delete from t where v = 20 and c149 = 1"
+        )
+        await streamer.caught_up()
+        rows = target.execute("select v, name, c0, c149 from t order by v")
+        assert rows == [(20, "a2", None, 2), (40, "a1", 1, 1)]
