@@ -53,6 +53,17 @@ async def hand_over(
         raise TargetFencedError("this copy was begun again, by a request or another process")
 
 
+async def quarantined_count(connection: TargetConnection, relation_id: int) -> int:
+    """Return how many changes of a relation are in quarantine; after a copy of some rows, there may
+    be.
+    """
+    return int(
+        await connection.fetch_value(
+            "select count(*) from streamer.quarantine where relation_id = $1", relation_id
+        )
+    )
+
+
 async def is_handed_over(
     connection: TargetConnection, relation_id: int, lsn: Lsn, *, attempt: int
 ) -> bool:

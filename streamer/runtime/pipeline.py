@@ -690,7 +690,6 @@ class Pipeline:
         mapped.handed_over(consistent_point)
         if self._relations.state(mapped) is not State.PAUSED:
             self._relations.set_state(mapped, State.CATCHING_UP)
-        mapped.quarantine.forget()
         self._relations.quarantine_changed(mapped)
         self._relations.lane(mapped).release(Hold.SYNC)
 

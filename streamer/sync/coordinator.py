@@ -45,7 +45,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
-from streamer.progress.copies import hand_over, is_handed_over
+from streamer.progress.copies import hand_over, is_handed_over, quarantined_count
 from streamer.progress.store import Store
 from streamer.route.mapping import (
     SourceMapping,
@@ -308,6 +308,7 @@ class SyncCoordinator:
             owns_rows=copy.was_created,
         )
         failpoint("sync.catching_up")
+        await self._count_quarantined(target, copy)
         self._copying.discard(copy.mapped)
         self._events.copy_finished(copy.mapped, copy.mapped.end_lsn)
 
@@ -624,6 +625,7 @@ class SyncCoordinator:
                     await self._analyze(target, copy)
                     await self._hand_over(target, copy, rows, size)
                 failpoint("sync.catching_up")
+                await self._count_quarantined(target, copy)
                 copy.is_done = True
                 self._copying.discard(copy.mapped)
                 self._metrics.count_copied(copy.mapped, rows, size)
@@ -670,6 +672,9 @@ class SyncCoordinator:
             size=size,
             owns_rows=copy.owns_rows,
         )
+
+    async def _count_quarantined(self, target: TargetConnection, copy: TableCopy) -> None:
+        copy.mapped.quarantine.forget(await quarantined_count(target, copy.mapped.relation_id))
 
     async def _analyze(self, target: TargetConnection, copy: TableCopy) -> None:
         with contextlib.suppress(TargetContentionError):
