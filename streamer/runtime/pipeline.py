@@ -492,7 +492,8 @@ class Pipeline:
 
     @property
     def lag_bytes(self) -> int:
-        return max(0, self.health.wal_end_lsn - self._stored_lsn)
+        durable_lsn = max(self._stored_lsn, self._tracker.flush_lsn)
+        return max(0, self.health.wal_end_lsn - durable_lsn)
 
     def lag_seconds(self, now: datetime) -> float:
         """How long ago, at most, what is visible in the target was all there was to see."""
