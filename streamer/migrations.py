@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,8 +18,9 @@ class Migration:
     sql: str
 
 
+@cache
 def read_migrations(kind: str) -> list[Migration]:
-    """Return the migrations of *kind*, ``target`` or ``admin``, in order."""
+    """Return the migrations of *kind*, ``target`` or ``admin``, in order. Reads files once."""
     return [
         Migration(int(match[1]), match[2], path.read_text(encoding="utf-8"))
         for path in sorted(_directory(kind).iterdir())

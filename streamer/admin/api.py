@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import structlog
-from fastapi import APIRouter, Body, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamer import __version__
@@ -123,8 +123,8 @@ def _install_errors(app: FastAPI) -> None:
             422,
         )
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, exc: HTTPException) -> Response:
+    @app.exception_handler(AnyHTTPException)
+    async def http_error(request: Request, exc: AnyHTTPException) -> Response:
         code = _HTTP_CODES.get(exc.status_code, "http")
         message = f"{request.method} {request.url.path}: {exc.detail}".lower()
         if exc.status_code == 404:
@@ -138,10 +138,6 @@ def _install_errors(app: FastAPI) -> None:
 
 
 # ---- the gate ----------------------------------------------------------------------------------
-
-
-class _TooLargeError(Exception):
-    """More was sent than is taken."""
 
 
 class Gate:
@@ -166,11 +162,7 @@ class Gate:
             except StreamerError as exc:
                 await error_answer(exc)(scope, receive, send)
                 return
-        try:
-            await self._app(scope, _bounded(receive), send)
-        except _TooLargeError:
-            answer = _problem("too_large", f"more than {BODY_BYTES_MAX} bytes", None, 413)
-            await answer(scope, receive, send)
+        await self._app(scope, _bounded(receive), send)
 
     def _let_in(self, request: Request, path: str) -> Identity | None:
         if path in OPEN_PATHS:
@@ -198,7 +190,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > BODY_BYTES_MAX:
-            raise _TooLargeError
+            raise HTTPException(413, f"more than {BODY_BYTES_MAX} bytes")
         return message
 
     return bounded

@@ -180,7 +180,7 @@ def _plan_source(
             for (label, name), relation in target.relations.items()
             if label == source.label and name not in mapped
         ]
-    if target is not None and record is None:
+    if (target is not None and record is None) or (target is None and before is None):
         plan.action = "add"
     elif (
         plan.publication_sql

@@ -39,6 +39,7 @@ from streamer.errors import (
     StreamerError,
     UnreadyError,
 )
+from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
 from streamer.progress.store import Store
 from streamer.route.mapping import (
@@ -497,6 +498,8 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
 
     Raises ConfigurationError.
     """
+    # Files are not for the event loop; from here on they are known.
+    await asyncio.to_thread(read_migrations, "target")
     if settings.mapping_database is not None:
         store = await open_store(settings.mapping_database, keyring_of(settings))
         try:

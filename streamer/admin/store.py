@@ -92,11 +92,11 @@ class AdminStore:
         lock = self._lock if self._reader is self._writer else self._reading
         async with lock:
             with _translating(self.path):
-                await self._reader.execute("begin")
                 try:
+                    await self._reader.execute("begin")
                     yield self._reader
                 finally:
-                    await self._reader.execute("rollback")
+                    await self._reader.rollback()
 
     async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
         """Return a part of the rows of *kind*, and how many there are. Raises InvalidError."""
@@ -185,12 +185,14 @@ class AdminStore:
         """Have the writer for a block that is one transaction."""
         async with self._lock:
             with _translating(self.path):
-                await self._writer.execute("begin immediate")
                 try:
+                    await self._writer.execute("begin immediate")
                     yield self._writer
                     await self._writer.execute("commit")
                 except BaseException:
-                    await self._writer.execute("rollback")
+                    # Whatever was asked of the connection is done in order, also what nobody waits
+                    # for any more: this comes after it, and does nothing where nothing has begun.
+                    await self._writer.rollback()
                     raise
 
     async def create(self, kind: str, fields: Row, actor: str) -> Row:

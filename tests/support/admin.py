@@ -1,12 +1,13 @@
 """The API in the test's own process, on a real store, with an engine that only remembers."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from blockbuster import blockbuster_ctx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -16,6 +17,7 @@ from streamer.admin.events import Events
 from streamer.admin.service import AdminService, open_service
 from streamer.apply.target import TargetAddress
 from streamer.config import static
+from streamer.config.settings import Settings
 from streamer.observability.http import make_app
 from streamer.route.mapping import Mapping
 
@@ -27,6 +29,9 @@ TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
 TARGET = "postgresql://loader:target-password@127.0.0.1:1/dw"
 CREDENTIALS = f"admin: {{token: {TOKEN}, viewer_token: {VIEWER_TOKEN}}}"
+
+
+_CONNECTING = {"_parse_connect_dsn_and_args", "_dot_postgresql_path", "_read_password_file"}
 
 
 class FakeEngine:
@@ -63,14 +68,40 @@ class Admin:
 
 @contextlib.asynccontextmanager
 async def admin(
-    directory: Path, settings: str = CREDENTIALS, *, target: str = TARGET, sources: str = ""
+    directory: Path,
+    settings: str = CREDENTIALS,
+    *,
+    target: str = TARGET,
+    sources: str = "",
+    is_alone: bool = True,
 ) -> AsyncIterator[Admin]:
-    """Open the API; with *sources* in static mode."""
+    """Open the API; with *sources* in static mode.
+
+    What blocks the event loop fails, if the API *is_alone* in it.
+    """
     config = directory / "config.yaml"
     database = "" if sources else f"mapping_database: {directory / 'mapping.sqlite'}"
     config.write_text(f'target: {{url: "{target}"}}\n{database}\n{settings}\n{sources}\n')
     loaded, mapping = static.load(config)
     access = Access(loaded.admin)
+    with _never_blocking() if is_alone else contextlib.nullcontext():
+        async with _opened(loaded, config, mapping, access) as opened:
+            yield opened
+
+
+@contextlib.contextmanager
+def _never_blocking() -> Iterator[None]:
+    with blockbuster_ctx("streamer") as blockbuster:
+        for function in blockbuster.functions.values():
+            # Looks at the files that libpq would look at, each time it connects.
+            function.can_block_in("asyncpg/connect_utils.py", _CONNECTING)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    loaded: Settings, config: Path, mapping: Mapping, access: Access
+) -> AsyncIterator[Admin]:
     service = await open_service(loaded, config, mapping)
     engine = FakeEngine()
     service.engine = engine

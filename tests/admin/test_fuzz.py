@@ -1,0 +1,112 @@
+"""Whatever is sent, the API answers, and never with 500. FUZZ_EXAMPLES says how much of it."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+
+from streamer.commands.embedded import free_port
+from streamer.observability.http import serving
+from tests.support.admin import CREDENTIALS, TOKEN, admin
+from tests.support.postgres import Database
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+ENDLESS = {"/api/events"}
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def address(tmp_path: Path, target: Database) -> Iterator[str]:
+    """The API on a real server, in a thread with a loop of its own."""
+    address = f"127.0.0.1:{free_port()}"
+    started, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with (
+            admin(tmp_path, CREDENTIALS, target=target.url, is_alone=False) as opened,
+            serving(address, opened.app, has_credentials=True),
+        ):
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield f"http://{address}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_no_request_is_answered_with_500(address: str) -> None:
+    with httpx.Client(base_url=address, headers=HEADERS, timeout=60) as client:
+        for path, body in (
+            ("databases", {"name": "shop"}),
+            ("urls", {"database_id": 1, "url": "postgresql://u:hidden@127.0.0.1:1/shop"}),
+            ("tables", {"database_id": 1, "name": "t"}),
+        ):
+            assert client.post(f"/api/{path}", json=body).status_code == 201
+    schema = schemathesis.openapi.from_url(f"{address}/api/openapi.json")
+    tried = set()
+    results: Iterable[Any] = schema.get_all_operations()
+    for result in results:
+        operation = result.ok()
+        if operation.path in ENDLESS:
+            continue
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy())
+        def attempt(case: Any) -> None:
+            response = case.call(headers=HEADERS, timeout=60)
+            case.validate_response(response, checks=[not_a_server_error])
+            assert "hidden" not in response.text
+
+        attempt()
+        tried.add(operation.label)
+    assert len(tried) > 35
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"name": "\\ud800"}', b'{"name": NaN}', b'{"name": 1e999}', b"null", b'"x"', b'{"name": "a", "name": "\\u0000"}'],
+    ids=range(10),
+)  # fmt: skip
+async def test_no_body_is_answered_with_500(tmp_path: Path, content: bytes) -> None:
+    async with admin(tmp_path) as opened, opened.client() as client:
+        for path in ("/api/databases", "/api/import", "/api/apply", "/api/login"):
+            headers = {"Content-Type": "application/json"}
+            response = await client.post(path, content=content, headers=headers)
+            assert response.status_code < 500, (path, response.text)
+            assert path == "/api/apply" or set(response.json()["error"]) == {
+                "code",
+                "message",
+                "hint",
+            }
+
+
+async def test_more_than_there_is_room_for_is_refused(tmp_path: Path) -> None:
+    async with admin(tmp_path) as opened, opened.client() as client:
+        response = await client.post("/api/import", json={"yaml": "x" * 9_000_000})
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "too_large"
