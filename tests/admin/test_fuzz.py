@@ -38,7 +38,7 @@ def address(tmp_path: Path, target: Database) -> Iterator[str]:
             started.set()
             await stop.wait()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     try:
         assert started.wait(30)
