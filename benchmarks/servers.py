@@ -52,6 +52,7 @@ def write_config(
     tables: str,
     *,
     transport: str = "text",
+    streaming: str = "on",
     **settings: object,
 ) -> None:
     lines = [f"{name}: {value}" for name, value in settings.items()]
@@ -62,7 +63,10 @@ def write_config(
                 'http: {listen: ""}',
                 *lines,
                 "sources:",
-                f'- {{database: bench, urls: [{{url: "{source}"}}], transport: {transport},',
+                (
+                    f'- {{database: bench, urls: [{{url: "{source}"}}], transport: {transport},'
+                    f" streaming: {streaming},"
+                ),
                 f"   tables: {tables}}}",
             ]
         )
