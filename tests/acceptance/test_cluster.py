@@ -275,6 +275,7 @@ def test_a_job_by_spark_submit(
         " select 1, n, 1, '' from generate_series(0, 9) n"
     )
     part = {"relation_id": 1, "attempt": 1, "copy_in": "copy public.t from stdin"}
+    part |= {"types_out": "", "types_in": ""}
     tasks = [
         [
             part

@@ -49,6 +49,13 @@ def write(source: Database, first: int, last: int) -> None:
             )
 
 
+def write_large(source: Database) -> None:
+    """What a drainer applies in pieces."""
+    source.execute(
+        "insert into keyless select g % 3, repeat('x', 300) from generate_series(1, 40000) g"
+    )
+
+
 def assert_history(source: Database, target: Database) -> None:
     open_rows = (
         "select id, v from hist where kvsz_end = '9999-01-01' and not kvsz_deleted order by 1"
@@ -78,6 +85,8 @@ def test_killed_at(
         while process.process.poll() is None:
             assert first < 1000, "the failpoint was not reached"
             write(source, first, first + 5)
+            if name == "drain.piece_written":
+                write_large(source)
             time.sleep(0.1)
             first += 5
         assert process.process.returncode == -9
