@@ -9,6 +9,7 @@ process, so that nothing looks healthy that is not.
 import asyncio
 import contextlib
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MANUAL_RETRY_SECONDS: Final = 15.0
+STEADY_SECONDS: Final = 30.0
+"""An attempt that held so long was no failed attempt: what ends it is new."""
 
 
 class Supervisor:
@@ -90,6 +93,7 @@ class Supervisor:
         while not self.stop.is_set():
             try:
                 self._is_to_begin_anew = False
+                began = time.monotonic()
                 await self._attempt()
                 if not self._is_to_begin_anew:
                     return
@@ -97,6 +101,8 @@ class Supervisor:
                 self._binary_obstacle = str(exc)  # said in the log when the stream begins again
             except StreamerError as exc:
                 await self._report(exc)
+                if time.monotonic() - began > STEADY_SECONDS:
+                    backoff = Backoff()
                 if exc.retry is Retry.TIMED:
                     backoff.log(log, f'source "{self.source.label}" is tried again', exc)
                     await self._sleep(backoff.next_seconds())

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import structlog
 
+from streamer.backoff import Backoff
 from streamer.errors import SparkJobError
 
 log = structlog.get_logger()
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 PROGRAM: Final = "streamer.sync.spark_job"
 IDLE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 3.0
+CRASH_SECONDS_MAX: Final = 30.0
+"""How long a process that ends in the middle of its work keeps the next one waiting at most."""
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -72,14 +75,19 @@ class SparkLauncher:
 
     async def run(self) -> None:
         """Start a process whenever there is a job; end it when there has been none for a while."""
+        backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
         try:
             while True:
                 await self._wanted.wait()
-                await self._run_process()
+                if await self._run_process():
+                    backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
+                else:
+                    await backoff.wait()
         finally:
             await self._stop()
 
-    async def _run_process(self) -> None:
+    async def _run_process(self) -> bool:
+        """Run a process to its end; tell whether it did what it was started for."""
         arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
@@ -109,9 +117,12 @@ class SparkLauncher:
             await self._stop()
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
+            failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
+            if failed:
+                self._wanted.clear()  # until who waited asks again
+            for waiting in failed:
+                waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
+        return not failed
 
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -95,7 +95,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
         fix = in_words("before PostgreSQL 14 only superusers may")
         if server.version >= 14_00_00:
             fix = at_target(*origin.grants_sql(quote_identifier(server.role)))
-        yield info(TARGET, problem, fix)
+        yield warning(TARGET, problem, fix)
     elif server.free_origins < connections:
         setting = "max_replication_slots"
         if server.version >= 18_00_00:
@@ -106,7 +106,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
         )
         wanted = server.origins_max - server.free_origins + connections
         words = "and restart that server after it, or lower `workers` or `sync.jobs`"
-        yield info(
+        yield warning(
             TARGET, problem, at_target(f"alter system set {setting} = {wanted}", words=words)
         )
 
