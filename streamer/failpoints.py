@@ -2,7 +2,8 @@
 
 ``STREAMER_FAILPOINTS=apply.before_commit=kill@3,sync.copied=error`` arms two: the first kills the
 process with SIGKILL when it is reached the third time, the second raises there each time. Actions:
-``kill``, ``error``, ``sleep`` (forever, blocking). Only tests set this variable.
+``kill``, ``error``, ``sleep`` (forever, blocking), ``stop`` (once, with SIGSTOP; SIGCONT lets it go
+on). Only tests set this variable.
 """
 
 import os
@@ -56,7 +57,7 @@ def _parse(text: str) -> dict[str, _Armed]:
     for item in filter(None, text.split(",")):
         name, _, action = item.partition("=")
         action, _, after = action.partition("@")
-        if name not in NAMES or action not in ("kill", "error", "sleep"):
+        if name not in NAMES or action not in ("kill", "error", "sleep", "stop"):
             raise ValueError(f"{VARIABLE}: {item!r} is not a failpoint")
         armed[name] = _Armed(action, int(after or 1))
     return armed
@@ -78,6 +79,9 @@ def _fail(name: str, armed: _Armed) -> None:
     match armed.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            del _armed[name]
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":
             threading.Event().wait()
         case _:

@@ -1,0 +1,126 @@
+"""Servers that restart and backends that are killed in every state of a table sync.
+
+The program is halted (SIGSTOP) at a step of a sync; something happens to a server; then it goes on,
+finds out, and brings the tables to the same end without anybody's help.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamer.commands.embedded import Server
+from tests.support.postgres import Database, database, running, versions
+from tests.support.process import Process, caught_up, eventually
+from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+
+
+@pytest.fixture(scope="module")
+def own_servers(server_directory: Path) -> Iterator[tuple[Server, Server]]:
+    """Two servers to be restarted."""
+    binaries = versions()["18"]
+    # A fast stop waits for walsenders, and so for a program that is halted.
+    settings = {"wal_sender_timeout": "5s"}
+    with (
+        running(server_directory / "sync-source", binaries, settings) as source,
+        running(server_directory / "sync-target", binaries) as target,
+    ):
+        yield source, target
+
+
+@pytest.fixture
+def case(own_servers: tuple[Server, Server], tmp_path: Path) -> Iterator[Case]:
+    source, target = own_servers
+    with database(source, "source") as first, database(target, "target") as second:
+        yield Case(tmp_path, first, second, None)
+
+
+def restart(mode: str) -> Callable[[Database], None]:
+    def act(db: Database) -> None:
+        db.server.stop(mode)
+        db.server.start()
+
+    return act
+
+
+def kill_backends(db: Database) -> None:
+    """Kill -9 what serves us: the postmaster then ends all the others and recovers."""
+    pids = db.execute(
+        "select pid from pg_stat_activity where datname = current_database()"
+        " and application_name like 'streamer%' and pid <> pg_backend_pid()"
+    )
+    for (pid,) in pids[:1]:
+        psutil.Process(int(str(pid))).kill()
+    eventually(lambda: answers(db))
+
+
+def end_backends(db: Database) -> None:
+    db.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'streamer%' and pid <> pg_backend_pid()"
+    )
+
+
+def answers(db: Database) -> bool:
+    try:
+        return db.value("select 1") == 1
+    except Exception:  # noqa: BLE001  # it recovers
+        return False
+
+
+FAULTS: dict[str, Callable[[Database], None]] = {
+    "fast": restart("fast"),
+    "ended": end_backends,
+    "immediate": restart("immediate"),
+    "killed": kill_backends,
+}
+
+
+def hit(case: Case, armed: str, side: str, fault: str) -> None:
+    """Run, writing, up to the failpoint; let the fault happen; go on to the end."""
+    environment = {"STREAMER_FAILPOINTS": f"{armed}=stop"}
+    db = case.source if side == "source" else case.target
+    with Process(case.config, environment=environment, spark=False) as process:
+        halted = psutil.Process(process.process.pid)
+        while halted.status() != psutil.STATUS_STOPPED:
+            assert process.process.poll() is None, process.output
+            assert case.written < 1500, f"{armed} was not reached\n{process.output}"
+            case.write(3)
+            time.sleep(0.05)
+        FAULTS[fault](db)
+        process.process.send_signal(signal.SIGCONT)
+        case.write(5)
+        caught_up(process, 90)
+        case.assert_equal()
+        case.assert_nothing_left()
+        assert process.terminate() == 0, process.output
+
+
+FIRST = [name for name in STEPS if name not in ONLY_LATER | {"sync.part_copied"}]
+LATER = [name for name in STEPS if name not in ONLY_AT_FIRST | {"sync.part_copied"}]
+SIDES = [(side, fault) for fault in FAULTS for side in ("source", "target")]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "fault"),
+    [(name, *how) for name, how in zip(FIRST, cycle(SIDES), strict=False)],
+)
+async def test_in_a_first_copy(case: Case, name: str, side: str, fault: str) -> None:
+    await asyncio.to_thread(hit, case, name, side, fault)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "fault"),
+    [(name, *how) for name, how in zip(LATER, cycle(reversed(SIDES)), strict=False)],
+)
+async def test_in_a_resync(case: Case, name: str, side: str, fault: str) -> None:
+    await case.recover()
+    case.ask_for_resync()
+    await asyncio.to_thread(hit, case, name, side, fault)

@@ -1,0 +1,125 @@
+"""One source whose tables are copied under writes, and how both sides are to look in the end."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+from streamer.failpoints import NAMES
+from tests.support.postgres import Database
+from tests.support.process import Process, eventually
+from tests.support.streamer import Streamer, write_config
+
+TABLES = "keyed:\nkeyless:\nhist: {type: history}"
+DDL = """
+create table keyed (id int primary key, v text);
+create table keyless (a int, b text);
+create table hist (id int primary key, v text);
+insert into keyed select g, 'before' from generate_series(1, 2000) g;
+insert into keyless select g % 10, 'same' from generate_series(1, 2000) g;
+insert into hist select g, 'before' from generate_series(1, 2000) g;
+"""
+STEPS = sorted({name for name in NAMES if name.startswith("sync.")} - {"sync.slot_created"})
+ONLY_AT_FIRST = {"sync.table_created", "sync.indexes_dropped", "sync.index_restored"}
+"""A resync finds the table there, and leaves its indexes alone."""
+ONLY_LATER = {"sync.exchanged"}
+"""There is nothing to exchange at first."""
+
+
+def write(source: Database, first: int, last: int) -> None:
+    with source.connect() as connection:
+        for n in range(first, last):
+            connection.execute(
+                f"""
+                begin;
+                insert into keyed values ({n} + 10000, 'new'); update keyed set v = v || '.' where id % 100 = {n % 100};
+                delete from keyed where id = {n};
+                insert into keyless values ({n % 3}, 'same'), ({n % 3}, 'row {n}');
+                update hist set v = 'updated {n}' where id = {n}; delete from hist where id = {n} - 5;
+                commit
+                """.encode()
+            )
+
+
+class Case:
+    """One source, its target, and how both are to look in the end."""
+
+    def __init__(self, directory: Path, source: Database, target: Database, sid: str | None):
+        self.source, self.target, self.sid = source, target, sid
+        self.config = directory / "config.yaml"
+        self.written = 0
+        source.execute(DDL)
+        write_config(self.config, source, target, TABLES, sid=sid)
+        target.execute("create table keyed (id int primary key, v text)")
+        if sid:
+            target.execute(
+                """
+                drop table keyed; create table keyed (sid text, id int, v text, primary key (sid, id));
+                insert into keyed values ('other', 1, 'not ours')
+                """
+            )
+        target.execute("create index keyed_v on keyed (v)")
+
+    def write(self, count: int) -> None:
+        write(self.source, self.written, self.written + count)
+        self.written += count
+
+    def die(self, armed: str) -> None:
+        """Run, and write all the while, until the failpoint kills it."""
+        with Process(
+            self.config, environment={"STREAMER_FAILPOINTS": armed}, spark=False
+        ) as process:
+            while process.process.poll() is None:
+                assert self.written < 1500, f"{armed} was not reached\n{process.output}"
+                self.write(3)
+                time.sleep(0.05)
+            assert process.process.returncode == -9, process.output
+
+    async def recover(self) -> None:
+        streamer = Streamer(self.config)
+        streamer.start()
+        try:
+            await streamer.caught_up(60)
+        finally:
+            await streamer.stop()
+        self.assert_equal()
+        self.assert_nothing_left()
+
+    def ask_for_resync(self) -> None:
+        self.target.execute(
+            "insert into streamer.request (relation_id, action) select id, 'resync' from streamer.relation"
+        )
+
+    def assert_equal(self) -> None:
+        own = f"sid = '{self.sid}'" if self.sid else "true"
+        current = "kvsz_end = '9999-01-01' and not kvsz_deleted"
+        for table, columns, condition in (
+            ("keyed", "id, v", own),
+            ("keyless", "a, b", own),
+            ("hist", "id, v", f"{own} and {current}"),
+        ):
+            rows = f"select ({columns})::text from {table}"
+            here = self.source.execute(f"{rows} order by 1")
+            assert here == self.target.execute(f"{rows} where {condition} order by 1"), table
+        if self.sid:
+            others = "select id, v from keyed where sid = 'other'"
+            assert self.target.execute(others) == [(1, "not ours")]
+
+    def assert_nothing_left(self) -> None:
+        slots = "select slot_name from pg_replication_slots where database = current_database()"
+        name = f"streamer_shop_{self.sid}" if self.sid else "streamer_shop"
+        eventually(lambda: self.source.execute(slots) == [(name,)], what="only our slot is left")
+        for nothing in (
+            "select * from streamer.deferred_index",
+            "select * from streamer.request",
+            r"select * from pg_class where relname ~ '^copy_\d'",
+            "select * from pg_class where reloptions::text like '%autovacuum%'",
+            "select * from pg_stat_activity where application_name like 'streamer copy%' and datname = current_database()",
+        ):
+            eventually(partial(self._is_empty, nothing), what=nothing)
+        indexes = "select count(*) from pg_indexes where tablename in ('keyed', 'hist')"
+        assert self.target.value(indexes) == 4
+        spools = [p for p in (self.config.parent / "spool").glob("*/*") if p.name != "lock"]
+        assert spools == []
+
+    def _is_empty(self, sql: str) -> bool:
+        return self.target.execute(sql) == []
