@@ -85,7 +85,7 @@ def test_killed_at(
         while process.process.poll() is None:
             assert first < 1000, "the failpoint was not reached"
             write(source, first, first + 5)
-            if name == "drain.piece_written":
+            if name == "drain.piece_written" and first == 40:
                 write_large(source)
             time.sleep(0.1)
             first += 5

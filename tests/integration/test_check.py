@@ -832,18 +832,18 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     )
     assert not matching(await checker.findings(), ERROR)
     target.execute("create publication onwards")
-    await checker.mends(INFO, "may not mark what it writes as replicated", "session_setup(text)")
+    await checker.mends(WARNING, "may not mark what it writes as replicated", "session_setup(text)")
 
 
 async def test_places_for_replication_origins(checker: Checker) -> None:
     checker.source.execute(ITEMS)
     checker.configure("items:", settings="workers: 64")
-    await checker.is_gone(INFO, "replication origins")
+    await checker.is_gone(WARNING, "replication origins")
     checker.target.execute("create publication onwards")
-    found = await checker.finds(INFO, "replication origins", "up to 73 connections write")
+    found = await checker.finds(WARNING, "replication origins", "up to 73 connections write")
     assert "alter system set max_" in str(found)
     checker.configure("items:", settings="workers: 1\nsync: {jobs: 1}")
-    await checker.is_gone(INFO, "replication origins")
+    await checker.is_gone(WARNING, "replication origins")
 
 
 async def test_a_source_that_is_a_target_too(
