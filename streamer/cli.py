@@ -28,6 +28,7 @@ from streamer.commands import quarantine as quarantine_command
 from streamer.commands import requests as requests_command
 from streamer.commands import run as run_command
 from streamer.commands import status as status_command
+from streamer.commands import status_view
 from streamer.commands import teardown as teardown_command
 from streamer.commands.check import command as check_command
 from streamer.commands.demo import show as demo_command
@@ -171,15 +172,26 @@ def check(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def status(as_json: JsonOption = False) -> None:
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks of --watch.", min=0.2)
+    ] = 2.0,
+    as_json: JsonOption = False,
+) -> None:
     """Show what is where, from the databases alone."""
     settings, mapping = _load()
     address = TargetAddress.parse(settings.target.url)
+    if watch:
+        _run(status_view.watch(address, mapping, interval, Console(), as_json=as_json))
+        return
     statuses = _run(status_command.read_status(address, mapping))
     if as_json:
         _print_json({"sources": [status.to_json() for status in statuses]})
     else:
-        status_command.render_status(statuses, Console())
+        Console().print(status_view.render_status(statuses))
 
 
 @app.command()

@@ -17,6 +17,7 @@ import structlog
 from streamer.apply.target import TargetAddress
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
+from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import Store
 from streamer.runtime.supervisor import Supervisor
 
@@ -44,7 +45,7 @@ class _Seen:
 
     states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
-    progress: dict[tuple[str, str], tuple[int, int | None]] = field(default_factory=dict)
+    progress: dict[tuple[str, str], CopyProgress] = field(default_factory=dict)
 
 
 class Events:
@@ -143,28 +144,23 @@ class Events:
         return seen
 
 
-_PROGRESS_SQL: Final = """
-select s.database, s.sid, r.source, r.rows_total,
-       coalesce((select sum(p.rows_copied) from streamer.sync_partition p
-                  where p.relation_id = r.id and p.finished_at is not null), 0)::int8 as rows_copied
-from streamer.relation r join streamer.source s on s.id = r.source_id
-where r.state = 'copying'
+_NAMES_SQL: Final = """
+select r.id as relation_id, s.database, s.sid, r.source
+from streamer.relation r join streamer.source s on s.id = r.source_id where r.id = any ($1::int8[])
 """
 
-_Progress = dict[tuple[str, str], tuple[int, int | None]]
+_Progress = dict[tuple[str, str], CopyProgress]
 
 
 async def _read_progress(store: Store, before: _Progress) -> _Progress:
     try:
         async with store.connection() as connection:
-            rows = await connection.fetch(_PROGRESS_SQL)
+            copies = await read_progress(connection)
+            rows = await connection.fetch(_NAMES_SQL, list(copies))
     except StreamerError:
         return before  # states tell that the target is gone
     return {
-        (_label(row["database"], row["sid"]), row["source"]): (
-            row["rows_copied"],
-            row["rows_total"],
-        )
+        (_label(row["database"], row["sid"]), row["source"]): copies[row["relation_id"]]
         for row in rows
     }
 
@@ -182,6 +178,17 @@ def _lag(label: str, lag: tuple[int, float]) -> dict[str, Any]:
     return {"source": label, "lag_bytes": lag[0], "lag_seconds": lag[1]}
 
 
+def _progress(copy: CopyProgress) -> dict[str, Any]:
+    return {
+        "rows_copied": copy.rows,
+        "rows_total": copy.rows_total,
+        "bytes_copied": copy.bytes,
+        "bytes_total": copy.bytes_total,
+        "rows_per_second": copy.rows_per_second,
+        "seconds_left": copy.seconds_left,
+    }
+
+
 def _changes(before: _Seen, now: _Seen) -> Iterable[Event]:
     for key, value in now.states.items():
         if before.states.get(key) != value:
@@ -191,12 +198,9 @@ def _changes(before: _Seen, now: _Seen) -> Iterable[Event]:
     for label, lag in now.lags.items():
         if before.lags.get(label) != lag:
             yield "lag", _lag(label, lag)
-    for (label, table), (rows, total) in now.progress.items():
-        if before.progress.get((label, table)) != (rows, total):
-            yield (
-                "progress",
-                {"source": label, "table": table, "rows_copied": rows, "rows_total": total},
-            )
+    for (label, table), copy in now.progress.items():
+        if before.progress.get((label, table)) != copy:
+            yield "progress", {"source": label, "table": table} | _progress(copy)
 
 
 def _as_snapshot(seen: _Seen) -> dict[str, Any]:

@@ -133,6 +133,32 @@ class Share:
     """Whether this is the share by which the transaction is counted."""
 
 
+class Held:
+    """How many changes are held of each relation, and their bytes."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[MappedRelation, tuple[int, int]] = {}
+
+    def of(self, mapped: MappedRelation) -> tuple[int, int]:
+        """Return the number of changes of a relation, and their bytes."""
+        return self._counts.get(mapped, (0, 0))
+
+    def __bool__(self) -> bool:
+        return any(number for number, _ in self._counts.values())
+
+    def add(self, share: Share) -> None:
+        for mapped, changes in share.changes:
+            number, size = self.of(mapped)
+            self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
+
+    def remove(self, other: "Held") -> None:
+        for mapped, (number, size) in other._counts.items():
+            before, size_before = self.of(mapped)
+            self._counts[mapped] = (before - number, size_before - size)
+
+
 class Hold(enum.Flag):
     """Why a lane is held. The drainer works unless one of `BLOCKING` is among the reasons."""
 
@@ -163,6 +189,8 @@ class ShareSpool(Protocol):
 
     @property
     def is_empty(self) -> bool: ...
+    @property
+    def held(self) -> Held: ...
     def append(self, share: Share) -> None: ...
     def discard_open(self) -> None: ...
     def read(self, size: int) -> list[Share]: ...
@@ -268,6 +296,18 @@ class Lane:
         if self.returned or self.requests:
             return True
         return self.spool is not None and not self.spool.is_empty
+
+    def held(self, mapped: MappedRelation) -> tuple[int, int]:
+        """Return how many changes of a relation wait here, and their bytes; what a drainer has in
+        its hands does not.
+        """
+        number, size = (0, 0) if self.spool is None else self.spool.held.of(mapped)
+        if self.returned:
+            returned = Held()
+            for share in self.returned:
+                returned.add(share)
+            number, size = number + returned.of(mapped)[0], size + returned.of(mapped)[1]
+        return number, size
 
     def dispatch(self, share: Share) -> None:
         """Take the next share, in commit order."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streamer.apply.lane import MappedRelation, Share
+from streamer.apply.lane import Held, MappedRelation, Share
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import SpoolError
@@ -160,6 +160,9 @@ class LaneSpool:
         self._boundary: tuple[int, int] = (0, 0)  # behind the last finished share that was read
         self._reader = _ShareReader(self._relations)
         self._discarded = False
+        self._held = Held()
+        self._open_held = Held()  # of the unfinished share
+        self._read_held = Held()  # read, and not yet released
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -181,8 +184,11 @@ class LaneSpool:
             for payload in changes.payloads:
                 add(pack(_PAYLOAD, len(payload)))
                 add(payload)
+        self._held.add(share)
+        self._open_held.add(share)
         self._write_is_open = share.end_lsn is None
         if share.end_lsn is not None:
+            self._open_held = Held()
             add(pack(_END, _end_fields.size) + _end_fields.pack(share.end_lsn))
         self._last_segment().append(b"".join(records))
 
@@ -209,6 +215,8 @@ class LaneSpool:
         if not self._write_is_open:
             return
         self._write_is_open = False
+        self._held.remove(self._open_held)
+        self._open_held = Held()
         self._discarded = self._cursor > self._open_at
         number, offset = self._open_at
         while self._segments and self._first_segment + len(self._segments) - 1 > number:
@@ -229,6 +237,11 @@ class LaneSpool:
         number, offset = self._released
         read = offset if number == self._first_segment else 0
         return sum(segment.size for segment in self._segments) - read
+
+    @property
+    def held(self) -> Held:
+        """What is not released."""
+        return self._held
 
     def read(self, size: int) -> list[Share]:
         """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
@@ -253,6 +266,8 @@ class LaneSpool:
             taken += used
         if not shares and (piece := self._reader.take_piece()) is not None:
             shares.append(piece)
+        for share in shares:
+            self._read_held.add(share)
         return shares
 
     def _read_bytes(self) -> bytes:
@@ -273,10 +288,13 @@ class LaneSpool:
         self._cursor = self._boundary = self._released
         self._reader = _ShareReader(self._relations)
         self._discarded = False
+        self._read_held = Held()
 
     def release(self) -> None:
         """The finished shares that were read are not wanted again."""
         self._released = self._boundary
+        self._held.remove(self._read_held)
+        self._read_held = Held()
         while len(self._segments) > 1 and self._first_segment < self._released[0]:
             self._segments.popleft().close()
             self._first_segment += 1

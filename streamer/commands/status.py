@@ -3,17 +3,15 @@ runs.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
-
-from rich.console import Console
-from rich.table import Table
 
 from streamer.apply.target import TargetAddress
 from streamer.errors import SourceError, StreamerError
 from streamer.lsn import Lsn
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Mapping, SourceMapping
 from streamer.source.catalog import flush_wal, read_flush_lsn
 from streamer.source.connection import connection
@@ -22,9 +20,15 @@ from streamer.source.slot import read_slot
 WAIT_POLL_SECONDS: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableStatus:
-    """A table in ``status --json``."""
+    """A table in ``status --json``.
+
+    ``bytes_total`` is an estimate while a table is copied, and so is ``rows_total``; rates are
+    those of a copy. Held are changes that wait in the process that runs, for whatever reason;
+    ``retained_wal_bytes`` is how far back the source keeps its WAL for them, None if that cannot be
+    asked.
+    """
 
     source: str
     target: str
@@ -35,6 +39,13 @@ class TableStatus:
     rows_total: int | None
     error: str | None
     quarantined: int
+    bytes_copied: int = 0
+    bytes_total: int | None = None
+    rows_per_second: float | None = None
+    seconds_left: float | None = None
+    held_changes: int = 0
+    held_bytes: int = 0
+    retained_wal_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +63,10 @@ class SourceStatus:
     error: str | None = None
     tables: list[TableStatus] = field(default_factory=list)
 
+    @property
+    def label(self) -> str:
+        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["tables"] = [
@@ -60,32 +75,28 @@ class SourceStatus:
         return fields
 
 
-_COPYING_SQL: Final = """
-select p.relation_id, coalesce(sum(p.rows_copied), 0)::int8 as rows_copied
-from streamer.sync_partition p where p.finished_at is not null group by p.relation_id
-"""
+@dataclass(slots=True)
+class _Bookkeeping:
+    """What the target says."""
+
+    sources: dict[str, SourceRecord] = field(default_factory=dict)
+    relations: list[RelationRecord] = field(default_factory=list)
+    copies: dict[int, CopyProgress] = field(default_factory=dict)
+    held: dict[int, HeldRecord] = field(default_factory=dict)
+
+    def of(self, record: SourceRecord) -> list[RelationRecord]:
+        return [r for r in self.relations if r.source_id == record.source_id]
+
+    def without_held(self) -> "_Bookkeeping":
+        return replace(self, held={})
 
 
 async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
     """Read the status of every mapped source. Raises TargetConnectionError, TargetRejectedError."""
-    store = Store(address, "streamer status")
-    try:
-        records: dict[str, SourceRecord] = {}
-        relations: list[RelationRecord] = []
-        copied: dict[int, int] = {}
-        if await store.exists():
-            records = {record.label: record for record in await store.sources()}
-            relations = await store.relations()
-            async with store.connection() as target:
-                copied = {
-                    row["relation_id"]: row["rows_copied"]
-                    for row in await target.fetch(_COPYING_SQL)
-                }
-    finally:
-        await store.close()
+    books = await _read_bookkeeping(address)
     statuses = []
     for source in mapping.sources:
-        record = records.get(source.label)
+        record = books.sources.get(source.label)
         status = SourceStatus(
             source.database,
             source.sid,
@@ -95,40 +106,59 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
         )
         if record is not None:
             status.tables = [
-                _table_status(relation, copied)
-                for relation in relations
-                if relation.source_id == record.source_id
+                _table_status(relation, books.copies.get(relation.relation_id))
+                for relation in books.of(record)
             ]
         statuses.append(status)
     await asyncio.gather(
         *(
-            _add_positions(status, source, records.get(source.label))
+            _add_positions(status, source, books)
             for status, source in zip(statuses, mapping.sources, strict=True)
         )
     )
     return statuses
 
 
-def _table_status(relation: RelationRecord, copied: dict[int, int]) -> TableStatus:
-    rows = relation.rows_copied
-    if relation.state == "copying":
-        rows = copied.get(relation.relation_id, 0)
-    return TableStatus(
+async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
+    store = Store(address, "streamer status")
+    try:
+        if not await store.exists():
+            return _Bookkeeping()
+        async with store.connection() as target:
+            copies = await read_progress(target)
+        return _Bookkeeping(
+            {record.label: record for record in await store.sources()},
+            await store.relations(),
+            copies,
+            await store.held(),
+        )
+    finally:
+        await store.close()
+
+
+def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableStatus:
+    is_complete = relation.snapshot_lsn is not None
+    status = TableStatus(
         source=relation.source,
         target=relation.target,
         type=relation.type,
         state=relation.state,
         end_lsn=str(relation.end_lsn),
-        rows_copied=rows,
+        rows_copied=relation.rows_copied,
         rows_total=relation.rows_total,
         error=relation.error,
         quarantined=relation.quarantined,
+        bytes_copied=relation.bytes_copied,
+        bytes_total=relation.bytes_copied if is_complete else None,
     )
+    if copy is not None:
+        status.rows_copied, status.rows_total = copy.rows, copy.rows_total
+        status.bytes_copied, status.bytes_total = copy.bytes, copy.bytes_total
+        status.rows_per_second, status.seconds_left = copy.rows_per_second, copy.seconds_left
+    return status
 
 
-async def _add_positions(
-    status: SourceStatus, source: SourceMapping, record: SourceRecord | None
-) -> None:
+async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bookkeeping) -> None:
     """Ask the source where its slot is; what it says wins over what was stored."""
     try:
         async with connection(source) as plain:
@@ -137,54 +167,35 @@ async def _add_positions(
     except SourceError as exc:
         status.error = status.error or str(exc)
         status.state = "unreachable"
+        _add_held(status, books, None)
         return
     if slot is None:
         return
+    # Without a process that streams, what was held will come again.
+    _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
         status.lag_bytes = max(0, end - slot.confirmed_flush_lsn)
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
+    record = books.sources.get(source.label)
     if record is not None and record.visible_time is not None:
         age = (datetime.now(UTC) - record.visible_time).total_seconds()
         status.lag_seconds = 0.0 if status.lag_bytes == 0 else round(max(0.0, age), 3)
 
 
-def render_status(statuses: list[SourceStatus], console: Console) -> None:
-    """Print statuses for people."""
-    for status in statuses:
-        name = status.database if status.sid is None else f"{status.database}:{status.sid}"
-        lag = "?" if status.lag_bytes is None else _bytes(status.lag_bytes)
-        retained = "?" if status.retained_wal_bytes is None else _bytes(status.retained_wal_bytes)
-        title = f"{name}: {status.state}, lag {lag}, WAL retained {retained}"
-        table = Table(title=title, title_justify="left", expand=False)
-        for column in ("table", "target", "type", "state", "position", "rows copied"):
-            table.add_column(column, overflow="fold")
-        for row in status.tables:
-            copied = str(row.rows_copied)
-            if row.state == "copying" and row.rows_total:
-                copied = f"{row.rows_copied} of about {row.rows_total}"
-            table.add_row(row.source, row.target, row.type, row.state, row.end_lsn, copied)
-        console.print(table)
-        if status.error:
-            console.print(f"  error: {status.error}", markup=False)
-        for row in status.tables:
-            if row.error:
-                console.print(f"  {row.source}: {row.error}", markup=False)
-            if row.quarantined:
-                console.print(
-                    f"  {row.source}: {row.quarantined} changes are in quarantine; "
-                    "streamer quarantine list shows them",
-                    markup=False,
-                )
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TB"
+def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) -> None:
+    record = books.sources.get(status.label)
+    if record is None:
+        return
+    for table, relation in zip(status.tables, books.of(record), strict=True):
+        held = books.held.get(relation.relation_id)
+        behind_lsn = end_lsn
+        if held is not None:
+            table.held_changes, table.held_bytes = held.changes, held.bytes
+            behind_lsn = held.behind_lsn or end_lsn
+        if end_lsn is not None and behind_lsn is not None:
+            table.retained_wal_bytes = max(0, end_lsn - behind_lsn)
 
 
 async def wait(address: TargetAddress, mapping: Mapping, seconds: float) -> str | None:

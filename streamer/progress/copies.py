@@ -1,11 +1,14 @@
-"""The bookkeeping of copies: how one begins, and how it ends, in the transaction that ends it."""
+"""The bookkeeping of copies: how one begins, how far it is, and how it ends, in the transaction
+that ends it.
+"""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from streamer.apply.target import TargetConnection
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
+from streamer.route.mapping import parse_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,94 @@ async def quarantined_count(connection: TargetConnection, relation_id: int) -> i
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the parts of a copy add up to; ``heap_bytes``: as large as they are at the source."""
+
+    rows: int
+    bytes: int
+    heap_bytes: int
+    heap_bytes_total: int
+    rows_total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningParts:
+    """What the parts that are being copied have brought so far."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """How far a copy is. What is copied but not yet committed counts."""
+
+    rows: int
+    rows_total: int | None
+    bytes: int
+    bytes_total: int | None
+    rows_per_second: float | None
+    seconds_left: float | None
+
+
+def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> CopyProgress:
+    """Say how far a copy is that began to bring rows *seconds* ago; None if it has not. Pure.
+
+    A part is larger or smaller in COPY's format than at the source: how much tell the parts that
+    are done.
+    """
+    rows, size = ledger.rows + running.rows, ledger.bytes + running.bytes
+    size_total: float = ledger.heap_bytes_total
+    if ledger.heap_bytes and ledger.bytes:
+        size_total *= ledger.bytes / ledger.heap_bytes
+        share = size / size_total
+    elif ledger.rows_total:
+        share = rows / ledger.rows_total
+    else:
+        share = size / size_total if size_total else 0.0
+    rate = left = None
+    if seconds is not None and rows:
+        rate = rows / max(seconds, 0.001)
+        left = max(0.0, seconds / share - seconds) if share else None
+    return CopyProgress(
+        rows=rows,
+        rows_total=None if not ledger.rows_total else max(ledger.rows_total, rows),
+        bytes=size,
+        bytes_total=max(round(size_total), size) if size_total else None,
+        rows_per_second=None if rate is None else round(rate, 1),
+        seconds_left=None if left is None else round(left, 1),
+    )
+
+
+async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]:
+    """Return how far the copies are that are under way, by relation id."""
+    ledgers = await connection.fetch(_LEDGERS_SQL)
+    if not ledgers:
+        return {}
+    running: list[Any] = []
+    if connection.server_version >= 14_00_00:
+        running = await connection.fetch(_RUNNING_SQL)
+    by_table = {(row["application_name"], row["namespace"], row["name"]): row for row in running}
+    found = {}
+    for row in ledgers:
+        name, target = f"streamer copy {row['source_id']}", parse_name(row["target"])
+        now = by_table.get((name, "streamer", f"copy_{row['relation_id']}")) or by_table.get(
+            (name, target.namespace, target.name)
+        )
+        parts = RunningParts(now["rows"], now["bytes"]) if now else RunningParts(0, 0)
+        ages = [age for age in (row["seconds"], now and now["seconds"]) if age is not None]
+        ledger = Ledger(
+            row["rows"],
+            row["bytes"],
+            row["heap_bytes"],
+            row["heap_bytes_total"],
+            row["rows_total"],
+        )
+        found[row["relation_id"]] = estimate(ledger, parts, max(ages, default=None))
+    return found
+
+
 async def is_handed_over(
     connection: TargetConnection, relation_id: int, lsn: Lsn, *, attempt: int
 ) -> bool:
@@ -104,4 +195,31 @@ update streamer.relation set
     owns_rows = owns_rows or $6,
     filling = false, resync = null, error = null, changed_at = now()
 where id = $1 and ($5::int4 is null or attempt = $5::int4)
+"""
+# A table that is paused before its copy is complete is still being copied.
+_LEDGERS_SQL: Final = """
+select r.id as relation_id, r.source_id, r.target, r.rows_total, p.*
+from streamer.relation r,
+     lateral (
+         select coalesce(sum(rows_copied), 0)::int8 as rows,
+                coalesce(sum(bytes_copied), 0)::int8 as bytes,
+                coalesce(sum(size_bytes) filter (where finished_at is not null), 0)::int8
+                    as heap_bytes,
+                coalesce(sum(size_bytes), 0)::int8 as heap_bytes_total,
+                extract(epoch from clock_timestamp() - min(started_at))::float8 as seconds
+         from streamer.sync_partition where relation_id = r.id
+     ) p
+where r.state = 'copying' or (r.state = 'paused' and r.snapshot_lsn is null)
+"""
+# By the names of tables: what parts of several sources write at once is told by who they are.
+_RUNNING_SQL: Final = """
+select a.application_name, n.nspname as namespace, c.relname as name,
+       sum(p.tuples_processed)::int8 as rows, sum(p.bytes_processed)::int8 as bytes,
+       extract(epoch from clock_timestamp() - min(a.xact_start))::float8 as seconds
+from pg_catalog.pg_stat_progress_copy p
+join pg_catalog.pg_stat_activity a using (pid)
+join pg_catalog.pg_class c on c.oid = p.relid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where p.datname = current_database() and p.command = 'COPY FROM'
+group by 1, 2, 3
 """

@@ -26,6 +26,7 @@ CHANNEL: Final = "streamer"
 """Notified when a request is made."""
 
 TABLES: Final = (
+    "held",
     "request",
     "quarantine",
     "deferred_index",
@@ -118,6 +119,20 @@ class RelationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRecord:
+    """A row of streamer.held: changes of a relation that wait in its process.
+
+    The source has to keep its WAL from ``behind_lsn`` on for them; None if they are part of a
+    transaction that has not ended.
+    """
+
+    relation_id: int
+    changes: int
+    bytes: int
+    behind_lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A row of streamer.request: what an operator asks for."""
 
@@ -143,6 +158,20 @@ select id as relation_id, source_id, source, target, type, state,
        resync, publication_mark, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
+"""
+_HELD_SQL: Final = """
+select relation_id, changes, bytes, behind_lsn::text as behind_lsn from streamer.held
+"""
+_SET_HELD_SQL: Final = """
+with gone as (
+    delete from streamer.held h using streamer.relation r
+    where r.id = h.relation_id and r.source_id = $1 and h.relation_id <> all ($2::int8[]))
+insert into streamer.held
+select v.id, v.changes, v.bytes, v.behind_lsn::pg_lsn
+from unnest($2::int8[], $3::int8[], $4::int8[], $5::text[]) v (id, changes, bytes, behind_lsn)
+join streamer.relation r on r.id = v.id and r.source_id = $1
+on conflict (relation_id) do update
+set changes = excluded.changes, bytes = excluded.bytes, behind_lsn = excluded.behind_lsn
 """
 
 
@@ -170,6 +199,13 @@ def _relation_record(row: Any) -> RelationRecord:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
     fields["resync"] = _resync(fields["resync"])
     return RelationRecord(**fields)
+
+
+def _held_record(row: Any) -> HeldRecord:
+    fields = dict(row)
+    if fields["behind_lsn"] is not None:
+        fields["behind_lsn"] = Lsn.parse(fields["behind_lsn"])
+    return HeldRecord(**fields)
 
 
 def _resync(stored: str | None) -> Resync:
@@ -424,6 +460,26 @@ class Store:
                 relation_id,
                 state,
                 error,
+            )
+
+    # ---- what is held --------------------------------------------------------------------------
+
+    async def held(self) -> dict[int, HeldRecord]:
+        """Return what is held of relations, by their id, as their process said last."""
+        async with self.connection() as connection:
+            records = map(_held_record, await connection.fetch(_HELD_SQL))
+            return {record.relation_id: record for record in records}
+
+    async def set_held(self, source_id: int, held: Collection[HeldRecord]) -> None:
+        """Say what is held of the relations of a source: of those that are not named, nothing."""
+        async with self.connection() as connection:
+            await connection.execute(
+                _SET_HELD_SQL,
+                source_id,
+                [record.relation_id for record in held],
+                [record.changes for record in held],
+                [record.bytes for record in held],
+                [None if r.behind_lsn is None else str(r.behind_lsn) for r in held],
             )
 
     # ---- requests ------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from streamer.route.mapping import (
     RelationName,
     SourceMapping,
 )
+from streamer.runtime.held import publish_held
 from streamer.runtime.link import Link
 from streamer.runtime.relations import Relations, resolve_at
 from streamer.runtime.shared import Health, Shared
@@ -294,6 +295,7 @@ class Pipeline:
             "feedback": self._give_feedback,
             "sync": self._coordinator.run,
             "requests": self._follow_requests,
+            "held": lambda: publish_held(self._shared, self._record, self._relations),
             "failure": self._await_failure,
             "monitor": lambda: self._monitor(lock),
         }

@@ -406,12 +406,13 @@ class SyncCoordinator:
                     )
                     await target.execute(
                         "insert into streamer.sync_partition"
-                        " (relation_id, part, attempt, description)"
-                        " select $1, * from unnest($2::int4[], $3::int4[], $4::text[])",
+                        " (relation_id, part, attempt, description, size_bytes)"
+                        " select $1, * from unnest($2::int4[], $3::int4[], $4::text[], $5::int8[])",
                         copy.mapped.relation_id,
                         [part.part for part in copy.parts],
                         [part.attempt for part in copy.parts],
                         [part.description for part in copy.parts],
+                        [part.size_bytes for part in copy.parts],
                     )
 
             return await self._each(guard, copies, plan)

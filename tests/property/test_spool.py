@@ -180,6 +180,13 @@ class Spooling(RuleBasedStateMachine):
         assert (self.spool.size_bytes == 0) == is_empty
 
     @invariant()
+    def what_is_not_released_is_counted(self) -> None:
+        kept = [*self.finished[self.released :], *([self.open] if self.open else [])]
+        for mapped in {mapped for mapped, _ in RELATIONS}:
+            payloads = [p for share in kept for m, _, p in share.changes if m is mapped]
+            assert self.spool.held.of(mapped) == (len(payloads), sum(map(len, payloads)))
+
+    @invariant()
     def released_files_are_deleted(self) -> None:
         if self.spool.is_empty:
             assert len(list(self.directory.path.glob("*.spool"))) <= 1

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from streamer.commands.demo.compare import Comparison
 from streamer.commands.demo.watch import Flow, Sample, SyncProgress
+from streamer.commands.screen import format_bytes, format_seconds, lag_style
 
 LINE_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 2.0
@@ -269,7 +270,7 @@ class StreamView:
                 f"{self.transaction_rate(sid):,.0f}",
                 f"{self.change_rate(sid):,.0f}",
                 f"{flow.changes:,}",
-                Text(format_seconds(flow.lag_seconds), _lag_style(flow.lag_seconds)),
+                Text(format_seconds(flow.lag_seconds), lag_style(flow.lag_seconds)),
                 format_bytes(flow.lag_bytes),
             )
         bar = Table.grid(padding=(0, 1))
@@ -303,19 +304,3 @@ class _StreamLines:
             for sid in stream.titles
         ]
         self._view.say(f"  {stream.elapsed:4.0f} s  {'; '.join(parts)}")
-
-
-def _lag_style(seconds: float) -> str:
-    return "green" if seconds < 1 else "yellow" if seconds < 10 else "red"
-
-
-def format_seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def format_bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GB"

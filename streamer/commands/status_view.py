@@ -1,0 +1,168 @@
+"""What ``streamer status`` prints, and the screen of ``--watch``."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.screen import format_bytes, format_seconds, lag_style
+from streamer.commands.status import SourceStatus, TableStatus, read_status
+from streamer.errors import StreamerError
+from streamer.observability.logs import redact
+from streamer.route.mapping import Mapping
+
+STATE_STYLES = {
+    "streaming": "green",
+    "ready": "green",
+    "error": "bold red",
+    "unreachable": "bold red",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "waiting": "yellow",
+}
+
+
+def render_status(statuses: Sequence[SourceStatus]) -> Group:
+    """Return statuses for people."""
+    return Group(*(part for status in statuses for part in _render_source(status)))
+
+
+def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
+    title = Text.assemble(f"{status.label}: ", _state(status.state))
+    if status.lag_bytes is None:
+        title.append(", lag ?")
+    else:
+        title.append(f", lag {format_bytes(status.lag_bytes)}")
+    if status.lag_seconds is not None:
+        seconds = status.lag_seconds
+        title.append(", ").append(format_seconds(seconds), lag_style(seconds))
+    retained = status.retained_wal_bytes
+    title.append(f", WAL retained {'?' if retained is None else format_bytes(retained)}")
+    table = Table(title=title, title_justify="left", title_style="", expand=False)
+    for column in ("table", "target", "type", "state", "position", "copied", "held"):
+        table.add_column(column, overflow="fold")
+    for row in status.tables:
+        table.add_row(
+            Text(row.source),
+            Text(row.target),
+            row.type,
+            _state(row.state),
+            row.end_lsn,
+            _copied(row),
+            _held(row),
+        )
+    yield table
+    if status.error:
+        yield Text(f"  error: {redact(status.error)}")
+    for row in status.tables:
+        if row.error:
+            yield Text(f"  {row.source}: {redact(row.error)}")
+        if row.quarantined:
+            yield Text(
+                f"  {row.source}: {row.quarantined} changes are in quarantine; "
+                "streamer quarantine list shows them"
+            )
+
+
+def _state(state: str) -> Text:
+    return Text(state, STATE_STYLES.get(state, ""))
+
+
+def _copied(row: TableStatus) -> str:
+    rows, size = f"{row.rows_copied:,}", format_bytes(row.bytes_copied)
+    if row.state == "copying":
+        if row.rows_total:
+            rows += f" of about {row.rows_total:,}"
+        if row.bytes_total:
+            size += f" of about {format_bytes(row.bytes_total)}"
+    text = f"{rows} rows, {size}"
+    if row.rows_per_second is not None:
+        text += f", {row.rows_per_second:,.0f} rows/s"
+    if row.seconds_left is not None:
+        text += f", {format_seconds(row.seconds_left)} left"
+    return text
+
+
+def _held(row: TableStatus) -> str:
+    if not row.held_changes:
+        return ""
+    text = f"{row.held_changes:,} changes, {format_bytes(row.held_bytes)}"
+    if row.retained_wal_bytes:
+        text += f", keeps {format_bytes(row.retained_wal_bytes)} of WAL"
+    return text
+
+
+# ---- watching ----------------------------------------------------------------------------------
+
+
+async def watch(
+    address: TargetAddress,
+    mapping: Mapping,
+    interval: float,
+    console: Console,
+    *,
+    as_json: bool = False,
+) -> None:
+    """Show the status every *interval* seconds until interrupted; on no terminal, one below the
+    other, or one JSON object a line.
+
+    Raises what the first look raises; later, a target that is away is shown and waited for.
+    """
+    watching = asyncio.create_task(
+        _watch(address, mapping, interval, console, as_json=as_json), name="watch"
+    )
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, watching.cancel)
+    try:
+        await watching
+    except (asyncio.CancelledError, BrokenPipeError):
+        return
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _watch(
+    address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, as_json: bool
+) -> None:
+    statuses = await read_status(address, mapping)
+    trouble: str | None = None
+    is_live = console.is_terminal and not as_json
+    screen = Live(console=console, screen=True, auto_refresh=False) if is_live else None
+    with screen or contextlib.nullcontext():
+        while True:
+            if screen is not None:
+                screen.update(_screen(statuses, trouble), refresh=True)
+            elif as_json:
+                found = {"sources": [status.to_json() for status in statuses], "error": trouble}
+                console.file.write(json.dumps(found, default=str) + "\n")
+                console.file.flush()
+            else:
+                console.print(_screen(statuses, trouble))
+                console.file.flush()
+            await asyncio.sleep(interval)
+            try:
+                statuses, trouble = await read_status(address, mapping), None
+            except StreamerError as exc:
+                trouble = redact(str(exc))
+
+
+def _screen(statuses: Sequence[SourceStatus], trouble: str | None) -> Group:
+    """Return a page: what asks for attention first, because the end of a long one is cut off."""
+    now = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}"
+    head = Text(now) if trouble is None else Text(f"{now}  {trouble}", "bold red")
+    for status in statuses:
+        status.tables.sort(key=lambda table: (table.state == "ready", table.source))
+    calm = [s for s in statuses if s.state == "streaming" and s.error is None]
+    ordered = [*(status for status in statuses if status not in calm), *calm]
+    return Group(head, render_status(ordered))
