@@ -500,17 +500,18 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
     """
     # Files are not for the event loop; from here on they are known.
     await asyncio.to_thread(read_migrations, "target")
-    if settings.mapping_database is not None:
-        store = await open_store(settings.mapping_database, keyring_of(settings))
-        try:
+    is_static = settings.mapping_database is None
+    keyring = Keyring.temporary() if is_static else keyring_of(settings)
+    store = await open_store(settings.mapping_database, keyring)
+    try:
+        if not is_static:
             mapping = await applied_mapping(store, settings)
-        except BaseException:
-            await store.close()
-            raise
-        return AdminService(settings, config, store, mapping, is_static=False)
-    store = await open_store(None, Keyring.temporary())
-    service = AdminService(settings, config, store, mapping, is_static=True)
-    await show_static(service, settings)
+        service = AdminService(settings, config, store, mapping, is_static=is_static)
+        if is_static:
+            await show_static(service, settings)
+    except BaseException:
+        await store.close()  # its thread would keep the process from ending
+        raise
     return service
 
 

@@ -387,7 +387,7 @@ Edit = Callable[[str], str]
         (lambda text: text.replace("shop", "${NO_SUCH_THING}"), 2, "NO_SUCH_THING"),
         (lambda text: text + "\n  ] [", 2, "config.yaml"),
         (lambda text: text.replace("t: {", "nowhere: {", 1), 2, "nowhere"),
-        (lambda text: text.replace("127.0.0.1:", "127.0.0.1:1", 1), 2, "port"),
+        (lambda text: text.replace("127.0.0.1:", "127.0.0.1:99", 1), 2, "port"),
     ],
 )
 def test_wrong_configurations(config: Path, edit: Edit, code: int, says: str) -> None:
