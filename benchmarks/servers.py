@@ -76,8 +76,8 @@ def write_config(
 class Run:
     """A `streamer run` process, with its resident memory watched."""
 
-    def __init__(self, config: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "streamer", "--config", str(config), "run", *arguments]
+    def __init__(self, config: Path, *arguments: str, program: str = "streamer") -> None:
+        command = [sys.executable, "-m", program, "--config", str(config), "run", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.peak_kilobytes = 0
         self.cpu_seconds = 0.0
