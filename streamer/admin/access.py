@@ -120,10 +120,16 @@ class Access:
                     hint="`streamer admin hash-password` makes one",
                 ) from None
         self._nobody = ""
+        self._csrf = secrets.token_urlsafe(32)
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._throttle = Throttle(clock)
         # A hash takes 64 MB while it is computed.
         self._hashing = asyncio.Semaphore(2)
+
+    @property
+    def has_users(self) -> bool:
+        """Whether there is anybody who could log in with a password."""
+        return bool(self._users)
 
     @property
     def is_open(self) -> bool:
@@ -165,17 +171,33 @@ class Access:
         check_origin(request)
         if identity.session is not None:
             self.check_csrf(identity.session, request.headers.get(CSRF_HEADER))
-        if needed is Role.ADMIN and identity.role is not Role.ADMIN:
-            raise ForbiddenError(
-                f'"{identity.name}" may look, but not change anything',
-                hint="use admin.token, or a user whose role is admin",
-            )
+        _check_role(identity, needed)
         return identity
+
+    def authorize_form(
+        self, request: HTTPConnection, identity: Identity, needed: Role, csrf: str
+    ) -> None:
+        """Raise ForbiddenError unless *identity* may do what a form of ours asks for.
+
+        *csrf*: as the form has it. A bearer token, which no browser sends by itself, needs none.
+        """
+        check_origin(request)
+        wanted = self.csrf_of(identity)
+        if wanted is not None and not _is_equal(csrf, wanted):
+            raise ForbiddenError(
+                "the form is of another session", hint="open the page again, and send it once more"
+            )
+        _check_role(identity, needed)
+
+    def csrf_of(self, identity: Identity) -> str | None:
+        """Return what forms for *identity* have to carry; where nobody logs in, all the same."""
+        if identity.session is not None:
+            return identity.session.csrf
+        return self._csrf if self.is_open else None
 
     def check_csrf(self, session: Session, token: str | None) -> None:
         """Raise ForbiddenError unless *token* is that of *session*."""
-        given = (token or "").encode(errors="replace")
-        if not hmac.compare_digest(given, session.csrf.encode()):
+        if not _is_equal(token or "", session.csrf):
             raise ForbiddenError(
                 "the CSRF token is missing or wrong",
                 hint="send what /api/session says as X-CSRF-Token",
@@ -294,7 +316,17 @@ def _digest(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode(errors="replace")).digest()
 
 
+def _check_role(identity: Identity, needed: Role) -> None:
+    if needed is Role.ADMIN and identity.role is not Role.ADMIN:
+        raise ForbiddenError(
+            f'"{identity.name}" may look, but not change anything',
+            hint="use admin.token, or a user whose role is admin",
+        )
+
+
 def _is_same(given: str, token: Secret | None) -> bool:
-    if token is None:
-        return False
-    return hmac.compare_digest(given.encode(errors="replace"), token.reveal().encode())
+    return token is not None and _is_equal(given, token.reveal())
+
+
+def _is_equal(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())

@@ -64,26 +64,30 @@ DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 # ---- errors ------------------------------------------------------------------------------------
 
 
+def status_of(error: StreamerError) -> int:
+    """Return the HTTP status that says best what is wrong."""
+    match error:
+        case AdminError():
+            return error.status
+        case StoreError():
+            log.error("the mapping database cannot be used", error=redact(str(error)))
+            return 503
+        case ConfigurationError():
+            return 422
+        case TargetError():
+            return 503 if error.exit_code == 3 else 409
+        case _:
+            return 422 if error.exit_code == 3 else 409
+
+
 def error_answer(error: StreamerError) -> JSONResponse:
     """Say what is wrong in the shape that all errors have."""
     headers = {}
-    match error:
-        case AdminError():
-            status = error.status
-        case StoreError():
-            status = 503
-            log.error("the mapping database cannot be used", error=redact(str(error)))
-        case ConfigurationError():
-            status = 422
-        case TargetError():
-            status = 503 if error.exit_code == 3 else 409
-        case _:
-            status = 422 if error.exit_code == 3 else 409
     if isinstance(error, ThrottledError):
         headers["Retry-After"] = str(error.seconds)
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = 'Bearer realm="streamer"'
-    return _problem(error.code, error.message, error.hint, status, headers)
+    return _problem(error.code, error.message, error.hint, status_of(error), headers)
 
 
 def _problem(
@@ -203,7 +207,8 @@ def _with_headers(send: Send, *, is_api: bool) -> Send:
             is_page = headers.get("content-type", "").startswith("text/html")
             headers.setdefault("Content-Security-Policy", PAGE_POLICY if is_page else DATA_POLICY)
             headers.setdefault("X-Content-Type-Options", "nosniff")
-            headers.setdefault("Referrer-Policy", "no-referrer")
+            # With no-referrer browsers would not say, either, that our own forms are our own.
+            headers.setdefault("Referrer-Policy", "same-origin" if is_page else "no-referrer")
             headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
             if is_api or is_page:
                 headers.setdefault("Cache-Control", "no-store")
@@ -571,8 +576,7 @@ def _add_sessions(router: APIRouter, access: Access) -> None:
         """End the session."""
         access.log_out(request)
         response = Response(status_code=204)
-        for name in (COOKIE, CSRF_COOKIE):
-            response.delete_cookie(name, samesite="strict", secure=request.url.scheme == "https")
+        delete_cookies(request, response)
         return response
 
     @router.get("/session", tags=["session"], response_model=models.WhoAmI)
@@ -589,6 +593,12 @@ def set_cookies(request: Request, response: Response, cookie: str, session: Sess
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
     response.set_cookie(CSRF_COOKIE, session.csrf, samesite="strict", secure=secure)
+
+
+def delete_cookies(request: Request, response: Response) -> None:
+    """Take from a browser what `set_cookies` gave it."""
+    for name in (COOKIE, CSRF_COOKIE):
+        response.delete_cookie(name, samesite="strict", secure=request.url.scheme == "https")
 
 
 # ---- putting it together -----------------------------------------------------------------------
@@ -613,7 +623,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
-def install(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+def install_api(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
     """Add the API to *app*, and the gate before it."""
     app.include_router(make_router(service, access, events))
 

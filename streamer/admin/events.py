@@ -1,12 +1,14 @@
-"""What happens, to whoever listens: states, lag, progress of copies, changes of the mapping.
+"""What happens, to whoever listens: states, lag, rates, progress of copies, changes of the mapping.
 
-One task looks, once a second and only while somebody listens; what has changed goes to everybody's
-own queue. Who does not keep up is cut off, and comes again with a new `snapshot`.
+One task looks, once a second; what has changed goes to everybody's own queue. Who does not keep up
+is cut off, and comes again with a new `snapshot`. The last rates and errors are kept in memory, for
+who comes later. Nothing is asked of a server unless somebody listens.
 """
 
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +19,7 @@ import structlog
 from streamer.apply.target import TargetAddress
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
+from streamer.observability.metrics import Metrics
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import Store
 from streamer.runtime.supervisor import Supervisor
@@ -28,6 +31,9 @@ COMMENT_SECONDS: Final = 15.0
 """Something is sent at least this often, so that a lost connection is noticed."""
 QUEUE_MAX: Final = 1000
 LISTENERS_MAX: Final = 100
+RATES_MAX: Final = 120
+"""Rates of a source that are kept: of as many seconds."""
+ERRORS_MAX: Final = 500
 
 Event = tuple[str, dict[str, Any]]
 
@@ -38,6 +44,9 @@ class Watched(Protocol):
     @property
     def supervisors(self) -> Sequence[Supervisor]: ...
 
+    @property
+    def metrics(self) -> Metrics: ...
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -46,6 +55,20 @@ class _Seen:
     states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
     progress: dict[tuple[str, str], CopyProgress] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)
+    """Applied since the process began."""
+    rates: dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PastError:
+    """An error that a source, or a table of it, had. ``at``: when it was first seen."""
+
+    at: datetime
+    source: str
+    table: str | None
+    text: str
 
 
 class Events:
@@ -56,8 +79,28 @@ class Events:
         self._address = address
         self._listeners: set[asyncio.Queue[Event | None]] = set()
         self._seen = _Seen()
+        self._rates: dict[str, deque[float]] = {}
+        self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+
+    def start(self) -> None:
+        """Begin to look, if that has not begun."""
+        if not self._is_closed and (self._task is None or self._task.done()):
+            self._seen = self._look()
+            self._task = asyncio.create_task(self._watch(), name="events")
+
+    def errors(self, source: str, table: str | None = None) -> list[PastError]:
+        """Return the last errors of a source, or of one table of it, the newest first."""
+        return [
+            error
+            for error in reversed(self._errors)
+            if error.source == source and (table is None or error.table == table)
+        ]
+
+    def known_states(self) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+        """Return state and error of sources and tables as this process knows them now."""
+        return self._look().states
 
     async def close(self) -> None:
         """End all streams; a server that stops waits for them."""
@@ -91,10 +134,8 @@ class Events:
         if self._is_closed:
             queue.put_nowait(None)
             return queue
-        if self._task is None or self._task.done():
-            self._seen = self._look()
-            self._task = asyncio.create_task(self._watch(), name="events")
-        queue.put_nowait(("snapshot", _as_snapshot(self._seen)))
+        self.start()
+        queue.put_nowait(("snapshot", self._as_snapshot()))
         self._listeners.add(queue)
         return queue
 
@@ -119,23 +160,54 @@ class Events:
     async def _watch(self) -> None:
         store = Store(self._address, "streamer events")
         try:
-            while self._listeners:
+            while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 now = self._look()
                 now.progress = self._seen.progress
-                if any(state == "copying" for state, _ in now.states.values()):
+                is_copying = any(state == "copying" for state, _ in now.states.values())
+                if not self._listeners:
+                    await store.close()
+                elif is_copying:
                     now.progress = await _read_progress(store, now.progress)
+                self._remember(now)
                 for name, data in _changes(self._seen, now):
                     self.publish(name, data)
                 self._seen = now
         finally:
             await store.close()
 
+    def _remember(self, now: _Seen) -> None:
+        """Keep rates and errors."""
+        seconds = max(now.at - self._seen.at, 0.001)
+        for label, changes in now.changes.items():
+            before = self._seen.changes.get(label, changes)
+            now.rates[label] = round((changes - before) / seconds, 1)
+            self._rates.setdefault(label, deque(maxlen=RATES_MAX)).append(now.rates[label])
+        for label in self._rates.keys() - now.changes.keys():
+            del self._rates[label]
+        for (label, table), (_, error) in now.states.items():
+            before_error = self._seen.states.get((label, table), ("", None))[1]
+            if error is not None and error != before_error:
+                self._errors.append(PastError(datetime.now(UTC), label, table, redact(error)))
+
+    def _as_snapshot(self) -> dict[str, Any]:
+        seen = self._seen
+        return {
+            "states": [_state(key, value) for key, value in seen.states.items()],
+            "lag": [_lag(label, lag) for label, lag in seen.lags.items()],
+            "rates": [
+                {"source": label, "changes_per_second": list(rates)}
+                for label, rates in self._rates.items()
+            ],
+        }
+
     def _look(self) -> _Seen:
-        seen = _Seen()
+        seen = _Seen(at=asyncio.get_running_loop().time())
+        applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:
             label, health = supervisor.source.label, supervisor.health
             seen.states[label, None] = (health.state, health.error)
+            seen.changes[label] = applied.get(label, 0)
             for table, state in health.table_states.items():
                 seen.states[label, table] = (str(state), health.table_errors.get(table))
             if (pipeline := supervisor.pipeline) is not None:
@@ -198,13 +270,9 @@ def _changes(before: _Seen, now: _Seen) -> Iterable[Event]:
     for label, lag in now.lags.items():
         if before.lags.get(label) != lag:
             yield "lag", _lag(label, lag)
+    for label, rate in now.rates.items():
+        if rate != before.rates.get(label, 0.0):
+            yield "rate", {"source": label, "changes_per_second": rate}
     for (label, table), copy in now.progress.items():
         if before.progress.get((label, table)) != copy:
             yield "progress", {"source": label, "table": table} | _progress(copy)
-
-
-def _as_snapshot(seen: _Seen) -> dict[str, Any]:
-    return {
-        "states": [_state(key, value) for key, value in seen.states.items()],
-        "lag": [_lag(label, lag) for label, lag in seen.lags.items()],
-    }

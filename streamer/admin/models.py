@@ -293,6 +293,15 @@ def validate(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def validate_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of the mapping as a whole as they are stored. Raises InvalidError."""
+    try:
+        body = MappingSettings.model_validate(values)
+    except ValidationError as exc:
+        raise explain(exc) from None
+    return body.model_dump(mode="json")
+
+
 def _check_texts(place: str, value: Any) -> None:
     """Refuse text, however deep, that cannot be stored or sent. Raises InvalidError."""
     if isinstance(value, str):

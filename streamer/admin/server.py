@@ -1,5 +1,6 @@
-"""What `streamer run` has of all this: the mapping to run, and the API on its HTTP server."""
+"""What `streamer run` has of all this: the mapping to run, API and page on its HTTP server."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,8 +9,10 @@ import structlog
 from fastapi import FastAPI
 
 from streamer.admin.access import Access
-from streamer.admin.api import install
+from streamer.admin.api import install_api
 from streamer.admin.events import Events
+from streamer.admin.page.render import load
+from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
 from streamer.apply.target import TargetAddress
 from streamer.config.settings import Settings
@@ -52,6 +55,7 @@ class AdminServer:
         self._service.engine = engine
         self._service.on_change = events.publish
         install(app, self._service, self._access, events)
+        events.start()
         return events
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
@@ -59,6 +63,12 @@ class AdminServer:
         StreamerError.
         """
         await self._service.reload(settings, mapping)
+
+
+def install(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+    """Let *app* serve the API and the page."""
+    install_api(app, service, access, events)
+    install_page(app, service, access, events)
 
 
 @asynccontextmanager
@@ -71,6 +81,7 @@ async def opened_admin(
         token = getattr(settings.admin, name)
         if token is not None and len(token.reveal()) < TOKEN_LENGTH_MIN:
             log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
+    await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
     try:
         yield AdminServer(service, access)

@@ -19,6 +19,7 @@ from streamer.admin import models
 from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
 from streamer.admin.plan import Plan, make_plan
+from streamer.admin.sides import look_at
 from streamer.admin.store import AdminStore, Content, Row, open_store
 from streamer.admin.transfer import Wanted, export_mapping, keep_passwords, read_import
 from streamer.admin.urls import has_mask
@@ -35,6 +36,7 @@ from streamer.errors import (
     ConfigurationError,
     InvalidError,
     MappingError,
+    NotFoundError,
     ReadOnlyError,
     StreamerError,
     UnreadyError,
@@ -381,6 +383,41 @@ class AdminService:
                 raise UnreadyError(exc.message, hint=exc.hint) from None
         return names
 
+    def source(self, database: str, sid: str | None) -> SourceMapping:
+        """Return a source that runs. Raises NotFoundError."""
+        for source in self.mapping.sources:
+            if (source.database, source.sid) == (database, sid):
+                return source
+        label = database if sid is None else f"{database}:{sid}"
+        raise NotFoundError(
+            f'no source "{label}" runs', hint="apply the draft if it is to, and see the overview"
+        )
+
+    async def look_at(self, database: str, sid: str | None, table: str) -> Row:
+        """Return a table as both sides have it. Raises NotFoundError, SourceConnectionError."""
+        source = self.source(database, sid)
+        namespace = self.mapping.target_namespace
+        seen = await look_at(self.settings, source, parse_name(table), namespace)
+        return _redacted_row(seen)
+
+    async def act_on(
+        self,
+        action: str,
+        database: str,
+        sid: str | None,
+        table: str,
+        options: Row | None = None,
+    ) -> None:
+        """Ask for resync, pause or resume of one table of one source. Raises UnreadyError."""
+        self.check_writable()
+        name = str(parse_name(table))
+        if sid is None:
+            self.source(database, sid)  # without a sid there is but one url
+        try:
+            await request(self._address, action, name, database=database, sid=sid, options=options)
+        except MappingError as exc:
+            raise UnreadyError(exc.message, hint=exc.hint) from None
+
     async def quarantine(self, choice: Choice, limit: int) -> Row:
         """Return the oldest changes in quarantine, and how many there are."""
         try:
@@ -418,6 +455,11 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _redacted(item) for key, item in value.items()}
     return value
+
+
+def _redacted_row(row: Row) -> Row:
+    redacted: Row = _redacted(row)
+    return redacted
 
 
 def _discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:

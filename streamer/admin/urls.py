@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from streamer.conninfo import parse_conninfo
 
@@ -145,6 +145,35 @@ def fill_masks(text: str, stored: str) -> str:
         return passwords[span.parameter]
 
     return replace_secrets(text, lookup)
+
+
+def with_password(text: str, password: str) -> str:
+    """Return *text* with *password* put in, in place of one that is there."""
+    is_uri = _SCHEME.match(text) is not None
+    written = password if _REFERENCES.fullmatch(password) else _quoted(password, is_uri=is_uri)
+    found = _spans_of_uri(text) if is_uri else _spans_of_words(text)
+    spans = [span for span in found if span.parameter == "password"]
+    if spans:
+        first = spans[0]
+        start, end = first.start, first.end
+        if not is_uri and text[start - 1] == "'":
+            start, end = start - 1, end + 1
+        return text[:start] + written + text[end:]
+    if not is_uri:
+        return f"{text} password={written}"
+    scheme = _SCHEME.match(text)
+    assert scheme is not None
+    at = re.compile("[^@/]*@").match(text, scheme.end())
+    if at is not None:
+        return f"{text[: at.end() - 1]}:{written}{text[at.end() - 1 :]}"
+    return f"{text}{'&' if '?' in text else '?'}password={written}"
+
+
+def _quoted(password: str, *, is_uri: bool) -> str:
+    if is_uri:
+        return quote(password, safe="")
+    escaped = password.replace("\\", "\\\\").replace("'", "\\'").replace("${", "$${")
+    return f"'{escaped}'"
 
 
 _NEUTRAL: Final = "1"

@@ -64,6 +64,8 @@ class Metrics:
             ("worker",),
             registry=add,
         )
+        self.changes_of_sources: dict[str, int] = {}
+        """The changes of `changes_applied` by the label of their source."""
         self._counters: dict[MappedRelation, dict[str, Counter]] = {}
 
     def count_window(self, window: LaneWindow) -> None:
@@ -89,9 +91,14 @@ class Metrics:
                 operation: self.changes_applied.labels(*labels, operation)
                 for operation in ("insert", "update", "delete", "truncate")
             }
+        total = 0
         for operation, counter in counters.items():
             if number := getattr(counts, operation):
                 counter.inc(number)
+                total += number
+        database, sid = mapped.source.database, mapped.source.sid
+        label = database if sid is None else f"{database}:{sid}"
+        self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
 
     def count_transactions(self, database: str, sid: str | None, shares: Sequence[Share]) -> None:
         """Count transactions whose changes are durable now, and how long that took."""

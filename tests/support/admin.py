@@ -11,14 +11,16 @@ from blockbuster import blockbuster_ctx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from streamer.admin import api
+from streamer.admin import server
 from streamer.admin.access import Access
 from streamer.admin.events import Events
+from streamer.admin.page.render import load
 from streamer.admin.service import AdminService, open_service
 from streamer.apply.target import TargetAddress
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.observability.http import make_app
+from streamer.observability.metrics import Metrics
 from streamer.route.mapping import Mapping
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class FakeEngine:
         self.applied: list[Mapping] = []
         self.refusal: StreamerError | None = None
         self.supervisors: list[Supervisor] = []
+        self.metrics = Metrics()
 
     async def apply(self, mapping: Mapping) -> None:
         if self.refusal is not None:
@@ -84,6 +87,7 @@ async def admin(
     config.write_text(f'target: {{url: "{target}"}}\n{database}\n{settings}\n{sources}\n')
     loaded, mapping = static.load(config)
     access = Access(loaded.admin)
+    load()
     with _never_blocking() if is_alone else contextlib.nullcontext():
         async with _opened(loaded, config, mapping, access) as opened:
             yield opened
@@ -107,7 +111,7 @@ async def _opened(
     service.engine = engine
     events = Events(engine, TargetAddress.parse(loaded.target.url))
     app = make_app(CollectorRegistry(), list)
-    api.install(app, service, access, events)
+    server.install(app, service, access, events)
     try:
         yield Admin(service, app, events, engine)
     finally:

@@ -1,0 +1,100 @@
+"""What applying the draft would do, doing it, taking the draft back; what was changed before."""
+
+import hashlib
+import hmac
+import json
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.page import view
+from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_number
+from streamer.admin.page.overview import StatusReader
+from streamer.admin.store import Content, Query
+from streamer.errors import StreamerError
+
+HISTORY_PAGE: Final = 50
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+    service = frame.service
+
+    @router.get("/plan")
+    async def plan(request: Request) -> Response:
+        content = await service.store.content()
+        found, failure = None, None
+        try:
+            found = view.plan_view((await service.plan()).to_json())
+        except StreamerError as exc:
+            failure = exc
+        return await frame.page(
+            request,
+            "plan.html",
+            plan=found,
+            failure=failure,
+            mark=mark_of(content),
+            is_empty=not content["databases"],
+        )
+
+    @router.post("/apply")
+    async def apply(request: Request) -> Response:
+        form = await request.form()
+        mark = mark_of(await service.store.content())
+        if not hmac.compare_digest(form_text(form, "mark").encode(errors="replace"), mark.encode()):
+            return frame.redirect(
+                "/plan", "The draft was changed meanwhile: this is its plan now", "warning"
+            )
+        result = await service.apply(actor_of(request), force=form_text(form, "force") == "on")
+        status.forget()
+        note = f"Revision {result['revision']} runs now"
+        if result["warning"]:
+            return frame.redirect("/", f"{note}, but: {result['warning']}", "warning")
+        return frame.redirect("/", note)
+
+    @router.post("/discard")
+    async def discard(request: Request) -> Response:
+        await service.discard(actor_of(request))
+        return frame.redirect("/mapping", "The draft is again what was applied last")
+
+    @router.get("/history")
+    async def history(request: Request) -> Response:
+        page = row_number(request.query_params.get("page", "1"), "page")
+        page = min(page, 1_000_000)
+        entries, total = await service.store.audit(Query(page, HISTORY_PAGE))
+        return await frame.page(
+            request,
+            "history.html",
+            entries=[entry | {"changes": differences(entry)} for entry in entries],
+            number=page,
+            has_more=page * HISTORY_PAGE < total,
+        )
+
+    @router.get("/export")
+    async def export(request: Request) -> Response:
+        text, variables = await service.export()
+        return await frame.page(request, "export.html", yaml=text, variables=variables)
+
+    return router
+
+
+def mark_of(content: Content) -> str:
+    """Return what tells one draft from another: a plan is applied as it was seen, or not at all."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(entry: Row) -> list[tuple[str, str, str]]:
+    """Return the fields that a change changed: name, before, after."""
+    before, after = entry["before"] or {}, entry["after"] or {}
+    names = [name for name in {**before, **after} if name not in ("id", "database_id", "database")]
+    return [
+        (name, _shown(before.get(name)), _shown(after.get(name)))
+        for name in names
+        if before.get(name) != after.get(name) and (before.get(name) or after.get(name))
+    ]
+
+
+def _shown(value: object) -> str:
+    if value is None or value in ([], {}, ""):
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

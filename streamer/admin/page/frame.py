@@ -1,0 +1,213 @@
+"""What all pages have: who asks, what a form must carry, errors as pages, notes after a redirect.
+
+A `PageRoute` does that before and around every handler, so no page can forget it. A change is a
+POST that ends in a redirect; what it has to say is kept here under a random name, which the
+redirect carries: so nobody else can put words on the page.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from starlette.datastructures import FormData
+
+from streamer.admin import models
+from streamer.admin.access import SAFE_METHODS, Access, Identity
+from streamer.admin.api import status_of
+from streamer.admin.events import Events
+from streamer.admin.page.render import render
+from streamer.admin.service import AdminService
+from streamer.config.settings import Role
+from streamer.errors import (
+    InvalidError,
+    StreamerError,
+    ThrottledError,
+    UnauthenticatedError,
+)
+from streamer.observability.logs import redact
+
+Row = dict[str, Any]
+
+NOTES_MAX: Final = 200
+REFRESH_HEADER: Final = "x-refresh"
+"""Sent by the script of a page that is open: only what changes by itself is wanted."""
+
+
+class Frame:
+    """What handlers of pages share."""
+
+    def __init__(self, service: AdminService, access: Access, events: Events) -> None:
+        self.service = service
+        self.access = access
+        self.events = events
+        self._notes: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    def router(self) -> APIRouter:
+        """Return a router whose pages are for who may see them."""
+        return APIRouter(route_class=_route_class(self), include_in_schema=False)
+
+    # ---- answers -------------------------------------------------------------------------------
+
+    async def page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> Response:
+        """Answer with a page."""
+        identity: Identity = request.state.identity
+        draft = await self.service.draft()
+        may_change = identity.role is Role.ADMIN and not self.service.is_static
+        text = render(
+            template,
+            path=request.url.path,
+            identity=identity,
+            csrf=self.access.csrf_of(identity),
+            is_open=self.access.is_open,
+            is_static=self.service.is_static,
+            may_change=may_change,
+            draft=draft,
+            note=self._notes.get(request.query_params.get("note", "")),
+            **values,
+        )
+        return html(text, status)
+
+    def note(self, text: str, kind: str = "good") -> str:
+        """Keep something to be said after a redirect; return the name it is kept under."""
+        name = secrets.token_urlsafe(12)
+        self._notes[name] = (kind, redact(text))
+        while len(self._notes) > NOTES_MAX:
+            self._notes.popitem(last=False)
+        return name
+
+    def redirect(self, path: str, note: str | None = None, kind: str = "good") -> Response:
+        """Answer a change: the page to go on with, and what to say there."""
+        if note is not None:
+            separator = "&" if "?" in path else "?"
+            path += separator + urlencode({"note": self.note(note, kind)})
+        return RedirectResponse(path, 303)
+
+    def error(self, request: Request, error: StreamerError) -> Response:
+        """Answer with an error as a page."""
+        headers = {"Retry-After": str(error.seconds)} if isinstance(error, ThrottledError) else {}
+        return problem_page(status_of(error), error.message, error.hint, headers)
+
+
+def html(text: str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    # Names may hold what is no text: half of a surrogate pair.
+    return HTMLResponse(text.encode(errors="replace"), status, headers)
+
+
+def problem_page(
+    status: int, message: str, hint: str | None, headers: dict[str, str] | None = None
+) -> Response:
+    """Answer with what went wrong and what to do, whoever asks."""
+    text = render(
+        "problem.html",
+        message=redact(message),
+        hint=redact(hint) if hint else None,
+        status=status,
+    )
+    return html(text, status, headers)
+
+
+def actor_of(request: Request) -> str:
+    """Return who asks, as the audit names them."""
+    identity: Identity = request.state.identity
+    return identity.name
+
+
+def is_refresh(request: Request) -> bool:
+    """Whether a page that is open already asks again."""
+    return REFRESH_HEADER in request.headers
+
+
+def form_text(form: FormData, name: str) -> str:
+    """Return a field of a form; a file is none."""
+    value = form.get(name)
+    return value.replace("\r\n", "\n") if isinstance(value, str) else ""
+
+
+def form_number(form: FormData, name: str) -> int:
+    """Return a row's number out of a form. Raises InvalidError."""
+    return row_number(form_text(form, name), name)
+
+
+def row_number(text: str, name: str) -> int:
+    """Read a row's number. Raises InvalidError."""
+    if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= models.ID_MAX:
+        return int(text)
+    raise InvalidError(f"{name}: expected a number")
+
+
+def own_path(text: str | None) -> str:
+    """Return a path of ours to go on with; somebody else's link may carry any other."""
+    try:
+        parts = urlsplit(text or "")
+    except ValueError:
+        return "/"
+    is_own = not parts.scheme and not parts.netloc and parts.path.startswith("/")
+    if not is_own or text is None or text.startswith("//") or "\\" in text:
+        return "/"
+    return text if text.isprintable() else "/"
+
+
+# ---- before every handler ----------------------------------------------------------------------
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+_NOT_OF_THE_MAPPING: Final = frozenset({"/logout"})
+
+
+def _route_class(frame: Frame) -> type[APIRoute]:
+    class PageRoute(APIRoute):
+        """A page for who may see it; what it changes, for who may change it."""
+
+        def get_route_handler(self) -> Handler:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                try:
+                    await _let_in(frame, request)
+                    return await handler(request)
+                except UnauthenticatedError as exc:
+                    if request.method in SAFE_METHODS and exc.message == _WHO:
+                        return _to_login(request)
+                    return frame.error(request, exc)
+                except StreamerError as exc:
+                    return frame.error(request, exc)
+                except RequestValidationError as exc:
+                    details = exc.errors()
+                    return frame.error(request, InvalidError(models.fault(details[0])))
+
+            return handle
+
+    return PageRoute
+
+
+_WHO: Final = "nobody is logged in"
+
+
+async def _let_in(frame: Frame, request: Request) -> None:
+    """Raise UnauthenticatedError, ForbiddenError, ThrottledError, ReadOnlyError for who may not."""
+    identity = frame.access.identify(request)
+    if identity is None:
+        raise UnauthenticatedError(_WHO, hint="log in, and try again")
+    request.state.identity = identity
+    if request.method in SAFE_METHODS:
+        return
+    is_of_the_mapping = request.url.path not in _NOT_OF_THE_MAPPING
+    needed = Role.ADMIN if is_of_the_mapping else Role.VIEWER
+    csrf = form_text(await request.form(max_files=0), "csrf")
+    frame.access.authorize_form(request, identity, needed, csrf)
+    if is_of_the_mapping:
+        frame.service.check_writable()
+
+
+def _to_login(request: Request) -> Response:
+    query = f"?{request.url.query}" if request.url.query else ""
+    path = request.url.path + query
+    return RedirectResponse(f"/login?{urlencode({'next': path})}" if path != "/" else "/login", 303)

@@ -1,0 +1,227 @@
+"""The draft: databases, their urls and tables, and what can be said about each."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+
+from streamer.admin import models
+from streamer.admin.draft import groups_of, unfinished
+from streamer.admin.page import forms
+from streamer.admin.page.frame import Frame, Row, actor_of, form_text
+from streamer.admin.store import Query
+from streamer.admin.urls import MASK, mask, with_password
+from streamer.errors import AdminError, InvalidError, StreamerError
+from streamer.observability.logs import redact
+
+Number = Annotated[int, Path(ge=1, le=models.ID_MAX)]
+
+FIELDS = {kind: forms.fields_of(kind) for kind in ("database", "url", "table")}
+
+
+def full_url(text: str, password: str) -> str:
+    """Return a url with the password that was typed beside it. Raises InvalidError."""
+    text = text.strip()
+    if not text:
+        raise InvalidError("url: required, but not given")
+    return with_password(text, password) if password else text
+
+
+def shown_url(text: str) -> str:
+    """Return a url that was typed without its passwords, also one that cannot be read."""
+    return re.sub(r":[^/:@\s]*@", f":{MASK}@", redact(mask(text)))
+
+
+async def of_database(frame: Frame, kind: str, number: int) -> list[Row]:
+    """Return all rows of a kind that belong to a database."""
+    rows: list[Row] = []
+    while True:
+        query = Query(len(rows) // 500 + 1, 500, "id", filters={"database_id": number})
+        found, total = await frame.service.store.page(kind, query)
+        rows += found
+        if len(rows) >= total or not found:
+            return rows
+
+
+def routes(frame: Frame) -> APIRouter:
+    router = frame.router()
+    service = frame.service
+    _add_pages(router, frame)
+    _add_database(router, frame)
+    _add_row(router, frame, "url", _url_values)
+    _add_row(router, frame, "table", _table_values)
+
+    @router.post("/urls/{number}/test")
+    async def test_url(request: Request, number: Number) -> Response:
+        await service.store.get("url", number)
+        try:
+            found = await service.discover(None, number)
+        except StreamerError as exc:
+            return frame.redirect(f"/urls/{number}", plainly(exc), "bad")
+        return frame.redirect(f"/urls/{number}", server_line(found))
+
+    @router.post("/settings")
+    async def change_settings(request: Request) -> Response:
+        form = await request.form()
+        names = models.MappingSettings.model_fields
+        given = {name: form_text(form, name).strip() or None for name in names}
+        await service.set_settings(models.validate_settings(given), actor_of(request))
+        return frame.redirect("/mapping", "The draft is changed")
+
+    return router
+
+
+def server_line(found: Row) -> str:
+    """Say which server answered."""
+    server = found["server"]
+    return (
+        f"Connected: PostgreSQL {server['version']}, database {server['database']}, "
+        f"as {server['role']}"
+    )
+
+
+def plainly(error: StreamerError) -> str:
+    """Say what is wrong with a database that has no name here yet."""
+    message = error.message.removeprefix('source "discover": ')
+    return f"{message}; {error.hint}" if error.hint else message
+
+
+def _add_pages(router: APIRouter, frame: Frame) -> None:
+    @router.get("/mapping")
+    async def mapping(request: Request) -> Response:
+        content = await frame.service.store.content()
+        return await frame.page(
+            request,
+            "mapping.html",
+            groups=groups_of(content),
+            unfinished=unfinished(content),
+            settings=await frame.service.store.settings(),
+            defaults=frame.service.settings,
+        )
+
+
+def _add_database(router: APIRouter, frame: Frame) -> None:
+    service = frame.service
+
+    async def show(
+        request: Request, number: int, given: Row | None = None, failure: AdminError | None = None
+    ) -> Response:
+        row = await service.store.get("database", number)
+        fields = FIELDS["database"]
+        return await frame.page(
+            request,
+            "database.html",
+            status=200 if failure is None else failure.status,
+            row=row,
+            urls=await of_database(frame, "url", number),
+            tables=await of_database(frame, "table", number),
+            fields=fields,
+            given=given if given is not None else as_given(fields, row) | {"name": row["name"]},
+            failure=failure,
+            faulty=_faulty(failure, fields, "name"),
+        )
+
+    @router.get("/databases/{number}")
+    async def database(request: Request, number: Number) -> Response:
+        return await show(request, number)
+
+    @router.post("/databases/{number}")
+    async def change(request: Request, number: Number) -> Response:
+        form = await request.form()
+        try:
+            values = {**forms.read(FIELDS["database"], form), "name": form_text(form, "name")}
+            await service.patch("database", number, values, actor_of(request))
+        except AdminError as exc:
+            return await show(request, number, _texts(form), exc)
+        return frame.redirect(f"/databases/{number}", "The draft is changed")
+
+    @router.post("/databases/{number}/remove")
+    async def remove(request: Request, number: Number) -> Response:
+        await service.delete("database", number, actor_of(request))
+        return frame.redirect("/mapping", "It is out of the draft; see the plan, and apply it")
+
+
+def _url_values(form: Any) -> Row:
+    return {
+        **forms.read(FIELDS["url"], form),
+        "url": full_url(form_text(form, "url"), form_text(form, "password")),
+        "sid": form_text(form, "sid").strip() or None,
+    }
+
+
+def _table_values(form: Any) -> Row:
+    return forms.read(FIELDS["table"], form)
+
+
+def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[Any], Row]) -> None:
+    service, fields = frame.service, FIELDS[kind]
+
+    async def show(
+        request: Request, number: int, given: Row | None = None, failure: AdminError | None = None
+    ) -> Response:
+        row = await service.store.get(kind, number)
+        if given is None:
+            given = as_given(fields, row)
+            if kind == "url":
+                given |= {"url": row["url"], "sid": row["sid"] or ""}
+        return await frame.page(
+            request,
+            f"{kind}.html" if kind == "url" else "rule.html",
+            status=200 if failure is None else failure.status,
+            row=row,
+            fields=fields,
+            given=given,
+            failure=failure,
+            faulty=_faulty(failure, fields, "url", "sid"),
+            is_unfolded=failure is not None or _says_much(fields, row),
+        )
+
+    @router.get(f"/{kind}s/{{number}}", name=f"page_{kind}")
+    async def edit(request: Request, number: Number) -> Response:
+        return await show(request, number)
+
+    @router.post(f"/{kind}s/{{number}}", name=f"change_{kind}_form")
+    async def change(request: Request, number: Number) -> Response:
+        form = await request.form()
+        try:
+            await service.patch(kind, number, values_of(form), actor_of(request))
+        except AdminError as exc:
+            return await show(request, number, _texts(form), exc)
+        return frame.redirect(f"/{kind}s/{number}", "The draft is changed")
+
+    @router.post(f"/{kind}s/{{number}}/remove", name=f"remove_{kind}")
+    async def remove(request: Request, number: Number) -> Response:
+        row = await service.store.get(kind, number)
+        await service.delete(kind, number, actor_of(request))
+        return frame.redirect(
+            f"/databases/{row['database_id']}", "It is out of the draft; see the plan, and apply it"
+        )
+
+
+def as_given(fields: list[forms.Field], row: Row) -> Row:
+    """Return a row as its form would be sent."""
+    return {
+        field.name: ("on" if row.get(field.name) else "")
+        if field.kind == "flag"
+        else forms.written(field, row)
+        for field in fields
+    }
+
+
+def _says_much(fields: list[forms.Field], row: Row) -> bool:
+    """Whether a row says more than what a form shows at once."""
+    usual = models.default_settings("table") | models.default_settings("url")
+    return any(field.is_seldom and row.get(field.name) != usual.get(field.name) for field in fields)
+
+
+def _texts(form: Any) -> Row:
+    """Return what was typed, to be shown again; not the password."""
+    given = {name: form_text(form, name) for name in form if name not in ("password", "csrf")}
+    return given | {"url": shown_url(given["url"])} if "url" in given else given
+
+
+def _faulty(failure: AdminError | None, fields: list[forms.Field], *more: str) -> str | None:
+    if failure is None:
+        return None
+    return forms.faulty_field(failure.message, [*(field.name for field in fields), *more])

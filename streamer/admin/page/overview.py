@@ -1,0 +1,156 @@
+"""What streams, how far it is, and what needs somebody."""
+
+import asyncio
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.page import view
+from streamer.admin.page.frame import Frame, Row
+from streamer.errors import NotFoundError, StreamerError
+
+KEEP_SECONDS: Final = 2.0
+"""How old a status may be: many pages may be open, and every source is asked for it."""
+WAIT_SECONDS: Final = 3.0
+"""How long a page waits for it; a source that is out of reach keeps it much longer."""
+
+
+class StatusReader:
+    """Reads the status for every page, once at a time."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._task: asyncio.Task[Row] | None = None
+        self._read_at = 0.0
+        self._last: Row | None = None
+
+    async def read(self) -> tuple[list[Row], str | None]:
+        """Return the sources, and why they may not be as they are now."""
+        if self._task is None and (
+            self._last is None or self._now() - self._read_at > KEEP_SECONDS
+        ):
+            self._task = asyncio.create_task(self._frame.service.status(), name="status")
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=WAIT_SECONDS)
+        reason = None
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            try:
+                self._last = task.result()
+                self._read_at = self._now()
+            except StreamerError as exc:
+                return self._known(), str(exc)
+        elif self._task is not None:
+            reason = "a server takes long to answer"
+        if self._last is None or not self._is_current(self._last):
+            return self._known(), reason
+        sources: list[Row] = self._last["sources"]
+        return sources, reason
+
+    def forget(self) -> None:
+        """Read anew at the next page: something was changed."""
+        self._read_at = float("-inf")
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _is_current(self, status: Row) -> bool:
+        """Whether it is of the mapping that runs."""
+        labels = [source.label for source in self._frame.service.mapping.sources]
+        read = [view.label_of(row["database"], row["sid"]) for row in status["sources"]]
+        return read == labels
+
+    def _known(self) -> list[Row]:
+        """Return what this process knows by itself."""
+        states = self._frame.events.known_states()
+        found = []
+        for source in self._frame.service.mapping.sources:
+            state, error = states.get((source.label, None), ("not started", None))
+            tables = [
+                _known_table(table, *known)
+                for (label, table), known in states.items()
+                if label == source.label and table is not None
+            ]
+            found.append(
+                {
+                    "database": source.database,
+                    "sid": source.sid,
+                    "state": state,
+                    "slot": source.slot,
+                    "error": error,
+                    "lag_bytes": None,
+                    "lag_seconds": None,
+                    "retained_wal_bytes": None,
+                    "confirmed_flush_lsn": None,
+                    "tables": sorted(tables, key=lambda table: str(table["source"])),
+                }
+            )
+        return found
+
+
+def _known_table(table: str, state: str, error: str | None) -> Row:
+    return {
+        "source": table,
+        "target": None,
+        "type": None,
+        "state": state,
+        "error": error,
+        "end_lsn": None,
+        "rows_copied": None,
+        "rows_total": None,
+        "quarantined": 0,
+    }
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+
+    @router.get("/")
+    async def overview(request: Request) -> Response:
+        sources, reason = await status.read()
+        is_empty = not sources and not frame.service.is_static
+        databases: list[Row] = []
+        if is_empty:
+            databases = (await frame.service.store.content())["databases"]
+        return await frame.page(
+            request,
+            "overview.html",
+            sources=[view.source_view(source) for source in sources],
+            attention=view.attention(sources),
+            summary=view.summary(sources),
+            reason=reason,
+            is_empty=is_empty,
+            databases=databases,
+            given={},
+            failure=None,
+        )
+
+    @router.get("/source")
+    async def one_source(request: Request) -> Response:
+        source, reason = await find_source(frame, status, request.query_params)
+        label = view.label_of(source["database"], source["sid"])
+        return await frame.page(
+            request,
+            "source.html",
+            source=view.source_view(source, is_whole=True),
+            attention=view.attention([source]),
+            errors=frame.events.errors(label),
+            reason=reason,
+        )
+
+    return router
+
+
+async def find_source(
+    frame: Frame, status: StatusReader, parameters: Any
+) -> tuple[Row, str | None]:
+    """Return the source that a page is about. Raises NotFoundError."""
+    database, sid = parameters.get("database", ""), parameters.get("sid") or None
+    sources, reason = await status.read()
+    for source in sources:
+        if (source["database"], source["sid"]) == (database, sid):
+            return source, reason
+    raise NotFoundError(
+        f'no source "{view.label_of(database, sid)}" runs', hint="the overview has those that do"
+    )

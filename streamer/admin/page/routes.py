@@ -1,0 +1,121 @@
+"""All pages, and what needs no login: to log in, and the static files."""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from streamer.admin.access import Access, check_origin
+from streamer.admin.api import PREFIX, delete_cookies, set_cookies, status_of
+from streamer.admin.events import Events
+from streamer.admin.page import adding, changes, mapping, overview, table
+from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
+from streamer.admin.page.render import assets, render
+from streamer.admin.service import AdminService
+from streamer.errors import StreamerError
+
+FOREVER = "public, max-age=31536000, immutable"
+
+
+def install_page(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+    """Add the pages to *app*."""
+    frame = Frame(service, access, events)
+    status = overview.StatusReader(frame)
+    app.include_router(overview.routes(frame, status))
+    app.include_router(table.routes(frame, status))
+    app.include_router(mapping.routes(frame))
+    app.include_router(adding.routes(frame))
+    app.include_router(changes.routes(frame, status))
+    _add_logout(app, frame)
+    _add_login(app, access)
+    _add_assets(app)
+    _install_errors(app)
+
+
+def _add_logout(app: FastAPI, frame: Frame) -> None:
+    router = frame.router()
+
+    @router.post("/logout")
+    async def log_out(request: Request) -> Response:
+        frame.access.log_out(request)
+        response = RedirectResponse("/login", 303)
+        delete_cookies(request, response)
+        return response
+
+    app.include_router(router)
+
+
+def _add_login(app: FastAPI, access: Access) -> None:
+    def show(after: str, name: str = "", error: StreamerError | None = None) -> Response:
+        text = render(
+            "login.html",
+            after=after,
+            name=name,
+            error=str(error) if error is not None else None,
+            has_users=access.has_users,
+        )
+        return html(text, 200 if error is None else status_of(error))
+
+    @app.get("/login", include_in_schema=False)
+    async def login_page(request: Request) -> Response:
+        after = own_path(request.query_params.get("next"))
+        try:
+            identity = access.identify(request)
+        except StreamerError as exc:
+            return problem_page(status_of(exc), exc.message, exc.hint)
+        if identity is not None:
+            return RedirectResponse(after, 303)
+        return show(after)
+
+    @app.post("/login", include_in_schema=False)
+    async def log_in(request: Request) -> Response:
+        try:
+            if access.is_open:
+                access.identify(request)  # refuses other hosts
+            check_origin(request)
+        except StreamerError as exc:
+            return problem_page(status_of(exc), exc.message, exc.hint)
+        form = await request.form(max_files=0)
+        after, name = own_path(form_text(form, "next")), form_text(form, "name")[:200]
+        try:
+            cookie, session = await access.log_in(request, name, form_text(form, "password")[:1000])
+        except StreamerError as exc:
+            return show(after, name, exc)
+        response = RedirectResponse(after, 303)
+        set_cookies(request, response, cookie, session)
+        return response
+
+
+def _add_assets(app: FastAPI) -> None:
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static_file(request: Request, name: str) -> Response:
+        asset = assets().get(name)
+        if asset is None:
+            raise HTTPException(404)
+        is_versioned = request.query_params.get("v") == asset.version
+        headers = {"Cache-Control": FOREVER if is_versioned else "no-cache"}
+        return Response(asset.content, media_type=asset.media_type, headers=headers)
+
+
+def _install_errors(app: FastAPI) -> None:
+    """Say to people what is not there, or went wrong, in a page; to programs as before."""
+    for key, status, message in (
+        (404, 404, "There is nothing here"),
+        (405, 405, "This is not done that way"),
+        (Exception, 500, "A defect; the log has more"),
+    ):
+        _wrap(app, key, status, message)
+
+
+def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -> None:
+    before = app.exception_handlers.get(key) or app.exception_handlers[HTTPException]
+
+    async def handle(request: Request, exc: Exception) -> Response:
+        is_api = request.url.path == PREFIX or request.url.path.startswith(f"{PREFIX}/")
+        if is_api or "text/html" not in request.headers.get("accept", ""):
+            answer: Response = await before(request, exc)  # type: ignore[misc]
+            return answer
+        if status == 500:
+            await before(request, exc)  # type: ignore[misc]  # it logs
+        return problem_page(status, message, "go back to the overview")
+
+    app.add_exception_handler(key, handle)

@@ -1,0 +1,306 @@
+"use strict";
+
+// Keeps an open page up to date. Everything else works without it.
+//
+// The server says on /api/events that something happened. Lag, rates and the progress of copies are
+// put in place from what it says; for all else the page is fetched again, and what differs in its
+// [data-live] parts is changed in place, so focus, scrolling and what is unfolded stay.
+
+const SLOW_MS = 10000; // what no event tells of, WAL and quarantine, is fetched this often
+const SOON_MS = 300;
+const RATES_MAX = 120;
+
+const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const by = (name, value) => $(`[data-${name}]`).filter((e) => e.getAttribute(`data-${name}`) === value);
+
+// ---- numbers, as streamer/admin/page/text.py writes them -------------------------------------
+
+function count(value) {
+  return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
+function size(value) {
+  let unit = 0;
+  while (value >= 1000 && unit < 4) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 100 ? value.toFixed(0) : value.toFixed(1)}\u00a0${["B", "kB", "MB", "GB", "TB"][unit]}`;
+}
+
+function duration(seconds) {
+  if (seconds < 9.95) return `${seconds.toFixed(1)}\u00a0s`;
+  if (seconds < 90) return `${seconds.toFixed(0)}\u00a0s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 90) return `${minutes}\u00a0min`;
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)}\u00a0h${minutes % 60 ? ` ${minutes % 60}\u00a0min` : ""}`;
+  const hours = Math.round(minutes / 60);
+  return `${Math.floor(hours / 24)}\u00a0d${hours % 24 ? ` ${hours % 24}\u00a0h` : ""}`;
+}
+
+function put(elements, text) {
+  for (const element of elements) if (element.textContent !== text) element.textContent = text;
+}
+
+// ---- rates -----------------------------------------------------------------------------------
+
+const rates = new Map();
+
+function drawRates() {
+  for (const svg of $("[data-spark]")) {
+    const label = svg.dataset.spark;
+    const values = rates.get(label) || [];
+    const last = values.at(-1) || 0;
+    put(by("rate", label), last > 0 && last < 10 ? `${last.toFixed(1)}/s` : `${count(last)}/s`);
+    const top = Math.max(1, ...values);
+    const points = values.map((value, i) => `${RATES_MAX - values.length + i},${(23 - (value / top) * 22).toFixed(1)}`);
+    if (points.length < 2) continue;
+    let [area, line] = svg.children;
+    if (!line) {
+      area = svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "polygon"));
+      line = svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "polyline"));
+    }
+    line.setAttribute("points", points.join(" "));
+    area.setAttribute("points", `${RATES_MAX - values.length},23 ${points.join(" ")} ${RATES_MAX - 1},23`);
+  }
+}
+
+const current = new Map();
+
+function tick() {
+  for (const [label, values] of rates) {
+    values.push(current.get(label) || 0);
+    if (values.length > RATES_MAX) values.shift();
+  }
+  drawRates();
+}
+
+// ---- changing what differs -------------------------------------------------------------------
+
+const keyOf = (node) => (node.nodeType === 1 ? node.getAttribute("data-key") : null);
+
+function isLike(a, b) {
+  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+}
+
+function update(old, fresh) {
+  if (old.nodeType !== 1) {
+    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+    return;
+  }
+  if (old.hasAttribute("data-spark") || old.hasAttribute("data-rate")) {
+    return; // drawn here
+  }
+  for (const { name, value } of [...fresh.attributes]) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  for (const { name } of [...old.attributes]) {
+    const isUnfolded = name === "open" && old.nodeName === "DETAILS";
+    if (!fresh.hasAttribute(name) && !isUnfolded) old.removeAttribute(name);
+  }
+  if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // somebody may be at it
+  const keyed = new Map();
+  for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
+  let place = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    let found = keyOf(wanted) ? keyed.get(keyOf(wanted)) : place;
+    if (found && isLike(found, wanted)) {
+      if (found !== place) old.insertBefore(found, place);
+      update(found, wanted);
+    } else {
+      found = old.insertBefore(document.importNode(wanted, true), place);
+    }
+    place = found.nextSibling;
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+let refreshing = false;
+let refreshAgain = false;
+let refreshTimer = 0;
+let refreshedAt = Date.now();
+
+async function refresh() {
+  clearTimeout(refreshTimer);
+  refreshTimer = 0;
+  if (refreshing) {
+    refreshAgain = true;
+    return;
+  }
+  refreshing = true;
+  try {
+    const response = await fetch(location.href, { headers: { "X-Refresh": "1", Accept: "text/html" }, cache: "no-store" });
+    if (response.redirected) return location.reload(); // to log in again
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    const parts = $("[data-live]", fresh);
+    if (response.ok && parts.length) {
+      for (const part of parts) for (const old of by("live", part.dataset.live)) update(old, part);
+      if (fresh.title) document.title = fresh.title;
+      addCopyButtons();
+      drawRates();
+    } else if (response.ok || response.status === 404) {
+      location.reload(); // it is another page now
+    }
+  } catch {
+    // The connection says that the server is away.
+  } finally {
+    refreshing = false;
+    refreshedAt = Date.now();
+    if (refreshAgain) {
+      refreshAgain = false;
+      soon();
+    }
+  }
+}
+
+function soon() {
+  // Not more than once in two seconds, however much happens.
+  const wait = Math.max(SOON_MS, 2000 - (Date.now() - refreshedAt));
+  refreshTimer ||= setTimeout(refresh, wait);
+}
+
+// ---- events ----------------------------------------------------------------------------------
+
+function rowsOf(source, table) {
+  return by("table", table).filter((row) => row.dataset.source === source);
+}
+
+const on = {
+  snapshot(data) {
+    for (const { source, changes_per_second: values } of data.rates) {
+      rates.set(source, values.slice(-RATES_MAX));
+      current.set(source, values.at(-1) || 0);
+    }
+    data.lag.forEach(on.lag);
+    drawRates();
+    soon(); // something may have happened while nobody listened
+  },
+  lag({ source, lag_bytes: bytes, lag_seconds: seconds }) {
+    put(by("lag-seconds", source), duration(seconds));
+    put(by("lag-bytes", source), size(bytes));
+  },
+  rate({ source, changes_per_second: value }) {
+    if (!rates.has(source)) rates.set(source, []);
+    current.set(source, value);
+  },
+  progress({ source, table, rows_copied: rows, rows_total: total }) {
+    for (const row of rowsOf(source, table)) {
+      put($("[data-rows]", row), `${count(rows)}${total ? ` of about ${count(total)}` : ""} rows`);
+    }
+    soon();
+  },
+  state: soon,
+  draft: soon,
+  applied: soon,
+};
+
+let events = null;
+let ticking = 0;
+
+function say(text, isOn) {
+  const place = document.getElementById("connection");
+  if (!place) return;
+  put([place], text);
+  place.className = `live ${isOn ? "on" : "off"}`;
+}
+
+function listen() {
+  if (events) return;
+  events = new EventSource("/api/events");
+  events.onopen = () => say("live", true);
+  events.onerror = () => {
+    say("not live", false);
+    if (events && events.readyState === EventSource.CLOSED) {
+      stop();
+      setTimeout(() => {
+        if (document.visibilityState === "visible") {
+          listen();
+          refresh();
+        }
+      }, 5000);
+    }
+  };
+  for (const name of Object.keys(on)) {
+    events.addEventListener(name, (event) => on[name](JSON.parse(event.data)));
+  }
+  ticking = setInterval(() => {
+    tick();
+    if (Date.now() - refreshedAt > SLOW_MS) refresh();
+  }, 1000);
+}
+
+function stop() {
+  clearInterval(ticking);
+  if (events) events.close();
+  events = null;
+}
+
+if ($("[data-live]").length) {
+  // A page that nobody sees asks for nothing.
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") listen();
+    else stop();
+  });
+  addEventListener("pagehide", stop);
+  addEventListener("pageshow", () => {
+    if (document.visibilityState === "visible") listen();
+  });
+}
+
+// ---- small comforts --------------------------------------------------------------------------
+
+function addCopyButtons() {
+  if (!navigator.clipboard) return;
+  for (const block of $("pre[data-copy]")) {
+    if (block.querySelector("button")) continue;
+    const text = block.textContent;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 2000);
+    });
+    block.append(button);
+  }
+}
+addCopyButtons();
+
+for (const form of $("form[data-slow]")) {
+  form.addEventListener("submit", (event) => {
+    const button = event.submitter;
+    if (!button) return;
+    // After the form was sent: a button that is off does not send its value.
+    setTimeout(() => {
+      button.disabled = true;
+      button.textContent = form.dataset.slow;
+    }, 0);
+  });
+}
+
+for (const tools of $("[data-tools]")) tools.hidden = false;
+
+for (const input of $("[data-filter]")) {
+  const rows = () => [...document.getElementById(input.dataset.filter).rows];
+  input.addEventListener("input", () => {
+    const wanted = input.value.toLowerCase();
+    for (const row of rows()) row.hidden = !row.dataset.text.toLowerCase().includes(wanted);
+  });
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") event.preventDefault();
+  });
+}
+
+for (const button of $("[data-tick]")) {
+  button.addEventListener("click", () => {
+    const boxes = $("input[name=pick]", document.getElementById(button.dataset.tick)).filter((b) => !b.closest("tr").hidden);
+    const value = !boxes.every((box) => box.checked);
+    for (const box of boxes) box.checked = value;
+  });
+}

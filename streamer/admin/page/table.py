@@ -1,0 +1,127 @@
+"""One table: columns on both sides, errors and what to do, quarantine, and what may be asked."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.page import view
+from streamer.admin.page.frame import Frame, Row, form_text, is_refresh, row_number
+from streamer.admin.page.overview import StatusReader, find_source
+from streamer.commands.quarantine import Choice
+from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
+from streamer.route.mapping import parse_name
+from streamer.route.resync import Mode, Resync
+
+QUARANTINE_MAX: Final = 100
+_DONE: Final = {
+    "pause": "The table is asked to pause",
+    "resume": "The table is asked to go on",
+    "resync": "The table is asked to be copied again; the others keep streaming",
+}
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+
+    @router.get("/table")
+    async def table(request: Request) -> Response:
+        source, reason = await find_source(frame, status, request.query_params)
+        name = _name(request.query_params.get("name", ""))
+        shown = view.source_view(source, is_whole=True)
+        found = next((each for each in shown["tables"] if each["source"] == name), None)
+        if found is None:
+            raise NotFoundError(
+                f'"{shown["label"]}" streams no table "{name}"',
+                hint="the overview has those that it does",
+            )
+        rows = (await frame.service.store.content())["tables"]
+        databases = (await frame.service.store.content())["databases"]
+        ids = {row["id"] for row in databases if row["name"] == source["database"]}
+        return await frame.page(
+            request,
+            "table.html",
+            source=shown,
+            table=found,
+            errors=frame.events.errors(shown["label"], name),
+            rule=view.rule_of((row for row in rows if row["database_id"] in ids), name),
+            quarantine=await _quarantine(frame, source, name),
+            sides=None if is_refresh(request) else await _sides(frame, source, name),
+            reason=reason,
+            modes=[mode.value for mode in Mode],
+        )
+
+    @router.post("/table/act")
+    async def act(request: Request) -> Response:
+        form = await request.form()
+        database, sid, name = _which(form)
+        action = form_text(form, "action")
+        options = None
+        if action not in _DONE:
+            raise InvalidError("action: not known")
+        if action == "resync":
+            try:
+                mode = Mode(form_text(form, "mode") or Mode.RELOAD)
+            except ValueError:
+                raise InvalidError("mode: not known") from None
+            options = Resync(mode, None, form_text(form, "force") == "on").to_json()
+        await frame.service.act_on(action, database, sid, name, options)
+        status.forget()
+        return frame.redirect(_address(database, sid, name), _DONE[action])
+
+    @router.post("/table/quarantine")
+    async def quarantine(request: Request) -> Response:
+        form = await request.form()
+        database, sid, name = _which(form)
+        action = form_text(form, "action")
+        if action not in ("retry", "drop"):
+            raise InvalidError("action: not known")
+        back = f"{_address(database, sid, name)}"
+        ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
+        if not ids and form_text(form, "which") != "all":
+            return frame.redirect(back, "Tick the changes that are meant, or choose all", "warning")
+        choice = Choice(str(parse_name(name)), database, sid, ids)
+        asked = await frame.service.ask_quarantine(action, choice)
+        count = sum(each["changes"] for each in asked)
+        word = "are tried again" if action == "retry" else "are given up"
+        status.forget()
+        return frame.redirect(back, f"{count} of its changes {word}")
+
+    return router
+
+
+def _name(text: str) -> str:
+    try:
+        return str(parse_name(text))
+    except MappingError as exc:
+        raise InvalidError(f"name: {exc.message}", hint=exc.hint) from None
+
+
+def _which(form: Any) -> tuple[str, str | None, str]:
+    """Return database, sid and table of a form."""
+    return (
+        form_text(form, "database"),
+        form_text(form, "sid") or None,
+        _name(form_text(form, "name")),
+    )
+
+
+def _address(database: str, sid: str | None, name: str) -> str:
+    return view.table_address({"database": database, "sid": sid}, name)
+
+
+async def _sides(frame: Frame, source: Row, name: str) -> Row:
+    """Return the table on both sides, or why that cannot be seen."""
+    try:
+        seen = await frame.service.look_at(source["database"], source["sid"], name)
+    except StreamerError as exc:
+        return {"columns": [], "key": [], "identity": None, "findings": [], "error": str(exc)}
+    return seen | {"error": None}
+
+
+async def _quarantine(frame: Frame, source: Row, name: str) -> Row:
+    choice = Choice(name, source["database"], source["sid"])
+    try:
+        found = await frame.service.quarantine(choice, QUARANTINE_MAX)
+    except StreamerError as exc:
+        return {"items": [], "total": 0, "error": str(exc)}
+    return found | {"error": None}

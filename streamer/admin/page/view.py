@@ -1,0 +1,170 @@
+"""Status, draft and plan as the templates want them. Pure."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from streamer.errors import MappingError
+from streamer.route.mapping import parse_name, parse_relation
+
+Row = dict[str, Any]
+
+TABLES_MAX: Final = 40
+"""Of one source on the overview; all are on a page of their own."""
+_UNDER_WAY: Final = ("copying", "catching_up", "init")
+
+
+def label_of(database: str, sid: str | None) -> str:
+    return database if sid is None else f"{database}:{sid}"
+
+
+def address(path: str, **parameters: Any) -> str:
+    """Return a path with parameters; those that are None are left out."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def table_address(source: Row, table: str) -> str:
+    return address("/table", database=source["database"], sid=source["sid"], name=table)
+
+
+def source_view(source: Row, *, is_whole: bool = False) -> Row:
+    """Return a source of the status with what a card shows of it."""
+    tables = [_table_view(source, table) for table in source["tables"]]
+    shown = tables
+    if not is_whole and len(tables) > TABLES_MAX:
+        # What needs somebody, or moves, is not to be looked for.
+        order = {"bad": 0, "warning": 1, "busy": 2}
+        ranked = sorted(tables, key=lambda table: order.get(table["kind"], 3))
+        shown = sorted(ranked[:TABLES_MAX], key=lambda table: str(table["source"]))
+    return source | {
+        "label": label_of(source["database"], source["sid"]),
+        "address": address("/source", database=source["database"], sid=source["sid"]),
+        "tables": shown,
+        "table_count": len(tables),
+        "heartbeat_seconds": source.get("heartbeat_seconds"),
+        "backlog": source.get("backlog"),
+    }
+
+
+def _table_view(source: Row, table: Row) -> Row:
+    needs_look = table["state"] == "error" or bool(table["quarantined"])
+    is_under_way = table["state"] in _UNDER_WAY
+    return table | {
+        "address": table_address(source, table["source"]),
+        "kind": "bad"
+        if table["state"] == "error"
+        else "warning"
+        if needs_look
+        else "busy"
+        if is_under_way
+        else "good",
+        "is_under_way": is_under_way,
+        "progress": _progress(table),
+        "seconds_left": table.get("seconds_left"),
+        "rows_per_second": table.get("rows_per_second"),
+        "bytes_copied": table.get("bytes_copied"),
+        "bytes_total": table.get("bytes_total"),
+        "held_changes": table.get("held_changes"),
+        "held_bytes": table.get("held_bytes"),
+        "retained_wal_bytes": table.get("retained_wal_bytes"),
+    }
+
+
+def _progress(table: Row) -> float | None:
+    """Return how much of a copy is done, from 0 to 1; None where that is not known."""
+    if table["state"] != "copying":
+        return None
+    for done, total in (("bytes_copied", "bytes_total"), ("rows_copied", "rows_total")):
+        if table.get(done) is not None and table.get(total):
+            return min(1.0, float(table[done]) / float(table[total]))
+    return None
+
+
+def attention(sources: Iterable[Row]) -> list[Row]:
+    """Return what waits for somebody: what it is, and where more is to be seen."""
+    found = []
+    for source in sources:
+        label = label_of(source["database"], source["sid"])
+        page = address("/source", database=source["database"], sid=source["sid"])
+        if source["error"] or source["state"] in ("error", "unreachable"):
+            what = source["error"] or f"the source is {source['state']}"
+            found.append({"place": label, "what": what, "address": page, "kind": "bad"})
+        backlog = source.get("backlog")
+        if backlog and backlog.get("state") not in (None, "ok"):
+            kind = "bad" if backlog["state"] == "over" else "warning"
+            what = f"the WAL it keeps for us is {_BACKLOG.get(backlog['state'], backlog['state'])}"
+            found.append({"place": label, "what": what, "address": page, "kind": kind})
+        for table in source["tables"]:
+            place = f"{label} {table['source']}"
+            its_page = table_address(source, table["source"])
+            if table["state"] == "error":
+                what = table["error"] or "the table stopped"
+                found.append({"place": place, "what": what, "address": its_page, "kind": "bad"})
+            if table["quarantined"]:
+                changes = "change is" if table["quarantined"] == 1 else "changes are"
+                what = f"{table['quarantined']} {changes} in quarantine"
+                found.append({"place": place, "what": what, "address": its_page, "kind": "warning"})
+    return found
+
+
+_BACKLOG: Final = {
+    "warning": "near its limit",
+    "throttled": "over its limit, and reading is slowed down",
+    "over": "over its limit",
+}
+
+
+def summary(sources: list[Row]) -> str:
+    """Say in a line how things are."""
+    if not sources:
+        return "Nothing is streamed yet"
+    tables = [table for source in sources for table in source["tables"]]
+    streaming = sum(source["state"] == "streaming" for source in sources)
+    parts = [f"{streaming} of {len(sources)} sources stream"]
+    if streaming == len(sources):
+        parts = ["1 source streams" if len(sources) == 1 else f"{len(sources)} sources stream"]
+    for state, word in (
+        ("ready", "ready"),
+        ("copying", "copying"),
+        ("catching_up", "catching up"),
+        ("paused", "paused"),
+        ("error", "in error"),
+    ):
+        if number := sum(table["state"] == state for table in tables):
+            parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")
+    return ", ".join(parts)
+
+
+def rule_of(rows: Iterable[Row], name: str) -> Row | None:
+    """Return the row of the draft that means a table: an exact name beats a pattern."""
+    relation = parse_name(name)
+    best: Row | None = None
+    for row in rows:
+        try:
+            pattern = parse_relation(f"{row['schema']}.{row['name']}", "public")
+        except MappingError:
+            continue
+        if pattern.matches(relation):
+            if not pattern.is_pattern:
+                return row
+            best = best or row
+    return best
+
+
+def plan_view(plan: Row) -> Row:
+    """Return a plan with what is to be seen first: sources that change, the worst findings."""
+    sources = []
+    for source in plan["sources"]:
+        tables = [table for table in source["tables"] if table["action"] != "keep"]
+        sources.append(
+            source
+            | {
+                "label": label_of(source["database"], source["sid"]),
+                "tables": tables,
+                "kept": len(source["tables"]) - len(tables),
+            }
+        )
+    order = {"error": 0, "warning": 1, "info": 2}
+    findings = sorted(plan["findings"], key=lambda finding: order.get(finding["severity"], 3))
+    return plan | {"sources": sources, "findings": findings}

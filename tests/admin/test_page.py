@@ -1,0 +1,335 @@
+"""The page over HTTP: who may ask, what is sent, what is escaped. A browser looks in tests/browser."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
+from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
+
+USERS = f"""
+admin:
+  users:
+  - {{name: alice, password_hash: "{hash_password("alice's password")}", role: admin}}
+  - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
+"""
+HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
+"""Text that must reach a page as text."""
+
+
+def routes(app: FastAPI) -> list[tuple[str, str]]:
+    """Return every method and path that *app* has, numbers filled in: nothing can be forgotten."""
+    found: list[tuple[str, str]] = []
+    waiting: list[Any] = list(app.routes)
+    while waiting:
+        route = waiting.pop()
+        if hasattr(route, "original_router"):  # one that was included
+            waiting += route.original_router.routes
+            continue
+        assert isinstance(route, Route), route
+        path = route.path.replace("{number}", "1").replace("{name}", "page.css")
+        found += [(method, path) for method in route.methods or () if method != "HEAD"]
+    assert {("POST", "/apply"), ("POST", "/api/apply"), ("GET", "/plan")} <= set(found)
+    return found
+
+
+OPEN = {
+    "/login", "/api/login", "/api/openapi.json", "/static/page.css", "/metrics", "/healthz", "/readyz",
+}  # fmt: skip
+"""What is there for everybody."""
+OWN = {"/logout", "/api/logout"}
+"""What a viewer may change."""
+
+
+async def state(admin: Admin) -> tuple[Any, Any]:
+    return await admin.service.store.content(), list(admin.engine.applied)
+
+
+async def log_in(client: httpx.AsyncClient, name: str) -> str:
+    """Begin a session; return the token that forms of it carry."""
+    answer = await client.post("/login", data={"name": name, "password": f"{name}'s password"})
+    assert answer.status_code == 303, answer.text
+    return client.cookies["streamer_csrf"]
+
+
+async def test_every_change_is_refused_without_and_with_wrong_credentials(
+    open_admin: OpenAdmin,
+) -> None:
+    async with open_admin(USERS) as admin:
+        before = await state(admin)
+        for method, path in routes(admin.app):
+            if path in OPEN:
+                continue
+            async with admin.client(None) as client:
+                answer = await client.request(method, path, data={"csrf": ""})
+                if method in SAFE_METHODS and not path.startswith("/api"):
+                    assert answer.status_code == 303, (method, path)
+                    assert answer.headers["location"].startswith("/login")
+                else:
+                    assert answer.status_code == 401, (method, path, answer.text)
+            async with admin.client(None, cookies={"streamer_session": "wrong"}) as client:
+                answer = await client.request(method, path, data={"csrf": "wrong"})
+                assert answer.status_code in (303, 401), (method, path)
+                assert answer.headers.get("location", "/login").startswith("/login")
+            async with admin.client("wrong") as client:
+                answer = await client.request(method, path)
+                assert answer.status_code in (401, 429), (method, path)
+        assert await state(admin) == before
+
+
+@pytest.mark.parametrize("who", ["session", "token"])
+async def test_a_viewer_changes_nothing(open_admin: OpenAdmin, who: str) -> None:
+    settings = USERS + f"  viewer_token: {VIEWER_TOKEN}\n"
+    async with open_admin(settings) as admin:
+        before = await state(admin)
+        async with admin.client(VIEWER_TOKEN if who == "token" else None) as client:
+            csrf = "" if who == "token" else await log_in(client, "victor")
+            for method, path in routes(admin.app):
+                if method in SAFE_METHODS or path in OPEN | OWN:
+                    continue
+                answer = await client.request(
+                    method, path, data={"csrf": csrf}, headers={"X-CSRF-Token": csrf}
+                )
+                assert answer.status_code == 403, (method, path, answer.text)
+            page = await client.get("/mapping")
+            assert page.status_code == 200
+            assert "<form" not in page.text.replace('<form method="post" action="/logout">', "")
+        assert await state(admin) == before
+
+
+@pytest.mark.parametrize("csrf", [None, "wrong"])
+async def test_a_form_carries_the_token_of_its_session(
+    open_admin: OpenAdmin, csrf: str | None
+) -> None:
+    for settings in (USERS, ""):
+        async with open_admin(settings) as admin, admin.client(None) as client:
+            if settings:
+                await log_in(client, "alice")
+            before = await state(admin)
+            for method, path in routes(admin.app):
+                if method in SAFE_METHODS or path in OPEN or path.startswith("/api"):
+                    continue
+                answer = await client.post(path, data={} if csrf is None else {"csrf": csrf})
+                assert answer.status_code == 403, (path, answer.text)
+                assert "another session" in answer.text
+            assert await state(admin) == before
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=str,
+)
+async def test_another_site_sends_no_form(open_admin: OpenAdmin, headers: dict[str, str]) -> None:
+    async with open_admin(USERS) as admin, admin.client(None) as client:
+        csrf = await log_in(client, "alice")
+        answer = await client.post("/discard", data={"csrf": csrf}, headers=headers)
+        assert answer.status_code == 403
+        login = {"name": "alice", "password": "alice's password"}
+        answer = await client.post("/login", data=login, headers=headers)
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+
+async def test_without_credentials_no_other_name_is_answered(open_admin: OpenAdmin) -> None:
+    async with open_admin("") as admin:
+        for method, path in routes(admin.app):
+            if path in OPEN - {"/login", "/api/login"} or path == "/api/openapi.json":
+                continue
+            async with admin.client(None, headers={"Host": "evil.example"}) as client:
+                answer = await client.request(method, path)
+                assert answer.status_code == 403, (method, path)
+
+
+async def test_static_mode_shows_and_changes_nothing(open_admin: OpenAdmin) -> None:
+    sources = """
+sources:
+- {database: shop, urls: [{url: "postgresql://u:unseen-one@127.0.0.1:1/shop", sid: eu}], tables: {orders: {type: append}}}
+"""
+    async with open_admin("", sources=sources) as admin, admin.client(None) as client:
+        page = await client.get("/mapping")
+        assert "u:***@127.0.0.1:1/shop" in page.text
+        assert "public.orders" in page.text
+        assert "in the configuration file" in page.text
+        assert "<form" not in page.text
+        for path in ("/", "/mapping", "/databases/1", "/urls/1", "/tables/1", "/export"):
+            text = (await client.get(path)).text
+            assert "unseen-one" not in text
+            assert not re.search(r"<button(?! class=\"plain\")", text), path
+        csrf = csrf_of((await client.get("/databases/1")).text)
+        for method, path in routes(admin.app):
+            if method in SAFE_METHODS or path in OPEN | OWN or path.startswith("/api"):
+                continue
+            answer = await client.post(path, data={"csrf": csrf})
+            assert answer.status_code == 409, (path, answer.text)
+
+
+def csrf_of(text: str) -> str:
+    """Return the token that the forms of a page carry."""
+    found = re.search(r'name="csrf" value="([^"]+)"', text)
+    assert found is not None
+    return found[1]
+
+
+async def test_pages_say_what_browsers_may_do_and_have_nothing_inline(
+    open_admin: OpenAdmin,
+) -> None:
+    async with open_admin(USERS) as admin, admin.client(None) as client:
+        await log_in(client, "alice")
+        for path in ("/", "/mapping", "/plan", "/history", "/sources/new", "/export", "/nothing"):
+            answer = await client.get(path, headers={"Accept": "text/html"})
+            assert answer.headers["content-type"].startswith("text/html"), path
+            policy = answer.headers["content-security-policy"]
+            assert "unsafe" not in policy
+            assert {"default-src 'none'", "script-src 'self'", "form-action 'self'"} <= set(
+                policy.split("; ")
+            )
+            assert answer.headers["cache-control"] == "no-store"
+            assert not re.search(
+                r"<style|\sstyle=|\son\w+=|<script(?! src=\"/static/)", answer.text
+            )
+            assert "http://" not in answer.text
+        style = re.search(r'href="(/static/page\.css\?v=\w+)"', answer.text)
+        assert style is not None
+        answer = await client.get(style[1])
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (await client.get("/static/nothing.css")).status_code == 404
+        # Programs are answered as before.
+        assert (await client.get("/nothing")).json()["error"]["code"] == "not_found"
+
+
+async def test_hostile_names_are_text(open_admin: OpenAdmin) -> None:
+    async with open_admin("") as admin, admin.client(None) as client:
+        service = admin.service
+        group = await service.create("database", {"name": HOSTILE}, HOSTILE)
+        await service.create(
+            "url", {"database_id": group["id"], "url": "host=127.0.0.1 port=1", "sid": HOSTILE}, "x"
+        )
+        await service.create(
+            "table",
+            {
+                "database_id": group["id"],
+                "schema": f'"{HOSTILE.replace(chr(34), chr(34) * 2)}"',
+                "name": '"</textarea><img src=x onerror=alert(1)>"',
+                "exclude": ["</textarea><b>"],
+                "target": "fine",
+            },
+            "x",
+        )
+        seen = 0
+        for path in ("/", "/mapping", "/plan", "/history", "/databases/1", "/urls/1", "/tables/1",
+                     "/databases/1/tables/new", "/export", f"/source?database={HOSTILE}",
+                     f"/table?database=x&name={HOSTILE}", f"/nothing/{HOSTILE}",
+                     f"/login?next={HOSTILE}"):  # fmt: skip
+            answer = await client.get(path, headers={"Accept": "text/html"})
+            assert answer.status_code < 500, (path, answer.text)
+            for raw in ("<script>alert", "<img", "</textarea><b>"):
+                assert raw not in answer.text, path
+            assert "49" not in re.sub(r"\?v=\w+|value=\"[\w-]{40,}\"", "", answer.text)
+            seen += "&lt;script&gt;alert(1)" in answer.text
+        assert seen >= 6
+
+
+async def test_no_page_holds_a_secret(open_admin: OpenAdmin) -> None:
+    secret = "hunter2-in-the-url"
+    async with open_admin(f"admin: {{token: {TOKEN}}}") as admin, admin.client() as client:
+        database = await admin.service.create("database", {"name": "shop"}, "x")
+        url = f"postgresql://u:{secret}@127.0.0.1:1/shop"
+        values = {"database_id": database["id"], "url": url, "sid": "eu"}
+        await admin.service.create("url", values, "x")
+        pages = [await client.get(path) for path in ("/", "/mapping", "/databases/1", "/urls/1",
+                 "/plan", "/history", "/export", "/databases/1/tables/new")]  # fmt: skip
+        pages.append(await client.post("/urls/1/test", follow_redirects=True))
+        typed = {"database": "other", "url": f"postgresql://u:{secret}@127.0.0.1:1/x", "sid": ""}
+        pages.append(await client.post("/sources/new", data=typed | {"password": secret}))
+        pages.append(
+            await client.post("/sources/new", data=typed | {"url": "nonsense", "password": secret})
+        )
+        pages.append(
+            await client.post(
+                "/urls/1", data={"url": f"host=a password={secret} bad", "password": ""}
+            )
+        )
+        pages.append(
+            await client.post("/urls/1", data={"url": "postgresql://u:***@elsewhere/shop"})
+        )
+        for page in pages:
+            assert page.status_code < 500, page.text
+            for hidden in (secret, TOKEN, "target-password"):
+                assert hidden not in page.text, page.request.url
+        assert "target-password" in TARGET
+
+
+async def test_login_leads_back_to_us_and_nowhere_else(open_admin: OpenAdmin) -> None:
+    async with open_admin(USERS) as admin:
+        for given, wanted in (
+            ("/plan?x=1", "/plan?x=1"),
+            ("//evil.example/", "/"),
+            ("https://evil.example/", "/"),
+            ("/\\evil.example", "/"),
+            ("javascript:alert(1)", "/"),
+            ("/x\r\nSet-Cookie: a=b", "/"),
+            ("", "/"),
+        ):
+            async with admin.client(None) as client:
+                login = {"name": "alice", "password": "alice's password", "next": given}
+                answer = await client.post("/login", data=login)
+                assert (answer.status_code, answer.headers["location"]) == (303, wanted)
+                cookies = answer.headers.get_list("set-cookie")
+                assert any("HttpOnly" in c and "SameSite=strict" in c for c in cookies)
+
+
+async def test_guessing_is_throttled_and_a_session_ends(open_admin: OpenAdmin) -> None:
+    async with open_admin(USERS) as admin, admin.client(None) as client:
+        csrf = await log_in(client, "victor")
+        assert (await client.post("/logout", data={"csrf": csrf})).status_code == 303
+        answer = await client.get("/mapping?x=1")
+        assert answer.headers["location"] == "/login?next=%2Fmapping%3Fx%3D1"
+        for _ in range(FAILURES_MAX):
+            answer = await client.post("/login", data={"name": "victor", "password": "guess"})
+            assert answer.status_code == 401
+            assert "wrong" in answer.text
+        answer = await client.post(
+            "/login", data={"name": "victor", "password": "victor's password"}
+        )
+        assert answer.status_code == 429
+
+
+async def test_forms_that_no_page_sends_are_refused_in_words(open_admin: OpenAdmin) -> None:
+    """Whatever is sent: no 500, and nothing is changed."""
+    async with open_admin(f"admin: {{token: {TOKEN}}}") as admin, admin.client() as client:
+        await admin.service.create("database", {"name": "shop"}, "x")
+        await admin.service.create("url", {"database_id": 1, "url": "host=127.0.0.1 port=1"}, "x")
+        await admin.service.create("table", {"database_id": 1, "name": "t"}, "x")
+        before = await state(admin)
+        bodies: list[dict[str, Any]] = [
+            {},
+            {"name": "\0", "url": "\0", "sid": "\0", "type": "\0", "id": "\0", "action": "\0"},
+            {"action": "resync", "mode": "x", "name": "t", "database": "shop"},
+            {"action": "retry", "id": "9" * 40, "name": "t", "database": "shop"},
+            {"columns": "a: [", "type": "clone", "name": "x" * 300, "url": "x" * 5000},
+            {"set": "- 1", "type": "nonsense", "target_schema": "x" * 300, "on_error": "no"},
+            {"pick": "0", "schema-0": '"', "name-0": '"', "type": "clone"},
+            {"mark": "é", "force": "on"},
+        ]
+        for method, path in routes(admin.app):
+            if method in SAFE_METHODS or path in OPEN | OWN or path.startswith("/api"):
+                continue
+            if path.endswith(("/remove", "/discard")):
+                continue
+            for body in bodies:
+                answer = await client.post(path, data=body)
+                is_refused = answer.status_code in (404, 409, 422, 503)
+                assert is_refused or answer.status_code == 303, (path, body, answer.text)
+            files = {"csrf": ("f", b"x"), "url": ("f", b"x"), "pick": ("f", b"x")}
+            assert (await client.post(path, files=files)).status_code < 500, path
+        for path in ("/databases/0", "/databases/99", "/tables/x", "/urls/99999999999999999999",
+                     "/history?page=x", "/history?page=0", "/databases/1/tables/new?url_id=x",
+                     "/table?name=%22", "/source?database=%00", "/?note=x"):  # fmt: skip
+            assert (await client.get(path)).status_code < 500, path
+        assert (await state(admin))[1] == before[1]

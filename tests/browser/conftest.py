@@ -1,0 +1,178 @@
+"""A real browser, and a running process to look at with it.
+
+One headless Chromium serves all tests here. `SCREENSHOTS=DIRECTORY` has the tests leave pictures
+there: light, dark and on a phone.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.support.postgres import Database
+from tests.support.process import Process, eventually
+
+WAIT_MS = 30_000
+INSTALL = "apt-get install chromium"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+expect.set_options(timeout=WAIT_MS)
+
+
+def chromium() -> str:
+    """Return where Chromium is; without it these tests cannot run, and say so."""
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.fail(f"these tests need Chromium, which is not here; run: {INSTALL}", pytrace=False)
+    return found
+
+
+# Of the package, not of the session: while Playwright's synchronous side works, no other test can
+# have an event loop in this thread.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Watched:
+    """Remembers what a page must never do: break its policy, fail in script, leave for elsewhere."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self.faults: list[str] = []
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self._on_console)
+        page.on("pageerror", self._on_error)
+        page.on("request", self._on_request)
+        page.on("response", self._on_response)
+
+    def _on_error(self, error: Any) -> None:
+        self.faults.append(f"script: {error}")
+
+    def _on_console(self, message: Any) -> None:
+        is_answer = message.text.startswith("Failed to load resource")
+        if message.type == "error" and not is_answer:
+            self.faults.append(f"console: {message.text}")
+
+    def _on_response(self, response: Any) -> None:
+        if response.status >= 500:
+            self.faults.append(f"{response.status}: {response.url}")
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((self.base, "data:", "blob:")):
+            self.faults.append(f"request: {request.url}")
+
+
+class Site:
+    """A process that runs, and pages of it."""
+
+    def __init__(self, process: Process, base: str, browser: Browser) -> None:
+        self.process = process
+        self.base = base
+        self._browser = browser
+        self._watched = Watched(base)
+        self._contexts: list[Any] = []
+
+    def page(self, **options: Any) -> Page:
+        """Open a page as somebody new."""
+        options = {"viewport": {"width": 1200, "height": 900}} | options
+        context = self._browser.new_context(base_url=self.base, **options)
+        context.set_default_timeout(WAIT_MS)
+        self._contexts.append(context)
+        page = context.new_page()
+        self._watched.watch(page)
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+        assert self._watched.faults == []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+class Sites:
+    """Starts processes on configurations of a test's own."""
+
+    def __init__(self, directory: Path, target: Database, browser: Browser) -> None:
+        self.directory = directory
+        self._target = target
+        self._browser = browser
+        self._started: list[Site] = []
+
+    def start(self, settings: str = "", *, environment: dict[str, str] | None = None) -> Site:
+        """Run with *settings* on top of what every test needs."""
+        port = free_port()
+        config = self.directory / "config.yaml"
+        config.write_text(
+            f"""
+target: {{url: "{self._target.url}"}}
+http: {{listen: "127.0.0.1:{port}"}}
+spool: {{directory: {self.directory / "spool"}}}
+{settings or f"mapping_database: {self.directory / 'mapping.sqlite'}"}
+"""
+        )
+        process = Process(config, spark=False, environment=environment)
+        site = Site(process, f"http://127.0.0.1:{port}", self._browser)
+        self._started.append(site)
+        eventually(lambda: _answers(site.base), what=process.output, seconds=60)
+        return site
+
+    def close(self) -> None:
+        try:
+            for site in self._started:
+                site.close()
+        finally:
+            for site in self._started:
+                if site.process.process.poll() is None:
+                    site.process.kill()
+
+
+def _answers(base: str) -> bool:
+    try:
+        return httpx.get(f"{base}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def sites(tmp_path: Path, target: Database, browser: Browser) -> Iterator[Sites]:
+    made = Sites(tmp_path, target, browser)
+    yield made
+    made.close()
+
+
+def look(page: Page, name: str) -> None:
+    """Leave pictures of a page, if they are wanted, and see that it fits a phone."""
+    size = page.viewport_size
+    assert size is not None
+    directory = os.environ.get("SCREENSHOTS")
+    for suffix, width, scheme in (
+        ("light", 1200, "light"),
+        ("dark", 1200, "dark"),
+        ("phone", 320, "light"),
+    ):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_viewport_size({"width": width, "height": 900})
+        if width == 320:
+            overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert overflow <= 0, f"{name}: {overflow} pixels too wide for a phone"
+        if directory:
+            page.screenshot(path=Path(directory) / f"{name}-{suffix}.png", full_page=True)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(size)
