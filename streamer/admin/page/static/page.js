@@ -187,11 +187,13 @@ const on = {
     if (!rates.has(source)) rates.set(source, []);
     current.set(source, value);
   },
-  progress({ source, table, rows_copied: rows, rows_total: total }) {
+  progress({ source, table, rows_copied: rows, rows_total: total, bytes_copied: bytes, bytes_total: all }) {
     for (const row of rowsOf(source, table)) {
       put($("[data-rows]", row), `${count(rows)}${total ? ` of about ${count(total)}` : ""} rows`);
+      const part = all ? bytes / all : total ? rows / total : 0;
+      for (const bar of $("progress", row)) bar.value = Math.min(1000, Math.round(part * 1000));
     }
-    soon();
+    soon(); // for the rate, and the time that is left
   },
   state: soon,
   draft: soon,
