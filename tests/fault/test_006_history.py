@@ -136,12 +136,12 @@ def test_a_resync_heals(tmp_path: Path, server_directory: Path) -> None:
     with running(server_directory / "healed", versions()["18"], SETTINGS) as server:
         pair = Pair(server, server, tmp_path)
         pair.write(1, 10)
-        with Process(pair.config) as process:
+        with Process(pair.config, spark=False) as process:
             caught_up(process)
             assert process.terminate() == 0
         pair.write(11, 20)
         drop_slot(pair)
-        with Process(pair.config) as process:
+        with Process(pair.config, spark=False) as process:
             eventually(pair.error)
             result = command(pair.config, "resync", "*.*", "--database", "shop")
             assert result.returncode == 0, result.stderr
@@ -233,7 +233,7 @@ def test_a_dropped_publication(tmp_path: Path, server_directory: Path) -> None:
     with running(server_directory / "publication", versions()["18"], SETTINGS) as server:
         pair = Pair(server, server, tmp_path)
         pair.write(1, 10)
-        with Process(pair.config) as process:
+        with Process(pair.config, spark=False) as process:
             caught_up(process)
             pair.source.execute("drop publication streamer_shop")
             pair.write(11, 20)
