@@ -12,26 +12,20 @@ import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from streamer import __version__
-from streamer.admin import access, edit, keyring
-from streamer.admin.client import Client, open_client
-from streamer.admin.service import load_applied
 from streamer.apply.target import TargetAddress
 from streamer.commands import indexes as indexes_command
 from streamer.commands import quarantine as quarantine_command
 from streamer.commands import requests as requests_command
-from streamer.commands import run as run_command
 from streamer.commands import status as status_command
 from streamer.commands import status_view
 from streamer.commands import teardown as teardown_command
-from streamer.commands.check import command as check_command
-from streamer.commands.demo import show as demo_command
 from streamer.config import static
 from streamer.config.source import read_text
 from streamer.errors import StreamerError
@@ -39,7 +33,12 @@ from streamer.lsn import Lsn
 from streamer.observability import logs
 from streamer.route.mapping import Mapping
 from streamer.route.resync import Mode, Resync
-from streamer.runtime.engine import StopCondition
+
+if TYPE_CHECKING:
+    from streamer.admin.client import Client
+
+# What only some commands need, and takes long to import, is imported by them: the others are what
+# scripts call often.
 
 T = TypeVar("T")
 
@@ -142,6 +141,9 @@ def run(
     ] = None,
 ) -> None:
     """Copy and stream, until told to stop."""
+    from streamer.commands import run as run_command
+    from streamer.runtime.engine import StopCondition
+
     lsn = None
     if stop_at_lsn is not None:
         try:
@@ -158,6 +160,8 @@ def run(
 @app.command()
 def check(as_json: JsonOption = False) -> None:
     """Look for everything that would stop `run`; change nothing."""
+    from streamer.commands.check import command as check_command
+
     settings, mapping = _load()
     report = _run(check_command.check(settings, mapping))
     if as_json:
@@ -425,6 +429,8 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Show it all on this machine: servers, copy, stream and a comparison."""
+    from streamer.commands.demo import show as demo_command
+
     code = _run(demo_command.demo(seconds, keep=keep, as_json=as_json))
     if code:
         raise typer.Exit(code)
@@ -445,8 +451,9 @@ UrlOption = Annotated[
 ]
 
 
-def _ask(url: str | None, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+def _ask(url: str | None, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
     """Do *work* with the mapping: that of a process, or that in the file."""
+    from streamer.admin.client import open_client
 
     async def ask() -> T:
         _, settings = static.read(_globals.config, _globals.overrides)
@@ -500,6 +507,8 @@ def add_source(
     as_json: JsonOption = False,
 ) -> None:
     """Add a source database to the draft."""
+    from streamer.admin import edit
+
     given = sys.stdin.readline().strip() if source_url == "-" else source_url
     row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
     _said(f"added: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
@@ -515,6 +524,8 @@ def remove_source(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a source database from the draft."""
+    from streamer.admin import edit
+
     _ask(url, lambda client: edit.remove_source(client, database, sid))
     _said(f"removed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json)
 
@@ -543,6 +554,8 @@ def add_table(
     as_json: JsonOption = False,
 ) -> None:
     """Add a table, or a pattern, to the draft."""
+    from streamer.admin import edit
+
     fields = {"name": table, "target": target, "type": table_type}
     row = _ask(url, lambda client: edit.add_table(client, database, fields, setting or []))
     _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
@@ -556,6 +569,8 @@ def remove_table(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a table, or a pattern, from the draft; rows in the target stay."""
+    from streamer.admin import edit
+
     _ask(url, lambda client: edit.remove_table(client, database, table))
     _said(f"removed: {database} {table}", as_json=as_json)
 
@@ -563,6 +578,8 @@ def remove_table(
 @app.command()
 def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show what applying the draft, or the configuration file, would do."""
+    from streamer.admin import edit
+
     found = _ask(url, lambda client: client.plan())
     if as_json:
         _print_json(found)
@@ -618,6 +635,8 @@ def import_yaml(
 @admin_app.command("hash-password")
 def hash_password() -> None:
     """Ask for a password, or read it from stdin, and print what admin.users takes."""
+    from streamer.admin import access
+
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:
@@ -630,6 +649,8 @@ def hash_password() -> None:
 @admin_app.command("generate-key")
 def generate_key() -> None:
     """Print a new key for stored passwords."""
+    from streamer.admin import keyring
+
     typer.echo(keyring.generate_key())
 
 
@@ -639,6 +660,8 @@ def _load() -> Any:
     except StreamerError as exc:
         _fail(str(exc), exc.exit_code)
     if settings.mapping_database is not None:
+        from streamer.admin.service import load_applied
+
         mapping = _run(load_applied(settings))
     return settings, mapping
 
