@@ -236,6 +236,13 @@ class SpoolError(StreamerError):
     retry = Retry.TIMED
 
 
+class JournalError(StreamerError):
+    """The journal of a source is damaged, or belongs to another one."""
+
+    code = "journal"
+    retry = Retry.MANUAL
+
+
 class StoreError(ConfigurationError):
     """The mapping database cannot be used, or one of its passwords cannot be read."""
 

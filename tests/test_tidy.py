@@ -146,6 +146,10 @@ LAYERS = [
 BETWEEN_STAGES = {
     # A lane carries what the tracker knows of it.
     ("apply.lane", "progress.tracker"),
+    # What a journal has already is known by its last transaction.
+    ("source.journal.files", "progress.landmark"),
+    ("source.journal.gather", "progress.landmark"),
+    ("source.journal.records", "progress.landmark"),
     # The bookkeeping tables are in the target.
     ("progress.store", "apply.target"),
     ("progress.copies", "apply.target"),

@@ -13,6 +13,8 @@ from streamer.lsn import Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Mapping, SourceMapping
+from streamer.runtime.backlog import Backlog
+from streamer.source.backlog import read_retained
 from streamer.source.catalog import flush_wal, read_flush_lsn
 from streamer.source.connection import connection
 from streamer.source.slot import read_slot
@@ -50,7 +52,7 @@ class TableStatus:
 
 @dataclass(slots=True)
 class SourceStatus:
-    """A source in ``status --json``."""
+    """A source in ``status --json``. ``backlog``: see `streamer.runtime.backlog.Backlog`."""
 
     database: str
     sid: str | None
@@ -61,6 +63,7 @@ class SourceStatus:
     lag_seconds: float | None = None
     retained_wal_bytes: int | None = None
     error: str | None = None
+    backlog: dict[str, Any] | None = None
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -164,21 +167,29 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
         async with connection(source) as plain:
             slot = await read_slot(plain, source.slot)
             end = await read_flush_lsn(plain)
+            retained = await read_retained(plain, source)
     except SourceError as exc:
         status.error = status.error or str(exc)
         status.state = "unreachable"
         _add_held(status, books, None)
         return
+    record = books.sources.get(source.label)
+    stored = None if record is None else record.backlog
+    if (backlog := Backlog.of(source, retained, stored)) is not None:
+        status.backlog = backlog.to_json()
     if slot is None:
         return
     # Without a process that streams, what was held will come again.
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        status.lag_bytes = max(0, end - slot.confirmed_flush_lsn)
+        # What is acknowledged may be in a journal only, and not at the target yet.
+        position = slot.confirmed_flush_lsn
+        if record is not None and record.acknowledged_lsn:
+            position = min(position, record.acknowledged_lsn)
+        status.lag_bytes = max(0, end - position)
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
-    record = books.sources.get(source.label)
     if record is not None and record.visible_time is not None:
         age = (datetime.now(UTC) - record.visible_time).total_seconds()
         status.lag_seconds = 0.0 if status.lag_bytes == 0 else round(max(0.0, age), 3)

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -46,6 +47,8 @@ def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
         title.append(", ").append(format_seconds(seconds), lag_style(seconds))
     retained = status.retained_wal_bytes
     title.append(f", WAL retained {'?' if retained is None else format_bytes(retained)}")
+    if status.backlog is not None:
+        title.append(_backlog(status.backlog))
     table = Table(title=title, title_justify="left", title_style="", expand=False)
     for column in ("table", "target", "type", "state", "position", "copied", "held"):
         table.add_column(column, overflow="fold")
@@ -70,6 +73,19 @@ def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
                 f"  {row.source}: {row.quarantined} changes are in quarantine; "
                 "streamer quarantine list shows them"
             )
+
+
+def _backlog(backlog: dict[str, Any]) -> Text:
+    text = Text()
+    if backlog["limit_bytes"] is not None:
+        state = backlog["state"]
+        style = {"ok": "", "warning": "yellow"}.get(state, "bold red")
+        text.append(f" of {format_bytes(backlog['limit_bytes'])}")
+        if state != "ok":
+            text.append(", ").append(f"backlog {state}", style)
+    if backlog["spooled_bytes"]:
+        text.append(f", journal {format_bytes(backlog['spooled_bytes'])}")
+    return text
 
 
 def _state(state: str) -> Text:

@@ -25,7 +25,15 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamer.config.source import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.route.mapping import Initial, OnColumnAdded, OnError, Secret, TableType, Transport
+from streamer.route.mapping import (
+    Initial,
+    OnColumnAdded,
+    OnError,
+    OnMaxRetainedWal,
+    Secret,
+    TableType,
+    Transport,
+)
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 
@@ -43,6 +51,24 @@ class _SecretAnnotation:
 
 
 SecretText = Annotated[Secret, _SecretAnnotation]
+
+
+_SIZE: Final = re.compile(r"\s*(\d+)\s*(B|kB|MB|GB|TB)?\s*", re.ASCII)
+_UNITS: Final = {None: 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_BIGINT_MAX: Final = 2**63 - 1
+
+
+def parse_size(value: Any) -> Any:
+    """Read a size as PostgreSQL writes them; a number alone is bytes."""
+    if not isinstance(value, str):
+        return value
+    if (match := _SIZE.fullmatch(value)) is None:
+        raise ValueError('expected a size such as "10GB", with B, kB, MB, GB or TB, or bytes')
+    return int(match[1]) * _UNITS[match[2]]
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(strict=True, le=_BIGINT_MAX)]
+"""Bytes."""
 
 
 class Strict(BaseModel):
@@ -179,6 +205,8 @@ class SourceSettings(Strict):
     streaming: bool = True
     transport: Transport = Transport.TEXT
     forward_origins: bool = False
+    max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = None
+    on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
 
 
 class Settings(BaseSettings):

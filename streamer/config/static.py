@@ -17,6 +17,7 @@ from streamer.route.mapping import (
     Initial,
     Mapping,
     OnError,
+    OnMaxRetainedWal,
     RelationPattern,
     SourceMapping,
     TableRule,
@@ -41,8 +42,20 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
     def describe(location: Location) -> str:
         return f"{document.where(location)}: {format_location(location)}"
 
+    _check_spool(settings, describe)
     builder = MappingBuilder(settings.sources, settings.target.schema_, settings.on_error, describe)
     return settings, builder.build()
+
+
+def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> None:
+    for number, group in enumerate(settings.sources):
+        is_spool = group.on_max_retained_wal is OnMaxRetainedWal.SPOOL
+        if is_spool and group.max_retained_wal is not None and settings.spool.directory is None:
+            at: Location = ("sources", number, "on_max_retained_wal")
+            raise SettingsError(
+                f"{describe(at)}: a journal needs a directory that lasts",
+                hint="set spool.directory",
+            )
 
 
 def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document, Settings]:
@@ -124,6 +137,8 @@ class MappingBuilder:
                     streaming=group.streaming,
                     transport=group.transport,
                     forward_origins=group.forward_origins,
+                    max_retained_wal_bytes=group.max_retained_wal,
+                    on_max_retained_wal=group.on_max_retained_wal,
                 )
             )
         return sources

@@ -50,14 +50,19 @@ class Landmarks:
         self._stored_lsn = stored.end_lsn if stored is not None else start_lsn
         self._kept: deque[Landmark] = deque()
 
-    def came(self, landmark: Landmark) -> bool:
-        """A transaction has come; False if the one that was expected cannot come any more."""
+    def came(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
+        """A transaction has come; False if the one that was expected cannot come any more.
+
+        Without *has_changes* it may be left out another time (`pgoutput` sends an empty transaction
+        if it was streamed before it was found to be empty), so it is never expected.
+        """
         expected = self._expected
         if expected is not None and landmark.end_lsn >= expected.end_lsn:
             if landmark != expected:
                 return False
             self._expected = None
-        if len(self._kept) < KEPT_MAX:  # any transaction that is acknowledged serves
+        # Any transaction that is acknowledged serves.
+        if has_changes and len(self._kept) < KEPT_MAX:
             self._kept.append(landmark)
         return True
 

@@ -86,6 +86,8 @@ class SourceRecord:
     acknowledged_lsn: Lsn
     visible_time: datetime | None
     last_transaction: Landmark | None
+    backlog: dict[str, Any] | None
+    """What was stored of it last: see `set_backlog`."""
 
     @property
     def label(self) -> str:
@@ -148,7 +150,8 @@ class Request:
 
 _SOURCES_SQL: Final = """
 select id as source_id, database, sid, system_identifier, slot, publication, state, error,
-       acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction
+       acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
+       backlog
 from streamer.source order by database, sid
 """
 _RELATIONS_SQL: Final = """
@@ -189,6 +192,8 @@ def _source_record(row: Any) -> SourceRecord:
     fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
     if fields["last_transaction"] is not None:
         fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
+    if fields["backlog"] is not None:
+        fields["backlog"] = json.loads(fields["backlog"])
     return SourceRecord(**fields)
 
 
@@ -350,6 +355,29 @@ class Store:
                 " last_transaction = null where id = $1",
                 source_id,
                 str(lsn),
+            )
+
+    async def set_backlog(self, source_id: int, backlog: dict[str, Any] | None) -> None:
+        """Store what is known of a source's backlog; copies go by its ``throttled``."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source set backlog = $2::text::jsonb where id = $1",
+                source_id,
+                None if backlog is None else json.dumps(backlog),
+            )
+
+    async def need_resync(self, source_id: int, error: str) -> None:
+        """Changes of a source are lost for good: say so of every relation that is not to be copied
+        anyway.
+        """
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set error = $2, changed_at = now(),"
+                " state = case state when 'paused' then state else 'error' end"
+                " where source_id = $1 and snapshot_lsn is not null"
+                " and error is distinct from $2",
+                source_id,
+                error,
             )
 
     async def forget_source(self, source_id: int) -> None:

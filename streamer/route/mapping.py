@@ -56,6 +56,14 @@ class Transport(enum.StrEnum):
     BINARY = "binary"
 
 
+class OnMaxRetainedWal(enum.StrEnum):
+    """What happens when a source keeps more WAL for us than it may."""
+
+    WARN = "warn"
+    SPOOL = "spool"
+    DROP = "drop"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class RelationName:
     """A schema-qualified relation name, as PostgreSQL stores it."""
@@ -295,7 +303,7 @@ class SourceMapping:
     transport: Transport = Transport.TEXT
     forward_origins: bool = False
     max_retained_wal_bytes: int | None = None
-    on_max_retained_wal: str = "warn"
+    on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
 
     @property
     def label(self) -> str:

@@ -13,7 +13,7 @@ import resource
 import socket
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from streamer.observability.metrics import Metrics, gauge
 from streamer.progress.store import CHANNEL, Store
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
+from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.shared import Shared
@@ -95,6 +96,8 @@ class Engine:
         self._shared: Shared | None = None
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[Supervisor, asyncio.Task[None]] = {}
+        self._guards: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
+        self._guarding: asyncio.TaskGroup | None = None
         self.metrics.collect_with(self._collect)
 
     def stop(self) -> None:
@@ -113,11 +116,17 @@ class Engine:
         spools = SpoolDirectory(self._settings.spool.directory or _default_spool_directory())
         planner = Planner(self._address, self._name_types, self._describe_expressions)
         try:
-            await self._migrate(store)
-            shared = self._share(store, spools, planner)
-            if not self._stopping.is_set():
-                await self._warn_of_forgotten(store)
-                await self._run_tasks(shared)
+            async with asyncio.TaskGroup() as guarding:
+                self._guarding = guarding
+                for source in self._mapping.sources:
+                    self._guard(source)  # also while the target is waited for
+                await self._migrate(store)
+                shared = self._share(store, spools, planner)
+                if not self._stopping.is_set():
+                    await self._warn_of_forgotten(store)
+                    await self._run_tasks(shared)
+                for _, task in self._guards.values():
+                    task.cancel()
         finally:
             await planner.close()
             await store.close()
@@ -264,6 +273,10 @@ class Engine:
                 return
             if self._shared is None:  # the target is still waited for
                 self._mapping = mapping
+                for label in self._guards.keys() - {source.label for source in mapping.sources}:
+                    self._guards.pop(label)[1].cancel()
+                for source in mapping.sources:
+                    self._guard(source).change(self._guarded(source))
                 return
             await _check_resolves(mapping)
             known = {supervisor.source.label: supervisor for supervisor in self.supervisors}
@@ -286,12 +299,33 @@ class Engine:
     def _add(self, source: SourceMapping) -> None:
         assert self._shared is not None
         assert self._group is not None
-        supervisor = Supervisor(source, self._shared, self._holder)
+        guard = self._guard(source)
+        guard.runner = supervisor = Supervisor(source, self._shared, self._holder, guard)
         supervisor.stop_lsn = self._condition.lsn
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(
             supervisor.run(), name=f"source {source.label}"
         )
+
+    def _guard(self, source: SourceMapping) -> BacklogGuard:
+        """Return the guard of a source; one is started if it has none."""
+        assert self._guarding is not None
+        if source.label not in self._guards:
+            directory = self._settings.spool.directory
+            guard = BacklogGuard(
+                self._guarded(source),
+                directory or _default_spool_directory(),
+                is_lasting=directory is not None,
+            )
+            task = self._guarding.create_task(guard.run(), name=f"guard {source.label}")
+            self._guards[source.label] = guard, task
+        return self._guards[source.label][0]
+
+    def _guarded(self, source: SourceMapping) -> SourceMapping:
+        """Return what to guard: nothing new where a source is only to be brought up to a point."""
+        if self._condition.lsn is None:
+            return source
+        return replace(source, max_retained_wal_bytes=None)
 
     async def _remove(self, supervisor: Supervisor) -> None:
         """Stop a source, take away what was made there, and forget it; the target keeps its rows.
@@ -302,6 +336,10 @@ class Engine:
         await self._stop([supervisor])
         self.supervisors.remove(supervisor)
         source = supervisor.source
+        guard, task = self._guards.pop(source.label)
+        await guard.journaling.discard()
+        task.cancel()
+        await asyncio.wait([task])
         result = await teardown_source(source)
         if result.error is not None:
             log.error(
@@ -361,6 +399,9 @@ class Engine:
         reasons = []
         for supervisor in self.supervisors:
             health, label = supervisor.health, supervisor.source.label
+            journaling = supervisor.guard.journaling
+            if journaling.is_wanted and journaling.error is not None:
+                reasons.append({"source": label, "state": "journal", "error": journaling.error})
             if health.state != "streaming":
                 reasons.append(
                     {"source": label, "state": health.state, "error": health.error or ""}
@@ -395,6 +436,15 @@ class Engine:
             "Changes in quarantine: refused by the target, or behind one that was",
             (*labels, "table"),
         )
+        ratio = gauge(
+            "streamer_backlog_ratio", "Retained WAL as a share of max_retained_wal", labels
+        )
+        journal = gauge("streamer_journal_bytes", "Bytes in the journal of a source", labels)
+        for guard, _ in self._guards.values():
+            if (backlog := guard.backlog) is not None:
+                names = (guard.source.database, guard.source.sid or "")
+                ratio.add_metric(names, backlog.ratio)
+                journal.add_metric(names, backlog.spooled_bytes)
         for supervisor in self.supervisors:
             names = (supervisor.source.database, supervisor.source.sid or "")
             health, pipeline = supervisor.health, supervisor.pipeline
@@ -403,12 +453,14 @@ class Engine:
                 seconds.add_metric(names, pipeline.lag_seconds(datetime.now(UTC)))
                 if health.restart_lsn is not None:
                     retained.add_metric(names, max(0, health.wal_end_lsn - health.restart_lsn))
+            if pipeline is None and (backlog := supervisor.guard.backlog) is not None:
+                retained.add_metric(names, backlog.retained_bytes)
             for table, state in health.table_states.items():
                 for each in State:
                     states.add_metric((*names, table, each), float(each == state))
             for table, count in health.quarantined.items():
                 quarantined.add_metric((*names, table), count)
-        return (lag, seconds, retained, states, quarantined)
+        return (lag, seconds, retained, ratio, journal, states, quarantined)
 
 
 async def _check_resolves(mapping: Mapping) -> None:

@@ -12,19 +12,36 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import SlotInvalidatedError, SlotMissingError, SourceDivergedError
+from streamer.errors import (
+    SlotInUseError,
+    SlotInvalidatedError,
+    SlotMissingError,
+    SourceDivergedError,
+    SourceError,
+)
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.store import SourceRecord, Store
 from streamer.route.mapping import SourceMapping
+from streamer.runtime.backlog import BacklogGuard
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.connection import Connection, translating
+from streamer.source.journal.files import Journal
+from streamer.source.journal.stream import JournalStream
 from streamer.source.publication import (
     ensure_publications,
     publication_mark,
     read_publications,
 )
-from streamer.source.slot import ExportedSnapshot, check_slot, create_slot, drop_slot, read_slot
+from streamer.source.slot import (
+    ExportedSnapshot,
+    Slot,
+    check_slot,
+    create_slot,
+    drop_slot,
+    read_slot,
+)
+from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
 
 log = structlog.get_logger()
 
@@ -39,7 +56,12 @@ class Link:
         store: Store,
         record: SourceRecord,
         relations: Iterable[MappedRelation],
+        guard: BacklogGuard,
+        journal: Journal | None,
     ) -> None:
+        """*journal*: what to read instead of the slot, if anything."""
+        self._guard = guard
+        self._journal = journal
         self._source = source
         self._server = server
         self._store = store
@@ -131,14 +153,16 @@ class Link:
             return await self._make_slot(plain)
         try:
             start_lsn = check_slot(slot, name, self._server.database)
-            self._check_position(start_lsn)
+            if self._journal is not None:
+                start_lsn = self._journal.segment_at(record.acknowledged_lsn).start_lsn
+            else:
+                self._check_position(slot, start_lsn)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:
                 raise  # somebody else's: neither to be used nor to be dropped
             if not synced:
                 return await self._make_slot(plain)
-            exc.hint = self._resync_hint(synced)
-            raise
+            raise await self._lost(exc, synced) from None
         if record.system_identifier is None:
             await self._store.set_identity(
                 record.source_id, self._server.system_identifier, self._server.timeline
@@ -147,12 +171,38 @@ class Link:
             await self._store.reset_acknowledged(record.source_id, start_lsn)
         return start_lsn, None
 
-    def _check_position(self, start_lsn: Lsn) -> None:
+    async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
+        """Begin to read at *start_lsn*, which `open_slot` has returned."""
+        if self._journal is not None:
+            return JournalStream(self._journal, start_lsn)
+        source = self._source
+        publications = (source.publication, source.publication_inserts)
+        options = StreamOptions.for_version(
+            self._server.version, source, publications, binary=binary
+        )
+        return await ReplicationStream.start(source, source.slot, start_lsn, options)
+
+    async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
+        """Return what to raise: there is no going on without a copy of *synced*."""
+        if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
+            error.hint = self._resync_hint(synced)
+            return error
+        given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
+        await self._store.need_resync(self._record.source_id, str(given_up))
+        return given_up
+
+    def _check_position(self, slot: Slot | None, start_lsn: Lsn) -> None:
         # What we acknowledge is stored here first, so a slot that is ahead means that this database
         # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
         # stored yet.
         acknowledged_lsn = self._record.acknowledged_lsn
         if acknowledged_lsn != NOTHING and start_lsn > acknowledged_lsn:
+            if slot is not None and slot.active_pid is not None:
+                raise SlotInUseError(
+                    f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
+                    f"{acknowledged_lsn}, which is all that the target has: another process reads "
+                    "it, into its journal"
+                )
             raise SourceDivergedError(
                 f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
                 f"{acknowledged_lsn}, which is all that the target has: "
@@ -180,6 +230,7 @@ class Link:
         await self._store.set_source_state(self._record.source_id, "starting", what)
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
+        await self._guard.journaling.discard()
         await drop_slot(plain, self._source.slot)
         snapshot = await create_slot(
             self._source, self._source.slot, self._server.version, tell=self._tell

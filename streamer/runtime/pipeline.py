@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -50,6 +50,7 @@ from streamer.route.mapping import (
     RelationName,
     SourceMapping,
 )
+from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.held import publish_held
 from streamer.runtime.link import Link
 from streamer.runtime.relations import Relations, resolve_at
@@ -65,9 +66,12 @@ from streamer.source.catalog import (
 )
 from streamer.source.connection import connection, translating
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
-from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
+
+if TYPE_CHECKING:
+    from streamer.source.stream import ChangeStream
 
 log = structlog.get_logger()
 
@@ -83,6 +87,7 @@ GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
 SILENCE_SECONDS_MIN: Final = 30.0
 MONITOR_SECONDS: Final = 5.0
+IS_JOURNAL: Final = "changes come by a journal, which is in text"
 PROGRESS_RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 7.0
 
@@ -95,9 +100,11 @@ class Pipeline:
         source: SourceMapping,
         shared: Shared,
         holder: str,
+        guard: BacklogGuard,
         binary_obstacle: str | None = None,
     ) -> None:
         self.source = source
+        self._guard = guard
         self.health = Health()
         self.stop = asyncio.Event()
         self.requested = asyncio.Event()
@@ -118,7 +125,7 @@ class Pipeline:
             forward_origins=source.forward_origins,
         )
         self._coordinator: SyncCoordinator
-        self._stream: ReplicationStream
+        self._stream: ChangeStream
         self._stored_lsn = NOTHING
         self._acknowledged = {NOTHING}
         """What may be stored as acknowledged: several, while answers were lost."""
@@ -133,7 +140,7 @@ class Pipeline:
         self._binary_types = TEXT
         self._failure: StreamerError | None = None
         self._has_failed = asyncio.Event()
-        self._is_streaming = False
+        self.is_streaming = False
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -162,7 +169,7 @@ class Pipeline:
     async def _wait_for_lock(self, lock: SourceLock) -> None:
         was_told = False
         while not self.stop.is_set():
-            holder = await lock.try_acquire()
+            self.health.holder = holder = await lock.try_acquire()
             if holder is None:
                 return
             self.health.state, self.health.error = "waiting", f"held by {holder}"
@@ -181,12 +188,15 @@ class Pipeline:
         Returns the snapshot of a slot that was made just now.
         """
         store, source = self._shared.store, self.source
+        self._record = await store.register_source(source)  # another may have moved it meanwhile
         await store.set_source_state(self._record.source_id, "starting", None, self._holder)
         await store.take_requests(self._record.source_id)
         async with connection(source, replication=True) as replication:
             self._server = server = await read_server(replication)
         check_ready(server, source)
         async with connection(source) as plain:
+            acknowledged_lsn = self._record.acknowledged_lsn
+            journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
             mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
             await self._forget_others(mappings)
             self._binary_types = await choose_transport(
@@ -195,10 +205,12 @@ class Pipeline:
                 self._shared.address,
                 mappings,
                 relations,
-                known_obstacle=self._binary_obstacle,
+                known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
             )
             await self._register(mappings, relations)
-            self._link = Link(source, server, store, self._record, self._relations)
+            self._link = Link(
+                source, server, store, self._record, self._relations, self._guard, journal
+            )
             await self._link.check(plain, self._stored_marks)
             await self._link.publish(plain, relations.values())
             start_lsn, snapshot = await self._link.open_slot(plain)
@@ -208,14 +220,8 @@ class Pipeline:
             self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
             self._stored_lsn = start_lsn
             self._acknowledged = {self._record.acknowledged_lsn}
-            publications = (source.publication, source.publication_inserts)
-            self._stream = await ReplicationStream.start(
-                source,
-                source.slot,
-                start_lsn,
-                StreamOptions.for_version(
-                    server.version, source, publications, binary=self._binary_types != TEXT
-                ),
+            self._stream = await self._link.open_stream(
+                start_lsn, binary=self._binary_types != TEXT
             )
         except BaseException:
             if snapshot is not None:
@@ -281,13 +287,14 @@ class Pipeline:
         self._begin_copies(self._relations)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
-        self._is_streaming = True
+        self.is_streaming = True
         self.requested.set()  # what was asked for while nobody ran
         log.info(
             "streaming",
             source=self.source.label,
             lsn=str(self._stored_lsn),
             transport="text" if self._binary_types == TEXT else "binary",
+            reads="slot" if isinstance(self._stream, ReplicationStream) else "journal",
         )
         tasks: dict[str, Callable[[], Awaitable[None]]] = {
             "reader": self._read,
@@ -323,6 +330,8 @@ class Pipeline:
                 await self._stream.stop(self._stored_lsn)
 
     async def _close(self) -> None:
+        self.is_streaming = False
+        await self._stream.close()  # first: while the target is away the rest takes long
         lanes = self._relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand it to a drainer
@@ -332,7 +341,6 @@ class Pipeline:
         for lane in lanes:
             lane.close()
         self._assembler.reset()
-        await self._stream.close()
 
     # ---- reading and dispatching ---------------------------------------------------------------
 
@@ -375,7 +383,8 @@ class Pipeline:
         """Give each lane its share of a transaction, or of a piece of one."""
         transaction, end_lsn = piece.transaction, piece.end_lsn
         if end_lsn is not None and not self._landmarks.came(
-            Landmark(end_lsn, transaction.xid, transaction.commit_time)
+            Landmark(end_lsn, transaction.xid, transaction.commit_time),
+            has_changes=bool(piece.changes or self._open_lanes),
         ):
             raise self._link.another_history()
         # The record of a commit that was dispatched lies before the newest position: it came again.
@@ -493,6 +502,15 @@ class Pipeline:
             self.stop.set()
 
     @property
+    def stored_lsn(self) -> Lsn:
+        """Everything up to here is durable in the target, and stored there as such."""
+        return self._stored_lsn
+
+    @property
+    def is_copying(self) -> bool:
+        return self._coordinator.is_copying
+
+    @property
     def lag_bytes(self) -> int:
         durable_lsn = max(self._stored_lsn, self._tracker.flush_lsn)
         return max(0, self.health.wal_end_lsn - durable_lsn)
@@ -521,6 +539,7 @@ class Pipeline:
                 assert slot is not None
                 await self._link.check_published(plain)
                 self.health.restart_lsn = slot.restart_lsn
+                await self._guard.store(self._shared.store, self._record.source_id)
                 self._check_reached_stop()
                 await asyncio.sleep(MONITOR_SECONDS)
 
@@ -613,7 +632,7 @@ class Pipeline:
         False if that cannot be: a new attempt does it then. Raises StreamerError; when the source
         refuses, nothing has changed.
         """
-        if not self._is_streaming:
+        if not self.is_streaming:
             return False
         async with connection(source) as plain:
             mappings, found = await resolve_at(plain, source, self._shared.target_namespace)

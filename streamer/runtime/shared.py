@@ -37,6 +37,8 @@ class Health:
 
     state: str = "starting"
     error: str | None = None
+    holder: str | None = None
+    """The other process that runs this source, while there is one."""
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
     visible_time: datetime | None = None

@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TransportError
+from streamer.lsn import NOTHING, Lsn
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
+from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.shared import Health, Shared
-
-if TYPE_CHECKING:
-    from streamer.lsn import Lsn
 
 log = structlog.get_logger()
 
@@ -34,8 +33,11 @@ STEADY_SECONDS: Final = 30.0
 class Supervisor:
     """Runs one source, attempt after attempt."""
 
-    def __init__(self, source: SourceMapping, shared: Shared, holder: str) -> None:
+    def __init__(
+        self, source: SourceMapping, shared: Shared, holder: str, guard: BacklogGuard
+    ) -> None:
         self.source = source
+        self.guard = guard
         self.pipeline: Pipeline | None = None
         self.health = Health()
         self.stop = asyncio.Event()
@@ -48,6 +50,40 @@ class Supervisor:
         self._binary_obstacle: str | None = None
         """Why binary transport was given up; it is not tried again with this configuration."""
         self._is_to_begin_anew = False
+        self._may_stream = asyncio.Event()
+        self._may_stream.set()
+
+    # ---- what the backlog guard asks (Runner) --------------------------------------------------
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.pipeline is not None and self.pipeline.is_streaming
+
+    @property
+    def waits_for_another(self) -> bool:
+        return self.health.holder is not None
+
+    @property
+    def is_copying(self) -> bool:
+        return self.pipeline is not None and self.pipeline.is_copying
+
+    @property
+    def stored_lsn(self) -> Lsn:
+        return self.pipeline.stored_lsn if self.pipeline is not None else NOTHING
+
+    def begin_anew(self) -> None:
+        self._requested.set()
+        if self.pipeline is not None:
+            self._is_to_begin_anew = True
+            self.pipeline.stop.set()
+
+    def let_stream(self, may: bool) -> None:
+        if may:
+            self._may_stream.set()
+        else:
+            self._may_stream.clear()
+
+    # ---- what operators ask --------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> None:
         """Go over to another url or other rules for this source.
@@ -56,22 +92,28 @@ class Supervisor:
         refuses; this one then goes on as before.
         """
         before, self.source = self.source, source
+        self.guard.change(source)
         self._binary_obstacle = None
         pipeline = self.pipeline
         if pipeline is None:
             self._requested.set()
             return
-        is_same_stream = dataclasses.replace(source, rules=before.rules) == before
+        is_same_stream = before == dataclasses.replace(
+            source,
+            rules=before.rules,
+            max_retained_wal_bytes=before.max_retained_wal_bytes,
+            on_max_retained_wal=before.on_max_retained_wal,
+        )
         try:
             if is_same_stream and await pipeline.change(source):
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:
                 self.source = before
+                self.guard.change(before)
                 raise
         if self.pipeline is pipeline:
-            self._is_to_begin_anew = True
-            pipeline.stop.set()
+            self.begin_anew()
 
     def look_for_requests(self, *, was_asked: bool) -> None:
         """See what operators ask for; with *was_asked* there is something, of this source or
@@ -117,9 +159,10 @@ class Supervisor:
                 backoff = Backoff()
 
     async def _attempt(self) -> None:
+        await self._may_stream.wait()
         record = await self._shared.store.register_source(self.source)
         self.pipeline = pipeline = Pipeline(
-            self.source, self._shared, self._holder, self._binary_obstacle
+            self.source, self._shared, self._holder, self.guard, self._binary_obstacle
         )
         pipeline.register(record)
         pipeline.stop_lsn = self.stop_lsn

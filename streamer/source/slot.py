@@ -7,6 +7,7 @@ pg_replication_slots.
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -131,6 +132,16 @@ async def drop_slot(connection: Connection, name: str) -> None:
             return
         else:
             return
+
+
+def sync_slot_prefix(slot: str) -> str:
+    """Return what the names of the temporary slots begin with that copies make."""
+    return f"{slot[:44]}_sync_"
+
+
+def sync_slot_name(slot: str) -> str:
+    """Return a new name for the temporary slot of a copy."""
+    return f"{sync_slot_prefix(slot)}{secrets.token_hex(4)}"
 
 
 class ExportedSnapshot:

@@ -14,7 +14,7 @@ import asyncio
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import psycopg
 from psycopg import pq
@@ -57,12 +57,13 @@ class StreamOptions:
         publications: tuple[str, ...],
         *,
         binary: bool = False,
+        streaming: bool = True,
     ) -> "StreamOptions":
-        """Ask for what *version* can do: streaming and *binary* from 14, origin from 16."""
+        """Ask for what *version* can do: *streaming* and *binary* from 14, origin from 16."""
         return cls(
             publications,
             protocol=2 if version >= 14_00_00 else 1,
-            streaming=version >= 14_00_00 and source.streaming,
+            streaming=version >= 14_00_00 and source.streaming and streaming,
             origin_none=version >= 16_00_00 and not source.forward_origins,
             binary=version >= 14_00_00 and binary,
         )
@@ -87,6 +88,18 @@ class Burst:
     wal_end_lsn: Lsn | None = None
     source_time: int = 0
     reply_requested: bool = False
+
+
+class ChangeStream(Protocol):
+    """What a pipeline reads from: a slot, or a journal of what came from it."""
+
+    @property
+    def heard_at(self) -> float: ...
+    def read(self) -> Burst: ...
+    async def wait_readable(self) -> None: ...
+    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None: ...
+    async def stop(self, flush_lsn: Lsn) -> None: ...
+    async def close(self) -> None: ...
 
 
 class ReplicationStream:

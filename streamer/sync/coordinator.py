@@ -18,7 +18,6 @@ Dying anywhere leaves a state that says where to begin again (`streamer.sync.sta
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ from streamer.source.connection import (
     fetch_one,
     translating,
 )
-from streamer.source.slot import ExportedSnapshot, create_slot
+from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
@@ -147,6 +146,11 @@ class SyncCoordinator:
         self._waiting[mapped] = None
         self._wanted.set()
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether any copy is wanted or under way."""
+        return bool(self._waiting or self._copying)
+
     def is_at(self, mapped: MappedRelation) -> bool:
         """Whether a copy of *mapped* is wanted or under way."""
         return mapped in self._waiting or mapped in self._copying
@@ -232,7 +236,7 @@ class SyncCoordinator:
                 if not copies:
                     return
                 if snapshot is None:
-                    name = f"{self._source.slot[:44]}_sync_{secrets.token_hex(4)}"
+                    name = sync_slot_name(self._source.slot)
                     snapshot = await create_slot(
                         self._source,
                         name,

@@ -25,6 +25,8 @@ from streamer.failpoints import failpoint
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
+THROTTLED_TIMES: Final = 4
+"""How many times as long a part takes while the source keeps too much WAL."""
 
 # A machine that vanishes says nothing to the servers, and its part's ledger row stays locked until
 # they notice: within a minute instead of TCP's two hours.
@@ -149,7 +151,7 @@ class PartCopier:
     ) -> None:
         self._source = source
         self._target = target
-        self._pace = _Pace(ends.rows_per_second)
+        self._pace = Pace(ends.rows_per_second)
         source.execute("begin isolation level repeatable read read only")
         source.execute(f"set transaction snapshot '{ends.snapshot_name}'".encode())
         # Without the privilege triggers and foreign keys of the target apply.
@@ -167,12 +169,15 @@ class PartCopier:
         key = (part["relation_id"], part["part"], part["attempt"])
         with self._target.transaction():
             row = self._target.execute(
-                "select finished_at is null from streamer.sync_partition"
-                " where relation_id = %s and part = %s and attempt = %s for update",
+                "select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false)"
+                " from streamer.sync_partition p join streamer.relation r on r.id = relation_id"
+                " join streamer.source s on s.id = r.source_id"
+                " where relation_id = %s and part = %s and p.attempt = %s for update of p",
                 key,
             ).fetchone()
             if row is None or not row[0]:
                 return False
+            self._pace.begin(is_throttled=row[1])
             began = time.monotonic()
             rows, size = self._pass_through(part["copy_out"], part["copy_in"])
             self._check_types(part["types_out"], part["types_in"])
@@ -231,17 +236,32 @@ class PartCopier:
             self._pace.wait(rows, time.monotonic() - began)
 
 
-class _Pace:
-    """Keeps to a number of rows per second."""
+class Pace:
+    """Keeps to a number of rows per second, and to a share of the time while the source's backlog
+    is large.
+    """
 
     def __init__(self, rows_per_second: float | None) -> None:
+        self._is_throttled = False
         self._rows_per_second = rows_per_second
+        self._slept = 0.0
+
+    def begin(self, *, is_throttled: bool) -> None:
+        """A part begins."""
+        self._is_throttled = is_throttled
+        self._slept = 0.0
 
     def wait(self, rows: int, seconds: float) -> None:
+        """Sleep if *rows* of the part have taken too few *seconds*, sleep included."""
+        early = 0.0
         if self._rows_per_second is not None:
             early = rows / self._rows_per_second - seconds
-            if early > 0:
-                time.sleep(early)
+        if self._is_throttled:
+            worked = seconds - self._slept
+            early = max(early, THROTTLED_TIMES * worked - seconds)
+        if early > 0:
+            self._slept += early
+            time.sleep(early)
 
 
 def _types(connection: "psycopg.Connection[Any]", query: str) -> list[int]:

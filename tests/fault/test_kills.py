@@ -28,7 +28,7 @@ HISTORY = """
 create table hist (id int, v text, kvsz_start timestamptz not null, kvsz_end timestamptz not null,
                    kvsz_deleted boolean not null)
 """
-STREAMING = sorted(name for name in NAMES if not name.startswith(("sync.", "indexes.")))
+STREAMING = sorted(name for name in NAMES if not name.startswith(("sync.", "indexes.", "journal.")))
 
 
 def write(source: Database, first: int, last: int) -> None:

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """`streamer run` on a configuration file, with its log kept.
 
-    Without *spark*, copies are made by threads of another process in its place.
+    Without *spark*, copies are made by threads of another process in its place. *program*: a module
+    that runs it in some other way.
     """
 
     def __init__(
@@ -27,10 +28,11 @@ class Process:
         *arguments: str,
         environment: dict[str, str] | None = None,
         spark: bool = True,
+        program: str | None = None,
     ) -> None:
         self.config = config
         self.log = config.parent / f"run-{time.monotonic_ns()}.log"
-        program = "streamer" if spark else "tests.support.plain_streamer"
+        program = program or ("streamer" if spark else "tests.support.plain_streamer")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", program, "--config", str(config), "run", *arguments],

@@ -68,6 +68,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._pairs: set[_Pair] = set()
         self._passes = asyncio.Event()
+        self._is_away = False
         self._delay = {Way.OUT: 0.0, Way.BACK: 0.0}
         self._bytes_per_second: float | None = None
         self._cut_after: dict[Way, int] = {}
@@ -133,6 +134,15 @@ class Proxy:
 
         self._do(set_up)
 
+    def leave(self) -> None:
+        """Be as a server that has stopped: end all connections, and take no new ones."""
+
+        def leave() -> None:
+            self._is_away = True
+            self._close_all(reset=False)
+
+        self._do(leave)
+
     def blackhole(self) -> None:
         """Pass nothing on, not even the end of a connection; go on taking new ones."""
         self._do(self._passes.clear)
@@ -162,6 +172,7 @@ class Proxy:
             self._bytes_per_second = None
             self._cut_after.clear()
             self._lost_answers = 0
+            self._is_away = False
             self._passes.set()
 
         self._do(heal)
@@ -179,6 +190,9 @@ class Proxy:
         self._cut_after.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_away:
+            writer.close()
+            return
         pair = _Pair(writer)
         self._pairs.add(pair)
         try:

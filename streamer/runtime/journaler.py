@@ -1,0 +1,115 @@
+"""Reads a slot into a journal: frames in, flushed records and status updates out.
+
+Needs nothing of the target. What is acknowledged is on disk here, and that alone: whatever fails,
+the source sends again what comes behind it.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Final
+
+from streamer.errors import SourceConnectionError, SourceDivergedError
+from streamer.failpoints import failpoint
+from streamer.source.journal.files import Journal
+from streamer.source.journal.gather import Gatherer
+from streamer.source.stream import ReplicationStream
+
+GROUP_SECONDS: Final = 0.05
+"""How long records gather for one flush."""
+UNWRITTEN_BYTES_MAX: Final = 8 * 1024 * 1024
+GATHER_SECONDS: Final = 0.001
+QUIET_SECONDS: Final = 1.0
+STATUS_SECONDS_MAX: Final = 10.0
+SILENCE_SECONDS_MIN: Final = 30.0
+
+
+class Journaler:
+    """One START_REPLICATION into a journal, which belongs to it meanwhile."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stream: ReplicationStream,
+        gatherer: Gatherer,
+        *,
+        label: str,
+        wal_sender_timeout_seconds: float,
+    ) -> None:
+        self._journal = journal
+        self._stream = stream
+        self._gatherer = gatherer
+        self._label = label
+        timeout = wal_sender_timeout_seconds
+        self._interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
+        self._arrived = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read and write until cancelled. Raises SourceError, SpoolError, ProtocolError."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read(), name=f"journal reader {self._label}")
+            group.create_task(self._write(), name=f"journal writer {self._label}")
+            group.create_task(self._give_feedback(), name=f"journal feedback {self._label}")
+
+    async def _read(self) -> None:
+        stream, gatherer = self._stream, self._gatherer
+        while True:
+            burst = stream.read()
+            is_same = gatherer.feed(burst.payloads)
+            if burst.wal_end_lsn is not None:
+                if gatherer.is_between_transactions:
+                    is_same = is_same and gatherer.keepalive(burst.wal_end_lsn)
+                if burst.reply_requested:
+                    stream.send_status(self._journal.end_lsn)
+            if not is_same:
+                raise SourceDivergedError(
+                    f'source "{self._label}" sends another history than the one that is in its '
+                    "journal: it was restored to an earlier time and has written since"
+                )
+            if burst.payloads:
+                self._arrived.set()
+            if gatherer.size > UNWRITTEN_BYTES_MAX:
+                self._has_room.clear()
+                await self._has_room.wait()
+            elif burst.payloads:
+                await asyncio.sleep(GATHER_SECONDS)
+            else:
+                await stream.wait_readable()
+
+    async def _write(self) -> None:
+        while True:
+            # Positions alone, without a change, are in no hurry.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_SECONDS):
+                    await self._arrived.wait()
+                    await asyncio.sleep(GROUP_SECONDS)
+            self._arrived.clear()
+            records = self._gatherer.take()
+            if not records:
+                continue
+            before = self._journal.end_lsn
+            # A thread cannot be cancelled, and nobody else may touch the files before it ends.
+            writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write, records))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.wait([writing])
+                raise
+            finally:
+                self._journal.changed.set()
+            self._has_room.set()
+            if self._journal.end_lsn > before:
+                self._stream.send_status(self._journal.end_lsn)
+                failpoint("journal.acknowledged")
+
+    async def _give_feedback(self) -> None:
+        silence = max(SILENCE_SECONDS_MIN, 2 * self._interval)
+        while True:
+            quiet = time.monotonic() - self._stream.heard_at
+            if quiet > 2 * silence and self._gatherer.size <= UNWRITTEN_BYTES_MAX:
+                raise SourceConnectionError(
+                    f'source "{self._label}" has not answered for {quiet:.0f} s'
+                )
+            self._stream.send_status(self._journal.end_lsn, request_reply=quiet > silence)
+            await asyncio.sleep(self._interval)

@@ -1,0 +1,381 @@
+"""A journal's files: segments in a directory of its own, appended to, flushed in groups, and
+deleted from the front.
+
+What `Journal.write` has returned for is on disk, so ``end_lsn`` may be acknowledged to the source.
+Everything behind it (a transaction that has not ended, a record torn by a crash, what failed to be
+flushed) is cut off by `Journal.rewind` before anything else is written; the source still has it.
+
+A file gets its name when its first records are on disk, so a segment without a sound header is
+damage and never a crash. Damage behind the last sound record of the last segment looks like a torn
+record, though: it is the slot that tells then, because it is ahead of where the journal ends.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from streamer.errors import JournalError, SpoolError
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.progress.landmark import Landmark
+from streamer.source.journal.gather import NewSegment
+from streamer.source.journal.records import (
+    PREFIX_SIZE,
+    Header,
+    Identity,
+    Kind,
+    Record,
+    decode,
+    pack,
+    rest_length,
+)
+
+_SUFFIX: Final = ".journal"
+_GONE: Final = ".gone"
+_TRIAL_BYTES: Final = 1024 * 1024
+
+
+def directory_of(spools: Path, slot: str) -> Path:
+    """Return where the journal of a slot is."""
+    return spools / "journal" / slot
+
+
+@dataclass(slots=True)
+class Segment:
+    """A file. ``size``: bytes of whole records that are in it."""
+
+    number: int
+    path: Path
+    start_lsn: Lsn
+    size: int = 0
+
+
+def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] | None:
+    """Read the record at *offset* of a file of *size*; None if there is none that is sound."""
+    prefix = os.pread(descriptor, PREFIX_SIZE, offset)
+    if len(prefix) < PREFIX_SIZE:
+        return None
+    length = PREFIX_SIZE + rest_length(prefix)
+    if offset + length > size:
+        return None
+    found = decode(os.pread(descriptor, length, offset))
+    return None if found is None else (found[0], offset + found[1])
+
+
+class Journal:
+    """The journal of one source. Its methods block: they belong in a thread, one at a time, but for
+    `trim` and what only looks.
+    """
+
+    def __init__(self, path: Path, identity: Identity, lock: int) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self.identity = identity
+        self.changed = asyncio.Event()
+        """Set by who writes when there is more to read."""
+        self._lock = lock
+        self._segments: list[Segment] = []
+        self._descriptor = -1
+        self.end_lsn: Lsn
+        """Everything up to here is on disk, and may be acknowledged."""
+        self.last: Landmark | None = None
+        """The last transaction in it."""
+        self.end: tuple[int, int] = (0, 0)
+        """Up to where it may be read: number of a segment, bytes in it."""
+
+    # ---- beginning and ending ------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path, identity: Identity, start_lsn: Lsn) -> Self:
+        """Begin a journal at *start_lsn*. Raises SpoolError."""
+        with _saying(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            journal = cls(path, identity, _lock(path))
+            try:
+                journal._remove_strays()
+                journal.end_lsn = start_lsn
+                journal._begin_segment(())
+                for directory in (path.parent, path.parent.parent):
+                    _flush_directory(directory)
+            except BaseException:
+                journal.close()
+                raise
+        failpoint("journal.created")
+        return journal
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """Open the journal that is there, if one is. Raises JournalError for one that is damaged,
+        SpoolError for one that cannot be read, or is another process's.
+        """
+        with _saying(path):
+            shutil.rmtree(path.with_name(f"{path.name}{_GONE}"), ignore_errors=True)
+            if not any(path.glob(f"*{_SUFFIX}")):
+                return None
+            lock = _lock(path)
+            try:
+                return cls._open(path, lock)
+            except BaseException:
+                os.close(lock)
+                raise
+
+    @classmethod
+    def _open(cls, path: Path, lock: int) -> Self | None:
+        found = sorted(path.glob(f"*{_SUFFIX}"), reverse=True)
+        segments: list[Segment] = []
+        newest: Header | None = None
+        for file in found:
+            number = int(file.name.removesuffix(_SUFFIX))
+            if segments and number != segments[0].number - 1:
+                break  # deleted, whether or not the directory still knew some of them
+            header, start_lsn = _read_header(file, number)
+            if newest is not None and header.identity != newest.identity:
+                raise JournalError(f"{file} belongs to another journal", hint=_HINT)
+            newest = newest or header
+            segments.insert(0, Segment(number, file, start_lsn, file.stat().st_size))
+        if newest is None:
+            return None
+        journal = cls(path, newest.identity, lock)
+        journal._segments = segments
+        journal._find_end(newest)
+        return journal
+
+    def _find_end(self, header: Header) -> None:
+        """Look for the last record of the last segment behind which nothing is begun."""
+        segment = self._segments[-1]
+        self.end_lsn, self.last = segment.start_lsn, header.last
+        descriptor = os.open(segment.path, os.O_RDONLY)
+        try:
+            offset = complete = 0
+            while (found := read_record(descriptor, offset, segment.size)) is not None:
+                record, offset = found
+                if record.kind is not Kind.PART:
+                    complete = offset
+                    self._follow(record)
+        finally:
+            os.close(descriptor)
+        segment.size = complete
+        self.end = (segment.number, complete)
+
+    def _follow(self, record: Record) -> None:
+        if record.kind is Kind.COMMITS:
+            self.last = Landmark(record.lsn, record.xid, record.commit_time)
+        if record.kind in (Kind.COMMITS, Kind.POSITION):
+            self.end_lsn = max(self.end_lsn, record.lsn)
+
+    def close(self) -> None:
+        """Give the files up, as they are."""
+        self._close_descriptor()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def remove(self) -> None:
+        """Delete everything: the target has it all, or is filled anew."""
+        with _saying(self.path):
+            remove_journal(self.path)
+        self.close()
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def rewind(self) -> None:
+        """Cut off what is behind the end, and make sure that the rest is on disk. Raises
+        SpoolError.
+        """
+        with _saying(self.path):
+            self._close_descriptor()
+            self._remove_strays()
+            segment = self._segments[-1]
+            self._descriptor = os.open(segment.path, os.O_RDWR)
+            os.ftruncate(self._descriptor, segment.size)
+            os.fsync(self._descriptor)
+            _flush_directory(self.path)
+
+    def write(self, items: list[Record | NewSegment]) -> None:
+        """Append, and flush what is complete. Raises SpoolError; `rewind` then, and go on with what
+        comes behind ``end_lsn``.
+        """
+        with _saying(self.path):
+            written: list[Record] = []
+            for item in items:
+                if isinstance(item, NewSegment):
+                    self._append(written)
+                    written = []
+                    self._begin_segment(item.relations)
+                else:
+                    written.append(item)
+            self._append(written)
+
+    def _append(self, records: list[Record]) -> None:
+        if not records:
+            return
+        segment = self._segments[-1]
+        offset = os.fstat(self._descriptor).st_size
+        offset += _write(self._descriptor, b"".join(map(Record.encode, records)), offset)
+        failpoint("journal.written")
+        complete = [record for record in records if record.kind is not Kind.PART]
+        if not complete:
+            return
+        os.fsync(self._descriptor)
+        trailing = records[records.index(complete[-1]) + 1 :]
+        segment.size = offset - sum(len(record.encode()) for record in trailing)
+        for record in complete:
+            self._follow(record)
+        self.end = (segment.number, segment.size)
+        failpoint("journal.flushed")
+
+    def _begin_segment(self, relations: tuple[bytes, ...]) -> None:
+        number = self._segments[-1].number + 1 if self._segments else 1
+        header = Header(self.identity, number, self.last).encode()
+        data = Record(Kind.HEADER, header, self.end_lsn).encode()
+        if relations:
+            data += Record(Kind.RELATIONS, pack(relations)).encode()
+        path = self.path / f"{number:010d}{_SUFFIX}"
+        unnamed = path.with_suffix(".new")
+        descriptor = os.open(unnamed, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            _write(descriptor, data, 0)
+            os.fsync(descriptor)
+            unnamed.rename(path)
+            _flush_directory(self.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._close_descriptor()
+        self._descriptor = descriptor
+        self._segments.append(Segment(number, path, self.end_lsn, len(data)))
+        self.end = (number, len(data))
+        failpoint("journal.segment_begun")
+
+    def _remove_strays(self) -> None:
+        known = {segment.path for segment in self._segments}
+        for file in [*self.path.glob(f"*{_SUFFIX}"), *self.path.glob("*.new")]:
+            if file not in known:
+                file.unlink()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # ---- reading and trimming ------------------------------------------------------------------
+
+    @property
+    def start_lsn(self) -> Lsn:
+        """Everything the source committed from here on is in it, or still with the source."""
+        return self._segments[0].start_lsn
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in list(self._segments))
+
+    def segment_at(self, lsn: Lsn) -> Segment:
+        """Return the segment to begin with for who has everything up to *lsn*."""
+        found = self._segments[0]
+        for segment in self._segments:
+            if segment.start_lsn <= lsn:
+                found = segment
+        return found
+
+    def segment_after(self, segment: Segment) -> Segment:
+        """Return the segment behind one that is not the last."""
+        return self._segments[segment.number + 1 - self._segments[0].number]
+
+    def trim(self, lsn: Lsn) -> None:
+        """Delete the segments that hold nothing behind *lsn*, all but the last."""
+        while len(self._segments) > 1 and self._segments[1].start_lsn <= lsn:
+            self._segments[0].path.unlink(missing_ok=True)
+            self._segments.pop(0)
+            failpoint("journal.trimmed")
+
+
+_HINT: Final = "find out what happened to that disk; what is in the journal may be lost"
+
+
+def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        found = read_record(descriptor, 0, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+    if found is None or found[0].kind is not Kind.HEADER:
+        raise JournalError(f"{file} is damaged", hint=_HINT)
+    header = Header.decode(found[0].body)
+    if header is None:
+        raise JournalError(
+            f"{file} was written by another version of streamer",
+            hint="let that version empty it first",
+        )
+    if header.number != number:
+        raise JournalError(f"{file} is damaged: it was number {header.number}", hint=_HINT)
+    return header, found[0].lsn
+
+
+def remove_journal(path: Path) -> None:
+    """Delete the journal in a directory, if there is one: as a whole, or not at all."""
+    gone = path.with_name(f"{path.name}{_GONE}")
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+        failpoint("journal.discarding")
+        _flush_directory(path.parent)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def try_directory(path: Path) -> None:
+    """See whether a journal could be begun at *path*. Raises SpoolError."""
+    with _saying(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trial = path.with_name(f"{path.name}.trial")
+        descriptor = os.open(trial, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            _write(descriptor, bytes(_TRIAL_BYTES), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            trial.unlink()
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise SpoolError(f"the journal in {path} is another process's") from None
+    return lock
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> int:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        offset += count
+        view = view[count:]
+    return len(data)
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _saying(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise SpoolError(
+            f"cannot use the journal in {path}: {exc.strerror}",
+            hint="make room there; until then the source keeps its WAL",
+        ) from exc

@@ -1,0 +1,170 @@
+"""Messages to records: what arrives from the source, in pieces that can be written and read again.
+
+The source is asked for transactions that have committed (no streaming), so they come one after the
+other, each whole. What the journal has already is left out: a slot falls back a little when its
+server crashes, and the source then sends it again. Whether it does is how its history is
+recognised, as in `streamer.progress.landmark`.
+
+Pure.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.decode import pgoutput
+from streamer.errors import ProtocolError
+from streamer.lsn import Lsn
+from streamer.progress.landmark import Landmark, Landmarks
+from streamer.source.journal.records import Kind, Record, pack
+
+RECORD_BYTES: Final = 1024 * 1024
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+
+_INSIDE: Final = pgoutput.ROW_KINDS | {
+    pgoutput.ORIGIN,
+    pgoutput.TYPE,
+    pgoutput.TRUNCATE,
+    pgoutput.MESSAGE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """From here on in another file, which begins with what is known of relations."""
+
+    relations: tuple[bytes, ...]
+
+
+class Gatherer:
+    """Takes the messages of one START_REPLICATION. ``end_lsn``: everything up to there has come."""
+
+    def __init__(self, end_lsn: Lsn, last: Landmark | None, start_lsn: Lsn) -> None:
+        """The journal ends at *end_lsn*, behind the transaction *last*; the stream begins at
+        *start_lsn*, not behind that.
+        """
+        self.end_lsn = end_lsn
+        self.size = 0
+        """Bytes that were not taken yet, about."""
+        self._last = last
+        self._landmarks = Landmarks(last, start_lsn)
+        self._transaction: pgoutput.Begin | None = None
+        self._is_known = False
+        self._relations: dict[bytes, bytes] = {}
+        self._newer_relations: dict[bytes, bytes] = {}
+        self._messages: list[bytes] = []
+        self._complete_count = 0
+        self._message_bytes = 0
+        self._segment_bytes = 0
+        self._records: list[Record | NewSegment] = []
+        self._position: Lsn | None = None
+
+    @property
+    def is_between_transactions(self) -> bool:
+        return self._transaction is None
+
+    def feed(self, payloads: list[bytes]) -> bool:
+        """Take messages in the order they came; False if the source has another history.
+
+        Raises ProtocolError.
+        """
+        for payload in payloads:
+            kind = payload[0] if payload else 0
+            if kind == pgoutput.BEGIN:
+                if self._transaction is not None:
+                    raise ProtocolError("BEGIN inside a transaction")
+                self._transaction = begin = pgoutput.parse_begin(payload)
+                self._is_known = begin.final_lsn < self.end_lsn
+                if not self._is_known:
+                    self._add(payload)
+            elif kind == pgoutput.COMMIT:
+                if not self._commit(payload):
+                    return False
+            elif kind == pgoutput.RELATION:
+                # Sent once: what a transaction that is left out told of relations still counts.
+                self._newer_relations[payload[1:5]] = payload
+                self._add(payload)
+            elif self._transaction is None or kind not in _INSIDE:
+                raise ProtocolError(f"pgoutput message {chr(kind)!r} out of place")
+            elif not self._is_known:
+                self._add(payload)
+        return True
+
+    def _add(self, payload: bytes) -> None:
+        self._messages.append(payload)
+        self._message_bytes += len(payload)
+        self.size += len(payload)
+        if self._message_bytes >= RECORD_BYTES:
+            self._finish_record(may_be_part=True)
+
+    def _commit(self, payload: bytes) -> bool:
+        begin = self._transaction
+        if begin is None:
+            raise ProtocolError("COMMIT outside a transaction")
+        commit = pgoutput.parse_commit(payload)
+        if commit.commit_lsn != begin.final_lsn:
+            raise ProtocolError(
+                f"COMMIT at {commit.commit_lsn} does not belong to the transaction "
+                f"that was to commit at {begin.final_lsn}"
+            )
+        self._transaction = None
+        landmark = Landmark(commit.end_lsn, begin.xid, begin.commit_time)
+        if not self._landmarks.came(landmark):
+            return False
+        if self._is_known:
+            return True
+        self._messages.append(payload)
+        self._message_bytes += len(payload)
+        self.size += len(payload)
+        self.end_lsn, self._last = commit.end_lsn, landmark
+        self._relations |= self._newer_relations
+        self._newer_relations.clear()
+        self._complete_count = len(self._messages)
+        if self._message_bytes >= RECORD_BYTES:
+            self._finish_record(may_be_part=False)
+        return True
+
+    def keepalive(self, wal_end_lsn: Lsn) -> bool:
+        """The source is at *wal_end_lsn*; False if it has another history. Call it between
+        transactions only.
+        """
+        if not self._landmarks.passed(wal_end_lsn):
+            return False
+        if wal_end_lsn > self.end_lsn:
+            self.end_lsn = self._position = wal_end_lsn
+        return True
+
+    def _finish_record(self, *, may_be_part: bool) -> None:
+        count = self._complete_count
+        if count:
+            self._emit(Kind.COMMITS, count)
+            if self._segment_bytes >= SEGMENT_BYTES:
+                self._segment_bytes = 0
+                self._records.append(NewSegment(tuple(self._relations.values())))
+        if may_be_part and self._message_bytes >= RECORD_BYTES:
+            self._put_position()  # what is cut off later may not take it along
+            self._emit(Kind.PART, len(self._messages))
+
+    def _put_position(self) -> None:
+        position, self._position = self._position, None
+        if position is not None and position == self.end_lsn:
+            self._records.append(Record(Kind.POSITION, lsn=position))
+
+    def _emit(self, kind: Kind, count: int) -> None:
+        body = pack(self._messages[:count])
+        del self._messages[:count]
+        self._message_bytes = sum(map(len, self._messages))
+        self._complete_count = 0
+        self._segment_bytes += len(body)
+        if kind is Kind.PART or self._last is None:
+            self._records.append(Record(kind, body))
+        else:
+            last = self._last
+            self._records.append(Record(kind, body, last.end_lsn, last.xid, last.commit_time))
+
+    def take(self) -> list[Record | NewSegment]:
+        """Return what can be written now; of a transaction that has not ended only large pieces."""
+        self._finish_record(may_be_part=False)
+        self._put_position()
+        records, self._records = self._records, []
+        self.size = self._message_bytes
+        return records

@@ -1,0 +1,147 @@
+"""The journal's file format: records with length and checksum, one after the other.
+
+A segment file begins with a HEADER, which says whose journal it is and where the segment begins,
+and with the RELATION messages that were in force there, so that a segment can be read without those
+before it. Then come messages, in the order they came: COMMITS ends with a commit, PART is the
+beginning of a transaction whose commit is in a later record. POSITION says that everything up to
+there has come. What follows the last COMMITS or POSITION is not complete, and is cut off.
+
+Pure.
+"""
+
+import enum
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from streamer.lsn import NOTHING, Lsn
+from streamer.progress.landmark import Landmark
+
+FORMAT: Final = 1
+
+_prefix = struct.Struct(">II")  # length of what follows, its checksum
+_fields = struct.Struct(">BQIq")  # kind, lsn, xid, commit_time
+_length = struct.Struct(">I")
+
+PREFIX_SIZE: Final = _prefix.size
+
+
+class Kind(enum.IntEnum):
+    """What a record holds."""
+
+    HEADER = 1
+    RELATIONS = 2
+    PART = 3
+    COMMITS = 4
+    POSITION = 5
+
+
+_KINDS: Final = frozenset(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record. ``lsn``: everything up to there has come with it, where its kind says so; ``xid``
+    and ``commit_time``: of the last transaction in it.
+    """
+
+    kind: Kind
+    body: bytes = b""
+    lsn: Lsn = NOTHING
+    xid: int = 0
+    commit_time: int = 0
+
+    def encode(self) -> bytes:
+        """Return the record as it is in a file."""
+        rest = _fields.pack(self.kind, self.lsn, self.xid, self.commit_time) + self.body
+        return _prefix.pack(len(rest), zlib.crc32(rest)) + rest
+
+
+def rest_length(prefix: bytes) -> int:
+    """Return how much follows the first `PREFIX_SIZE` bytes of a record."""
+    length: int = _prefix.unpack(prefix)[0]
+    return length
+
+
+def decode(data: bytes, offset: int = 0) -> tuple[Record, int] | None:
+    """Read the record at *offset*; return it and where the next one begins.
+
+    None if there is none that is whole and undamaged.
+    """
+    begin = offset + _prefix.size
+    if begin + _fields.size > len(data):
+        return None
+    length, checksum = _prefix.unpack_from(data, offset)
+    end = begin + length
+    if length < _fields.size or end > len(data):
+        return None
+    rest = memoryview(data)[begin:end]
+    if zlib.crc32(rest) != checksum:
+        return None
+    kind, lsn, xid, commit_time = _fields.unpack_from(rest)
+    if kind not in _KINDS:
+        return None
+    body = bytes(rest[_fields.size :])
+    return Record(Kind(kind), body, Lsn(lsn), xid, commit_time), end
+
+
+def pack(messages: Iterable[bytes]) -> bytes:
+    """Return the body that holds *messages*."""
+    parts: list[bytes] = []
+    for message in messages:
+        parts.append(_length.pack(len(message)))
+        parts.append(message)
+    return b"".join(parts)
+
+
+def unpack(body: bytes) -> list[bytes]:
+    """Return the messages in a body. The checksum has said that it is as it was written."""
+    messages = []
+    offset, end = 0, len(body)
+    while offset < end:
+        begin = offset + _length.size
+        offset = begin + _length.unpack_from(body, offset)[0]
+        messages.append(body[begin:offset])
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose changes a journal holds."""
+
+    system_identifier: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a segment begins with; its record's ``lsn`` says where. ``last``: the last transaction
+    before that.
+    """
+
+    identity: Identity
+    number: int
+    last: Landmark | None
+
+    def encode(self) -> bytes:
+        fields = {
+            "format": FORMAT,
+            "system_identifier": self.identity.system_identifier,
+            "slot": self.identity.slot,
+            "number": self.number,
+            "last": None if self.last is None else self.last.to_json(),
+        }
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self | None:
+        """Read the body of a HEADER; None if another version wrote it."""
+        fields = json.loads(body)
+        if fields["format"] != FORMAT:
+            return None
+        identity = Identity(fields["system_identifier"], fields["slot"])
+        last = None if fields["last"] is None else Landmark.from_json(fields["last"])
+        return cls(identity, fields["number"], last)

@@ -1,0 +1,97 @@
+"""A journal as a stream: what `streamer.source.stream.ReplicationStream` is for a slot.
+
+It gives what is on disk, never more, so whole transactions only, and whoever writes the journal may
+lose its source and begin again meanwhile without a sign here. What the target has is deleted.
+"""
+
+import os
+import time
+
+from streamer.errors import JournalError
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.source.journal.files import Journal, read_record
+from streamer.source.journal.records import Kind, unpack
+from streamer.source.stream import BURST_BYTES_MAX, Burst
+
+
+class JournalStream:
+    """Reads a journal, from the segment that whoever has everything up to *lsn* needs first."""
+
+    def __init__(self, journal: Journal, lsn: Lsn) -> None:
+        self._journal = journal
+        self._segment = journal.segment_at(lsn)
+        self._is_first = True
+        self._offset = 0
+        self.start_lsn = self._lsn = self._segment.start_lsn
+        self._descriptor = os.open(self._segment.path, os.O_RDONLY)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return (self._segment.number, self._offset) >= self._journal.end
+
+    @property
+    def heard_at(self) -> float:
+        """A file does not fall silent."""
+        return time.monotonic()
+
+    async def wait_readable(self) -> None:
+        """Wait until there is more."""
+        while self._is_at_end:
+            self._journal.changed.clear()
+            await self._journal.changed.wait()
+
+    def read(self) -> Burst:
+        """Take what is there, without waiting; an empty burst if there is nothing. Raises
+        JournalError.
+        """
+        burst = Burst()
+        size = 0
+        while size < BURST_BYTES_MAX and burst.wal_end_lsn is None and not self._is_at_end:
+            if self._offset >= self._segment.size and self._segment.number < self._journal.end[0]:
+                self._go_on()
+            before = self._offset
+            self._read_record(burst)
+            size += self._offset - before
+        failpoint("journal.read")
+        return burst
+
+    def _go_on(self) -> None:
+        segment = self._journal.segment_after(self._segment)
+        descriptor = os.open(segment.path, os.O_RDONLY)
+        os.close(self._descriptor)
+        self._descriptor, self._segment, self._offset = descriptor, segment, 0
+        self._is_first = False
+
+    def _read_record(self, burst: Burst) -> None:
+        found = read_record(self._descriptor, self._offset, self._segment.size)
+        if found is None or (found[0].kind is Kind.HEADER and found[0].lsn != self._lsn):
+            raise JournalError(
+                f"{self._segment.path} is damaged at byte {self._offset}",
+                hint="what comes after it is lost: stop, delete the journal's directory, start, "
+                "and resync the tables that are named then",
+            )
+        record, self._offset = found
+        match record.kind:
+            case Kind.RELATIONS if self._is_first:
+                burst.payloads += unpack(record.body)
+            case Kind.PART | Kind.COMMITS:
+                burst.payloads += unpack(record.body)
+            case Kind.POSITION:
+                burst.wal_end_lsn = record.lsn
+        self._lsn = max(self._lsn, record.lsn)
+
+    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
+        """The target has everything up to *flush_lsn*."""
+        del request_reply
+        self._journal.trim(flush_lsn)
+
+    async def stop(self, flush_lsn: Lsn) -> None:
+        """End in order."""
+        self.send_status(flush_lsn)
+
+    async def close(self) -> None:
+        """Leave the journal as it is."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,81 @@
+"""Killed at every step between slot, journal and target, the program goes on as if nothing was."""
+
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from streamer.failpoints import NAMES
+from tests.fault.test_backlog import (
+    SPOOL,
+    assert_equal,
+    fill,
+    journal_files,
+    unconfirmed_bytes,
+)
+from tests.fault.test_kills import DDL, HISTORY, TABLES, write
+from tests.support.postgres import Database
+from tests.support.process import Process, caught_up, eventually
+from tests.support.proxy import Proxy
+from tests.support.streamer import write_config
+
+pytestmark = pytest.mark.timeout(180)
+
+STEPS = sorted(name for name in NAMES if name.startswith("journal."))
+PROGRAM = "tests.support.small_journals"
+
+
+@pytest.fixture
+def target_proxy(target: Database) -> Iterator[Proxy]:
+    with Proxy(target.server) as proxy:
+        target.port = proxy.port
+        yield proxy
+
+
+@pytest.mark.parametrize(("name", "workers"), list(zip(STEPS, cycle([1, 8]), strict=False)))
+def test_killed_at(
+    name: str,
+    workers: int,
+    tmp_path: Path,
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+) -> None:
+    source.execute(DDL + "create table hist (id int primary key, v text)")
+    source.execute("create table filler (a text)")
+    target.execute(DDL + HISTORY)
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, TABLES, settings=f"workers: {workers}", group=SPOOL)
+    armed = {"STREAMER_FAILPOINTS": f"{name}=kill"}
+    with Process(config, environment=armed, program=PROGRAM) as process:
+        caught_up(process)
+        target_proxy.leave()
+        first = 0
+        while process.process.poll() is None:
+            assert first < 600, f"the failpoint was not reached\n{process.output}"
+            write(source, first, first + 5)
+            fill(source)
+            first += 5
+            if first > 100 and unconfirmed_bytes(source) < 1024 * 1024:
+                target_proxy.heal()
+            time.sleep(0.2)
+        assert process.process.returncode == -9
+    target_proxy.leave()
+    write(source, first, first + 20)
+    fill(source, 3)
+    with Process(config, program=PROGRAM) as process:
+        eventually(lambda: unconfirmed_bytes(source) < 1024 * 1024, 60, process.output)
+        assert journal_files(tmp_path)
+        process.kill()
+    write(source, first + 20, first + 40)
+    with Process(config, program=PROGRAM) as process:
+        target_proxy.heal()
+        caught_up(process)
+        assert_equal(source, target)
+        eventually(lambda: not journal_files(tmp_path), 60, process.output)
+        write(source, first + 40, first + 60)
+        caught_up(process)
+        assert process.terminate() == 0
+    assert_equal(source, target)

@@ -1,0 +1,274 @@
+"""A journal that is torn at any byte goes on where its last whole transaction ends; damage is found."""
+
+import asyncio
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import JournalError, SpoolError
+from streamer.lsn import Lsn
+from streamer.progress.landmark import Landmark
+from streamer.source.journal import gather
+from streamer.source.journal.files import Journal
+from streamer.source.journal.gather import Gatherer
+from streamer.source.journal.records import Identity, Kind, Record, decode, pack, unpack
+from streamer.source.journal.stream import JournalStream
+
+IDENTITY = Identity("7000000000000000001", "streamer_shop")
+START = Lsn(1000)
+
+
+def transaction(number: int, rows: list[bytes]) -> list[bytes]:
+    """A transaction as pgoutput sends it; each tells of its relation first, as after a reconnect."""
+    begin = struct.pack(">cQqI", b"B", final_lsn(number), number, number)
+    relation = b"R" + struct.pack(">I", number % 3) + b"definition %d" % number
+    commit = struct.pack(">cBQQq", b"C", 0, final_lsn(number), end_lsn(number), number)
+    return [begin, relation, *(b"I" + row for row in rows), commit]
+
+
+def final_lsn(number: int) -> Lsn:
+    return Lsn(START + 100 * number + 50)
+
+
+def end_lsn(number: int) -> Lsn:
+    return Lsn(START + 100 * number + 60)
+
+
+@contextmanager
+def small_files() -> Iterator[Path]:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        mock.patch.object(gather, "RECORD_BYTES", 60),
+        mock.patch.object(gather, "SEGMENT_BYTES", 200),
+    ):
+        yield Path(name) / "journal" / "slot"
+
+
+def gatherer_of(journal: Journal, start_lsn: Lsn = START) -> Gatherer:
+    return Gatherer(journal.end_lsn, journal.last, start_lsn)
+
+
+def messages_in(journal: Journal, lsn: Lsn = START) -> list[bytes]:
+    """Everything a pipeline would read, without what is there to begin with."""
+    stream = JournalStream(journal, lsn)
+    found: list[bytes] = []
+    while True:
+        burst = stream.read()
+        if not burst.payloads and burst.wal_end_lsn is None:
+            break
+        found += burst.payloads
+    asyncio.run(stream.close())
+    return found
+
+
+transactions = st.lists(st.lists(st.binary(max_size=50), max_size=6), min_size=1, max_size=12)
+
+
+def fill(journal: Journal, given_rows: list[list[bytes]], flush_every: int) -> list[list[bytes]]:
+    gatherer = gatherer_of(journal)
+    whole = []
+    for number, rows in enumerate(given_rows, 1):
+        messages = transaction(number, rows)
+        whole.append(messages)
+        assert gatherer.feed(messages)
+        if number % flush_every == 0:
+            journal.write(gatherer.take())
+        if number % 4 == 0:
+            assert gatherer.keepalive(Lsn(end_lsn(number) + 10))
+    journal.write(gatherer.take())
+    return whole
+
+
+def row_messages(messages: list[bytes]) -> list[bytes]:
+    """Without RELATION, which may come again where a segment begins."""
+    return [message for message in messages if message[:1] != b"R"]
+
+
+@given(transactions, st.integers(1, 5))
+def test_what_is_written_is_read(rows: list[list[bytes]], flush_every: int) -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        whole = fill(journal, rows, flush_every)
+        assert messages_in(journal) == [message for each in whole for message in each]
+        for segment in journal._segments:
+            # Whoever begins with a later segment knows the relations as they are there.
+            known: dict[bytes, bytes] = {}
+            for message in messages_in(journal, segment.start_lsn):
+                if message[:1] == b"R":
+                    known[message[1:5]] = message
+            expected: dict[bytes, bytes] = {}
+            for each in whole:
+                expected[each[1][1:5]] = each[1]
+            assert known == expected
+        journal.close()
+
+
+@given(transactions, st.integers(1, 3), st.data())
+def test_torn_anywhere_it_ends_behind_a_whole_transaction(
+    rows: list[list[bytes]], flush_every: int, data: st.DataObject
+) -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        whole = fill(journal, rows, flush_every)
+        journal.close()
+        last = sorted(path.glob("*.journal"))[-1]
+        header = journal._segments[-1]
+        content = last.read_bytes()
+        found = decode(content)
+        assert found is not None
+        keep = data.draw(st.integers(found[1], len(content)), label="bytes that are left")
+        garbage = data.draw(st.binary(max_size=40), label="what is behind them")
+        last.write_bytes(content[:keep] + garbage)
+
+        again = Journal.open(path)
+
+        assert again is not None
+        assert header.start_lsn <= again.end_lsn
+        survivors = [each for n, each in enumerate(whole, 1) if end_lsn(n) <= again.end_lsn]
+        expected = [message for each in survivors for message in each]
+        assert row_messages(messages_in(again)) == row_messages(expected)
+        assert again.last == (
+            Landmark(end_lsn(len(survivors)), len(survivors), len(survivors)) if survivors else None
+        )
+        # It goes on, and the source sends everything again from where it began.
+        again.rewind()
+        gatherer = gatherer_of(again)
+        assert gatherer.feed([message for each in whole for message in each])
+        again.write(gatherer.take())
+        everything = [message for each in whole for message in each]
+        assert row_messages(messages_in(again)) == row_messages(everything)
+        again.close()
+
+
+@given(transactions, st.data())
+def test_a_changed_byte_is_found(rows: list[list[bytes]], data: st.DataObject) -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        whole = fill(journal, rows, 1)
+        end = journal.end_lsn
+        journal.close()
+        file = data.draw(st.sampled_from(sorted(path.glob("*.journal"))), label="file")
+        content = bytearray(file.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1), label="place")
+        content[place] ^= data.draw(st.integers(1, 255), label="difference")
+        file.write_bytes(content)
+        expected = row_messages([message for each in whole for message in each])
+
+        try:
+            again = Journal.open(path)
+            assert again is not None
+            found = row_messages(messages_in(again))
+        except JournalError:
+            return
+        # It looks torn: then it ends before what was acknowledged, and the slot tells.
+        assert again.end_lsn < end or found == expected
+        assert found == expected[: len(found)]
+        again.close()
+
+
+def test_a_transaction_that_has_not_ended_is_not_read() -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        gatherer = gatherer_of(journal)
+        first, second = transaction(1, [b"x"]), transaction(2, [b"y" * 100] * 5)
+        gatherer.feed(first)
+        gatherer.keepalive(Lsn(end_lsn(1) + 5))
+        gatherer.feed(second[:-1])
+        journal.write(gatherer.take())
+        assert journal.end_lsn == end_lsn(1) + 5
+        assert messages_in(journal) == first
+        journal.rewind()  # the connection is lost
+        assert messages_in(journal) == first
+        again = gatherer_of(journal)
+        assert again.feed([*first, *second])
+        journal.write(again.take())
+        journal.close()
+        opened = Journal.open(path)
+        assert opened is not None
+        assert row_messages(messages_in(opened)) == row_messages([*first, *second])
+        opened.close()
+
+
+def test_another_history_is_refused() -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        fill(journal, [[b"x"], [b"y"]], 1)
+        other = transaction(2, [b"z"])
+        other[0] = struct.pack(">cQqI", b"B", final_lsn(2), 2, 77)
+        assert not gatherer_of(journal).feed([*transaction(1, [b"x"]), *other])
+        missing = gatherer_of(journal)
+        assert missing.feed(transaction(1, [b"x"]))
+        assert not missing.keepalive(end_lsn(3))
+        journal.close()
+
+
+def test_what_the_target_has_is_deleted_and_what_is_left_is_a_journal() -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        whole = fill(journal, [[bytes(50)] * 3 for _ in range(9)], 1)
+        journal.trim(end_lsn(5))
+        assert journal.start_lsn <= end_lsn(5)
+        assert journal.start_lsn > START
+        left = [each for n, each in enumerate(whole, 1) if end_lsn(n) > journal.start_lsn]
+        journal.close()
+        again = Journal.open(path)
+        assert again is not None
+        assert again.start_lsn == journal.start_lsn
+        assert row_messages(messages_in(again)) == row_messages([m for each in left for m in each])
+        again.close()
+
+
+def test_a_missing_segment_shortens_it_and_two_processes_cannot_have_it() -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        fill(journal, [[bytes(50)] * 3 for _ in range(9)], 1)
+        with pytest.raises(SpoolError, match="another process"):
+            Journal.open(path)
+        journal.close()
+        names = sorted(path.glob("*.journal"))
+        names[1].unlink()
+        again = Journal.open(path)
+        assert again is not None
+        assert again.start_lsn == again._segments[0].start_lsn > START
+        assert again._segments[0].path == names[2]
+        again.remove()
+        assert not path.exists()
+        assert Journal.open(path) is None
+
+
+def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        whole = fill(journal, [[b"x"]], 1)
+        end, size = journal.end_lsn, journal.size_bytes
+        gatherer = gatherer_of(journal)
+        gatherer.feed(whole[0] + transaction(2, [b"y"]))
+
+        def fail(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fail)
+            with pytest.raises(SpoolError, match="No space left"):
+                journal.write(gatherer.take())
+        assert (journal.end_lsn, journal.size_bytes) == (end, size)
+        journal.rewind()
+        assert journal._segments[-1].path.stat().st_size == journal._segments[-1].size
+        assert messages_in(journal) == whole[0]
+        journal.close()
+
+
+@given(st.lists(st.binary()))
+def test_bodies_come_back(messages: list[bytes]) -> None:
+    record = Record(Kind.COMMITS, pack(messages), Lsn(7), 8, -9)
+    data = record.encode()
+    assert decode(b"xx" + data, 2) == (record, 2 + len(data))
+    assert unpack(record.body) == messages

@@ -1,0 +1,17 @@
+"""`python -m streamer` with a journal whose files and records are small, and a guard that looks often."""
+
+from streamer import cli
+from streamer.runtime import backlog
+from streamer.source.journal import gather
+
+
+def shrink() -> None:
+    """Let a few hundred rows be several records and files."""
+    setattr(gather, "RECORD_BYTES", 2_000)  # noqa: B010  # they are Final
+    setattr(gather, "SEGMENT_BYTES", 10_000)  # noqa: B010
+    setattr(backlog, "MEASURE_SECONDS", 0.2)  # noqa: B010
+
+
+if __name__ == "__main__":
+    shrink()
+    cli.main()

@@ -1,0 +1,92 @@
+"""When a backlog is bad, what a journal is good for, and how fast copies go meanwhile."""
+
+import itertools
+import time
+
+import pytest
+
+from streamer.config.settings import parse_size
+from streamer.lsn import Lsn
+from streamer.runtime.backlog import Level, level_of
+from streamer.runtime.journaling import Verdict, judge
+from streamer.sync.parts import Pace
+
+
+@pytest.mark.parametrize(
+    ("ratio", "before", "level"),
+    [
+        (0.0, Level.OK, Level.OK),
+        (0.5, Level.OK, Level.WARNING),
+        (0.45, Level.OK, Level.OK),
+        (0.45, Level.WARNING, Level.WARNING),
+        (0.39, Level.WARNING, Level.OK),
+        (0.8, Level.WARNING, Level.THROTTLED),
+        (0.75, Level.THROTTLED, Level.THROTTLED),
+        (0.69, Level.THROTTLED, Level.WARNING),
+        (1.0, Level.OK, Level.OVER),
+        (0.95, Level.OVER, Level.OVER),
+        (0.85, Level.OVER, Level.THROTTLED),
+        (0.1, Level.OVER, Level.OK),
+    ],
+)
+def test_levels_are_left_below_where_they_begin(ratio: float, before: Level, level: Level) -> None:
+    assert level_of(ratio, before) is level
+
+
+def test_a_journal_is_read_exactly_if_it_leaves_no_hole() -> None:
+    """Compared with sets of positions: what the target has, what the journal and the slot bring."""
+    for acknowledged, start, end, confirmed in itertools.product(range(1, 6), repeat=4):
+        if end < start:
+            continue
+        has = set(range(1, acknowledged))
+        by_journal = set(range(start, end))
+        by_slot = set(range(confirmed, 10))
+        everything = set(range(1, 10))
+        verdict = judge(Lsn(acknowledged), Lsn(start), Lsn(end), Lsn(confirmed))
+        # The slot is read from the journal's end, so it must still be able to begin there.
+        is_whole = has | by_journal >= set(range(1, end)) and by_slot >= set(range(end, 10))
+        match verdict:
+            case Verdict.READ:
+                assert is_whole
+            case Verdict.NOT_NEEDED:
+                assert has | by_slot >= everything
+            case Verdict.HOLE:
+                assert not is_whole or start > acknowledged
+                assert not has | by_slot >= everything
+
+
+def test_a_target_that_has_nothing_begins_with_the_journal() -> None:
+    assert judge(Lsn(0), Lsn(5), Lsn(9), Lsn(8)) is Verdict.READ
+    assert judge(Lsn(0), Lsn(5), Lsn(9), Lsn(10)) is Verdict.HOLE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("10GB", 10 << 30), (" 16 MB ", 16 << 20), ("1kB", 1024), ("7", 7)]
+)
+def test_sizes_are_written_as_postgresql_writes_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["10gb", "1.5GB", "-1MB", "GB", "", "10 Gb", "1_000"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parse_size(text)
+
+
+def test_a_throttled_copy_takes_four_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    pace = Pace(None)
+    pace.begin(is_throttled=True)
+    for worked in (1.0, 2.0, 3.0):
+        pace.wait(1000, worked + slept)
+    assert slept == pytest.approx(9.0)
+    pace.begin(is_throttled=False)
+    slept = 0.0
+    pace.wait(1000, 1.0)
+    assert slept == 0
