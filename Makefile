@@ -25,7 +25,7 @@ demo: $(installed)
 	@scripts/with_java.sh $(python) -m streamer demo $(ARGS)
 
 test: $(installed)
-	@scripts/with_java.sh $(python) -m pytest $(ARGS)
+	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(ARGS)
 
 matrix: $(installed)
 	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)

@@ -274,7 +274,7 @@ def make_router(service: AdminService, access: Access, events: Events) -> APIRou
     _add_rows(router, service, "url", models.UrlBody, models.UrlPatch, models.UrlRow)
     _add_rows(router, service, "table", models.TableBody, models.TablePatch, models.TableRow)
     _add_draft(router, service)
-    _add_servers(router, service, events)
+    _add_servers(router, service, access, events)
     _add_sessions(router, access)
     return router
 
@@ -472,7 +472,7 @@ def _add_draft(router: APIRouter, service: AdminService) -> None:
         return {"notes": notes, "draft": await service.draft()}
 
 
-def _add_servers(router: APIRouter, service: AdminService, events: Events) -> None:
+def _add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
     @router.get("/status", tags=["servers"])
     async def status() -> dict[str, Any]:
         """Return what `streamer status --json` says."""
@@ -552,15 +552,18 @@ def _add_servers(router: APIRouter, service: AdminService, events: Events) -> No
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
-    async def listen() -> StreamingResponse:
+    async def listen(request: Request) -> StreamingResponse:
         """Tell what happens, as server-sent events: snapshot, state, lag, progress, draft,
         applied.
         """
-        queue = events.subscribe()
+        identity: Identity = request.state.identity
+
+        def may_go_on() -> bool:
+            return identity.session is None or access.session(request) is not None
+
+        stream = events.stream(events.subscribe(), may_go_on)
         headers = {"X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            events.stream(queue), media_type="text/event-stream", headers=headers
-        )
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
 def _add_sessions(router: APIRouter, access: Access) -> None:

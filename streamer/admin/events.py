@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -139,14 +139,22 @@ class Events:
         self._listeners.add(queue)
         return queue
 
-    async def stream(self, queue: "asyncio.Queue[Event | None]") -> AsyncGenerator[str]:
-        """Yield what is told, as text/event-stream."""
+    async def stream(
+        self, queue: "asyncio.Queue[Event | None]", may_go_on: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[str]:
+        """Yield what is told, as text/event-stream, as long as whoever listens may."""
         try:
             while True:
+                event: Event | None = None
+                is_late = False
                 try:
                     async with asyncio.timeout(COMMENT_SECONDS):
                         event = await queue.get()
                 except TimeoutError:
+                    is_late = True
+                if not may_go_on():
+                    return
+                if is_late:
                     yield ": still here\n\n"
                     continue
                 if event is None:

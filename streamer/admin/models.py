@@ -293,13 +293,12 @@ def validate(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def validate_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of the mapping as a whole as they are stored. Raises InvalidError."""
+def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return *values* as a body of the API has them. Raises InvalidError."""
     try:
-        body = MappingSettings.model_validate(values)
+        return model.model_validate(values).model_dump(mode="json")
     except ValidationError as exc:
         raise explain(exc) from None
-    return body.model_dump(mode="json")
 
 
 def _check_texts(place: str, value: Any) -> None:

@@ -68,6 +68,17 @@ def test_wheel_holds_every_migration(wheel: Path) -> None:
     }
 
 
+def test_wheel_holds_the_page(wheel: Path) -> None:
+    page = ROOT / "streamer/admin/page"
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = set(archive.namelist())
+
+    for folder in ("templates", "static"):
+        files = {str(path.relative_to(ROOT)) for path in (page / folder).iterdir()}
+        assert len(files) >= 3
+        assert files <= shipped
+
+
 def test_program_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     program = "import streamer, streamer.migrations as m; print(streamer.__file__); "
     program += "print(len(m.read_migrations('target')))"

@@ -93,3 +93,38 @@ async def test_streams_end_with_the_server(open_admin: OpenAdmin) -> None:
 
 async def closed(admin: Admin) -> bool:
     return [event async for event in admin.events.stream(admin.events.subscribe())] == []
+
+
+async def test_listening_ends_with_the_session(open_admin: OpenAdmin) -> None:
+    async with open_admin() as admin:
+        is_logged_in = True
+        stream = admin.events.stream(admin.events.subscribe(), lambda: is_logged_in)
+        assert (await told(stream))[0] == "snapshot"
+        is_logged_in = False
+        admin.events.publish("draft", {"action": "discard"})
+        with pytest.raises(StopAsyncIteration):
+            await told(stream)
+
+
+async def test_rates_and_errors_are_kept_for_who_comes_later(open_admin: OpenAdmin) -> None:
+    async with open_admin() as admin:
+        supervisor = source()
+        supervisor.health.table_states = {"public.t": "ready"}
+        admin.engine.supervisors.append(supervisor)
+        admin.events.start()
+        changes = admin.engine.metrics.changes_of_sources
+        changes["shop:eu"] = 1000
+        supervisor.health.table_errors = {"public.t": "password=hunter2 is wrong"}
+        async with asyncio.timeout(10):
+            while not admin.events.errors("shop:eu"):
+                await asyncio.sleep(0.01)
+        supervisor.health.table_errors = {}
+
+        stream = admin.events.stream(admin.events.subscribe())
+        _, snapshot = await told(stream)
+        (rates,) = snapshot["rates"]
+        assert (rates["source"], max(rates["changes_per_second"]) > 0) == ("shop:eu", True)
+        (error,) = admin.events.errors("shop:eu", "public.t")
+        assert (error.table, "hunter2" in error.text) == ("public.t", False)
+        assert admin.events.errors("shop:eu", "public.u") == []
+        await stream.aclose()

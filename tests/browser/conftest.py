@@ -20,7 +20,14 @@ from tests.support.process import Process, eventually
 
 WAIT_MS = 30_000
 INSTALL = "apt-get install chromium"
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -124,7 +131,8 @@ class Sites:
 target: {{url: "{self._target.url}"}}
 http: {{listen: "127.0.0.1:{port}"}}
 spool: {{directory: {self.directory / "spool"}}}
-{settings or f"mapping_database: {self.directory / 'mapping.sqlite'}"}
+{"" if "sources:" in settings else f"mapping_database: {self.directory / 'mapping.sqlite'}"}
+{settings}
 """
         )
         process = Process(config, spark=False, environment=environment)

@@ -1,9 +1,11 @@
 """The page in a real browser, on a real process: what an operator does with it."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Sites, look
+from streamer.admin.access import hash_password
+from streamer.sql import quote_identifier
+from tests.browser.conftest import Site, Sites, look
 from tests.support.postgres import Database
 from tests.support.process import eventually
 
@@ -15,7 +17,7 @@ PASSWORD = "hunter2-of-the-source"
 def add_source(
     page: Page, name: str, db: Database, *, sid: str = "", tables: tuple[str, ...]
 ) -> None:
-    """Go through the first two steps."""
+    """Go through the first two steps; the tables are chosen, and not yet sent."""
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Address").fill(db.url)
     page.get_by_label("Password").fill(PASSWORD)
@@ -26,20 +28,42 @@ def add_source(
         page.get_by_role("checkbox", name=table, exact=True).check()
 
 
-def test_from_nothing_to_a_copy_that_is_seen_live(
+def apply(page: Page) -> None:
+    """See the plan of what was chosen, and apply it."""
+    page.get_by_role("button", name="Add to the draft").click()
+    expect(page.get_by_role("heading", name="Plan", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("runs now")).to_be_visible()
+
+
+def row_of(page: Page, table: str) -> Locator:
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=table, exact=True))
+
+
+def stay(page: Page) -> None:
+    """Mark the page: what is seen from here on is seen without loading it again."""
+    page.evaluate("window.isTheSamePage = true")
+
+
+def has_stayed(page: Page) -> bool:
+    return bool(page.evaluate("window.isTheSamePage === true"))
+
+
+def test_from_nothing_to_a_copy_that_is_watched(
     sites: Sites, source: Database, target: Database
 ) -> None:
     source.execute(
         "create table orders (id int primary key, note text);"
-        "insert into orders select n, 'x' from generate_series(1, 5000) n;"
+        "insert into orders select n, 'x' from generate_series(1, 20000) n;"
         "create table nokey (v text); create unlogged table scratch (id int); analyze"
     )
-    site = sites.start()
+    site = sites.start("sync: {rows_per_second: 4000, jobs: 1}")
     page = site.page()
     page.goto("/")
     expect(page.get_by_role("heading", name="Nothing is streamed yet")).to_be_visible()
     look(page, "first-start")
 
+    # A connection that does not work says so, and no password comes back.
     page.get_by_label("Name", exact=True).fill("shop")
     page.get_by_label("Address").fill("postgresql://nobody:secret-in-url@127.0.0.1:1/shop")
     page.get_by_role("button", name="Test and go on").click()
@@ -50,35 +74,352 @@ def test_from_nothing_to_a_copy_that_is_seen_live(
     add_source(page, "shop", source, sid="eu", tables=("public.orders", "public.nokey"))
     expect(page.locator(".note.good")).to_contain_text("Connected: PostgreSQL")
     expect(page.get_by_text("unlogged", exact=True)).to_be_visible()
-    look(page, "tables")
+    expect(page.get_by_role("checkbox", name="public.scratch")).to_have_count(0)
+    page.get_by_label("Filter").fill("nokey")
+    expect(page.get_by_role("checkbox", name="public.orders")).to_be_hidden()
+    page.get_by_label("Filter").fill("")
     page.get_by_role("combobox", name="Type of public.nokey").select_option("append")
     page.get_by_label("Target of public.nokey").fill("plain")
+    look(page, "tables")
     page.get_by_role("button", name="Add to the draft").click()
 
-    expect(page.get_by_role("heading", name="Plan")).to_be_visible()
     expect(page.get_by_role("row", name="public.orders")).to_contain_text("copy")
     assert source.value("select count(*) from pg_publication") == 0
     look(page, "plan")
     page.get_by_role("button", name="Apply").click()
 
+    # The copy is seen as it goes, without loading the page again.
     expect(page.get_by_text("Revision 1 runs now")).to_be_visible()
-    row = page.get_by_role("row", name="public.orders")
-    expect(row).to_contain_text("ready")
-    expect(row).to_contain_text("5\u202f000")
+    stay(page)
+    row = row_of(page, "public.orders")
+    expect(row.get_by_role("progressbar")).to_be_visible()
+    expect(row).to_contain_text("copying")
+    look(page, "copying")
+    expect(row).to_contain_text("ready", timeout=60_000)
+    expect(row.get_by_role("progressbar")).to_have_count(0)
+    expect(row_of(page, "public.nokey")).to_contain_text("public.plain")
     expect(page.locator("#connection")).to_have_text("live")
-    source.execute("insert into orders select n, 'y' from generate_series(5001, 9000) n")
+
+    # Then the stream: a rate that is drawn, and no lag once it is through.
+    source.execute("insert into orders select n, 'y' from generate_series(20001, 40000) n")
     expect(page.locator("[data-spark] polyline")).to_have_count(1)
-    eventually(lambda: target.value("select count(*) from orders") == 9000)
+    eventually(lambda: target.value("select count(*) from orders") == 40000)
+    expect(page.get_by_role("heading", name="1 source streams, 2 tables ready")).to_be_visible()
+    assert has_stayed(page)
     look(page, "overview")
+
     row.get_by_role("link", name="public.orders").click()
     expect(page.get_by_role("heading", name="public.orders")).to_be_visible()
+    expect(page.get_by_role("row", name="id key integer id integer")).to_be_visible()
     look(page, "table")
+    for name, path in (("mapping", "/mapping"), ("history", "/history"), ("export", "/export")):
+        page.goto(path)
+        look(page, name)
     page.goto("/mapping")
-    look(page, "mapping")
     page.get_by_role("link", name="shop", exact=True).click()
     look(page, "database")
-    page.get_by_role("link", name="public.orders").click()
-    look(page, "rule")
-    page.goto("/history")
-    look(page, "history")
+    page.get_by_role("link", name="eu", exact=True).click()
+    page.get_by_role("button", name="Test the connection").click()
+    expect(page.locator(".note.good")).to_contain_text("Connected")
+    look(page, "url")
+    assert PASSWORD not in page.content()
     assert PASSWORD not in site.process.output
+
+
+def test_errors_are_shown_with_what_to_do_and_are_mended(
+    sites: Sites, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute(
+            "create table t (id int primary key); create table q (id int primary key, v int)"
+        )
+    target.execute("alter table q add constraint positive check (v > 0)")
+    site = sites.start()
+    page = site.page()
+    page.goto("/")
+    add_source(page, "shop", source, tables=("public.t", "public.q"))
+    apply(page)
+    expect(row_of(page, "public.t")).to_contain_text("ready")
+    page.goto("/mapping")
+    page.get_by_role("link", name="shop", exact=True).click()
+    page.get_by_role("link", name="public.q").click()
+    page.get_by_text("More settings").click()
+    page.get_by_label("When the target refuses").select_option("quarantine")
+    page.get_by_role("button", name="Change the draft").click()
+    expect(page.get_by_text("The draft differs from what runs")).to_be_visible()
+    page.get_by_role("link", name="See the plan").click()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("Revision 2 runs now")).to_be_visible()
+
+    # A column that the target lacks: it is seen without looking for it, and what to do is exact.
+    stay(page)
+    source.execute("alter table t add v text; insert into t values (1, 'one')")
+    row = row_of(page, "public.t")
+    expect(row).to_contain_text("error")
+    attention = page.get_by_role("region", name="Needs somebody")
+    expect(attention).to_contain_text("add column")
+    assert has_stayed(page)
+    look(page, "in-error")
+    attention.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", name="What stopped it")).to_be_visible()
+    expect(page.get_by_text("missing in the target")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="has no column").first).to_be_visible()
+    look(page, "table-in-error")
+    (sql,) = page.locator(".finding pre").all()
+    statement = sql.evaluate("e => e.firstChild.textContent")
+    assert statement.startswith("alter table")
+    target.execute(statement)
+    stay(page)
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("The table is asked to go on")).to_be_visible()
+    expect(page.locator(".head .state")).to_have_text("ready")
+    eventually(lambda: target.value("select v from t where id = 1") == "one")
+    expect(
+        page.get_by_role("region", name="Recent errors").get_by_role("listitem")
+    ).not_to_have_count(0)
+
+    # Pause and resume, and a second copy.
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".head .state")).to_have_text("paused")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".head .state")).to_have_text("ready")
+    target.execute("delete from t")
+    page.get_by_text("Copy it again").first.click()
+    page.get_by_role("button", name="Copy it again").click()
+    expect(page.get_by_text("asked to be copied again")).to_be_visible()
+    eventually(lambda: target.value("select count(*) from t") == 1)
+    expect(page.locator(".head .state")).to_have_text("ready")
+
+    # A row in quarantine: seen, and tried again once the target takes it; another is given up.
+    source.execute("insert into q values (1, -1), (2, -2), (3, 3)")
+    page.goto("/")
+    expect(page.get_by_text("2 changes are in quarantine")).to_be_visible()
+    page.get_by_text("2 changes are in quarantine").locator("..").get_by_role("link").click()
+    quarantine = page.get_by_role("region", name="Quarantine")
+    expect(quarantine).to_contain_text("id=1")
+    look(page, "quarantine")
+    quarantine.get_by_role("checkbox").nth(1).check()
+    quarantine.get_by_text("Give them up …").click()
+    quarantine.get_by_role("button", name="Give them up").click()
+    expect(page.get_by_text("1 of its changes are given up")).to_be_visible()
+    expect(quarantine.get_by_role("checkbox")).to_have_count(1)
+    target.execute("alter table q drop constraint positive")
+    quarantine.get_by_label("Which").select_option("all")
+    quarantine.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text("Nothing is in quarantine")).to_be_visible()
+    eventually(lambda: target.execute("select id from q order by 1") == [(1,), (3,)])
+
+
+def users() -> str:
+    return f"""
+admin:
+  users:
+  - {{name: alice, role: admin, password_hash: "{hash_password("alice's password")}"}}
+  - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
+"""
+
+
+def log_in(page: Page, name: str, password: str) -> None:
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+
+
+def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
+    sites: Sites, source: Database
+) -> None:
+    source.execute("create table t (id int primary key)")
+    site = sites.start(users())
+    page = site.page()
+    page.goto("/sources/new")
+    look(page, "login")
+    log_in(page, "alice", "guess")
+    expect(page.get_by_role("alert")).to_contain_text("name or password is wrong")
+    log_in(page, "alice", "alice's password")
+    expect(page).to_have_url(f"{site.base}/sources/new")  # where alice wanted to go
+
+    # With nothing but the keyboard.
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    for text in ("shop", source.url, "", ""):
+        page.keyboard.type(text)
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Tables of shop")).to_be_visible()
+    box = page.get_by_role("checkbox", name="public.t")
+    box.focus()
+    page.keyboard.press("Space")
+    expect(box).to_be_checked()
+    apply(page)
+    expect(row_of(page, "public.t")).to_contain_text("ready")
+
+    other = site.page()
+    other.goto("/")
+    log_in(other, "victor", "victor's password")
+    expect(other.get_by_text("victor (viewer)")).to_be_visible()
+    row_of(other, "public.t").get_by_role("link").click()
+    expect(other.get_by_role("heading", name="Columns")).to_be_visible()
+    for path in ("/", "/mapping", "/plan", "/tables/1", "/urls/1", "/databases/1"):
+        other.goto(path)
+        expect(other.locator("form button")).to_have_count(1)
+        expect(other.locator("form button")).to_have_text("Log out")
+    # Nor with a form of one's own.
+    other.goto("/mapping")
+    with other.expect_navigation():
+        other.evaluate(
+            "const f = document.querySelector('form'); f.action = '/databases/1/remove'; f.submit()"
+        )
+    expect(other.get_by_role("alert")).to_contain_text("may look, but not change")
+
+    # The session ends for every page that is open.
+    third = page.context.new_page()
+    third.goto("/")
+    third.get_by_role("button", name="Log out").click()
+    expect(third.get_by_role("heading", name="Log in")).to_be_visible()
+    page.goto("/")
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    for hidden in ("alice's password", "victor's password", "$argon2"):
+        assert hidden not in site.process.output
+
+
+HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;{{7*7}}"
+"""Text that must be seen as it is."""
+
+
+def test_hostile_names_and_values_are_text(
+    sites: Sites, source: Database, target: Database
+) -> None:
+    table = quote_identifier(HOSTILE[:60])
+    column = quote_identifier("<b onclick=alert(1)>c.*\"'")
+    for db in (source, target):
+        db.execute(f"create table {table} (id int primary key, {column} text)")
+    target.execute(
+        f"alter table {table} add constraint {quote_identifier('<i>no</i>')} check (id > 0)"
+    )
+    site = sites.start("on_error: quarantine")
+    page = site.page()
+    page.goto("/")
+    add_source(page, HOSTILE, source, sid="<b>sid</b>", tables=())
+    page.get_by_role("checkbox").first.check()
+    apply(page)
+    link = page.get_by_role("row").get_by_role("link").first
+    expect(link).to_contain_text(HOSTILE[:60])
+    expect(page.get_by_role("row").nth(1)).to_contain_text("ready")
+    look(page, "hostile")
+    source.execute(f"insert into {table} values (-1, '<script>alert(2)</script>')")
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(HOSTILE[:60])
+    expect(page.get_by_text("<b onclick=alert(1)>c.*\"'").first).to_be_visible()
+    quarantine = page.get_by_role("region", name="Quarantine")
+    expect(quarantine).to_contain_text("<i>no</i>")
+    quarantine.get_by_text("all values").click()
+    expect(quarantine).to_contain_text("<script>alert(2)</script>")
+    look(page, "hostile-table")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".head .state")).to_have_text("paused")
+    page.get_by_role("link", name="Edit its rule").click()
+    page.get_by_text("More settings").click()
+    page.get_by_label("Columns left out").fill("</textarea><script>alert(3)</script>")
+    page.get_by_role("button", name="Change the draft").click()
+    expect(page.get_by_label("Columns left out")).to_have_value(
+        "</textarea><script>alert(3)</script>"
+    )
+    page.goto("/history")
+    expect(page.get_by_text("</textarea><script>").first).to_be_visible()
+    page.goto("/plan")
+    expect(page.get_by_role("heading", name="Plan", exact=True)).to_be_visible()
+    assert "49" not in page.get_by_role("main").inner_text().replace(HOSTILE, "")
+
+
+def test_static_mode_only_shows(sites: Sites, source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+    source.parameters = f"password={PASSWORD}"
+    site = sites.start(
+        f'sources: [{{database: shop, urls: [{{url: "{source.url}"}}], tables: {{t: }}}}]'
+    )
+    page = site.page()
+    page.goto("/")
+    expect(page.get_by_text("The mapping is in the configuration file")).to_be_visible()
+    row = row_of(page, "public.t")
+    expect(row).to_contain_text("ready")
+    expect(page.locator("#connection")).to_have_text("live")
+    look(page, "static")
+    source.execute("alter table t add v text; insert into t values (1, 'one')")
+    expect(row).to_contain_text("error")
+    row.get_by_role("link").click()
+    expect(page.get_by_text("missing in the target")).to_be_visible()
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+    for path in ("/", "/mapping", "/tables/1", "/urls/1", "/databases/1", "/export"):
+        page.goto(path)
+        expect(page.locator("form button:enabled")).to_have_count(0)
+        assert PASSWORD not in page.content()
+
+
+def test_without_javascript_nothing_is_missing_but_being_live(
+    sites: Sites, source: Database, target: Database
+) -> None:
+    source.execute("create table t (id int primary key); create table u (id int primary key)")
+    site = sites.start()
+    page = site.page(java_script_enabled=False)
+    page.goto("/")
+    add_source(page, "shop", source, tables=("public.t",))
+    page.get_by_label("Table or pattern").fill("u")
+    apply(page)
+    reloaded(page, lambda: "2 tables ready" in page.get_by_role("heading", level=1).inner_text())
+    row_of(page, "public.t").get_by_role("link").click()
+    page.get_by_role("button", name="Pause").click()
+    reloaded(page, lambda: page.locator(".head .state").inner_text() == "paused")
+    page.get_by_role("button", name="Resume").click()
+    reloaded(page, lambda: page.locator(".head .state").inner_text() == "ready")
+    page.goto("/mapping")
+    page.get_by_role("link", name="shop", exact=True).click()
+    page.get_by_role("link", name="public.u").click()
+    page.get_by_text("Remove this table").click()
+    page.get_by_role("button", name="Remove it from the draft").click()
+    page.get_by_role("link", name="See the plan").click()
+    expect(page.get_by_role("row", name="public.u")).to_contain_text("remove")
+    page.get_by_text("Discard the draft").click()
+    page.get_by_role("button", name="Discard it").click()
+    expect(page.get_by_text("again what was applied last")).to_be_visible()
+    source.execute("insert into u values (1)")
+    eventually(lambda: target.value("select count(*) from u") == 1)
+
+
+def reloaded(page: Page, condition: object) -> None:
+    def look_again() -> object:
+        page.reload()
+        assert callable(condition)
+        return condition()
+
+    eventually(look_again)
+
+
+def test_a_source_and_the_target_go_away_and_the_page_says_so(
+    sites: Sites, source: Database, target: Database
+) -> None:
+    source.execute("create table t (id int primary key)")
+    site: Site = sites.start()
+    page = site.page()
+    page.goto("/")
+    add_source(page, "shop", source, tables=("public.t",))
+    apply(page)
+    expect(row_of(page, "public.t")).to_contain_text("ready")
+    stay(page)
+    target.server.execute(
+        f"alter database {target.name} allow_connections false;"
+        f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{target.name}'"
+    )
+    try:
+        expect(page.get_by_text("may be old, or not all there is")).to_be_visible()
+        look(page, "target-away")
+    finally:
+        target.server.execute(f"alter database {target.name} allow_connections true")
+    expect(page.get_by_text("may be old, or not all there is")).to_have_count(0, timeout=60_000)
+    expect(row_of(page, "public.t")).to_contain_text("ready")
+    assert has_stayed(page)
+    site.process.kill()
+    expect(page.locator("#connection")).to_have_text("not live")

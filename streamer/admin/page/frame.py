@@ -5,6 +5,7 @@ POST that ends in a redirect; what it has to say is kept here under a random nam
 redirect carries: so nobody else can put words on the page.
 """
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -61,7 +62,10 @@ class Frame:
         identity: Identity = request.state.identity
         draft = await self.service.draft()
         may_change = identity.role is Role.ADMIN and not self.service.is_static
-        text = render(
+        note = self._notes.get(request.query_params.get("note", ""))
+        # A long page takes a moment, and the event loop also streams.
+        text = await asyncio.to_thread(
+            render,
             template,
             path=request.url.path,
             identity=identity,
@@ -70,7 +74,7 @@ class Frame:
             is_static=self.service.is_static,
             may_change=may_change,
             draft=draft,
-            note=self._notes.get(request.query_params.get("note", "")),
+            note=note,
             **values,
         )
         return html(text, status)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -61,12 +62,22 @@ def routes(frame: Frame) -> APIRouter:
             return frame.redirect(f"/urls/{number}", plainly(exc), "bad")
         return frame.redirect(f"/urls/{number}", server_line(found))
 
+    @router.post("/import")
+    async def import_yaml(request: Request) -> Response:
+        text = form_text(await request.form(), "yaml")
+        values = models.validate_as(models.ImportBody, {"yaml": text})
+        notes = await service.import_text(FilePath("yaml"), values["yaml"], actor_of(request))
+        said = "; ".join(["The draft is what the file says", *notes])
+        return frame.redirect("/plan", said, "warning" if notes else "good")
+
     @router.post("/settings")
     async def change_settings(request: Request) -> Response:
         form = await request.form()
         names = models.MappingSettings.model_fields
         given = {name: form_text(form, name).strip() or None for name in names}
-        await service.set_settings(models.validate_settings(given), actor_of(request))
+        await service.set_settings(
+            models.validate_as(models.MappingSettings, given), actor_of(request)
+        )
         return frame.redirect("/mapping", "The draft is changed")
 
     return router

@@ -21,27 +21,26 @@ class StatusReader:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._task: asyncio.Task[Row] | None = None
-        self._read_at = 0.0
+        self._read_at = float("-inf")
         self._last: Row | None = None
 
     async def read(self) -> tuple[list[Row], str | None]:
         """Return the sources, and why they may not be as they are now."""
-        if self._task is None and (
-            self._last is None or self._now() - self._read_at > KEEP_SECONDS
-        ):
+        if self._task is None and self._now() - self._read_at > KEEP_SECONDS:
             self._task = asyncio.create_task(self._frame.service.status(), name="status")
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=WAIT_SECONDS)
         reason = None
-        if self._task is not None and self._task.done():
-            task, self._task = self._task, None
-            try:
-                self._last = task.result()
-                self._read_at = self._now()
-            except StreamerError as exc:
-                return self._known(), str(exc)
-        elif self._task is not None:
-            reason = "a server takes long to answer"
+        if (task := self._task) is not None:
+            await asyncio.wait([task], timeout=WAIT_SECONDS)
+            if not task.done():
+                reason = "a server takes long to answer"
+            else:
+                if self._task is task:
+                    self._task, self._read_at = None, self._now()
+                try:
+                    self._last = task.result()
+                except StreamerError as exc:
+                    self._last, self._read_at = None, float("-inf")
+                    return self._known(), str(exc)
         if self._last is None or not self._is_current(self._last):
             return self._known(), reason
         sources: list[Row] = self._last["sources"]
