@@ -1,5 +1,6 @@
 """The page over HTTP: who may ask, what is sent, what is escaped. A browser looks in tests/browser."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
+from streamer.admin.page import overview
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
 
 USERS = f"""
@@ -263,6 +265,37 @@ async def test_no_page_holds_a_secret(open_admin: OpenAdmin) -> None:
             for hidden in (secret, TOKEN, "target-password"):
                 assert hidden not in page.text, page.request.url
         assert "target-password" in TARGET
+
+
+async def test_a_server_that_takes_long_keeps_nobody_waiting(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "WAIT_SECONDS", 0.05)
+    sources = "sources: [{database: shop, urls: [{url: host=h}], tables: {t: }}]"
+    async with open_admin("", sources=sources) as admin, admin.client(None) as client:
+        answered = asyncio.Event()
+        asked = 0
+
+        async def status() -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            await answered.wait()
+            source: dict[str, Any] = {"database": "shop", "sid": None, "state": "streaming", "slot": "s", "error": None,
+                      "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
+                      "confirmed_flush_lsn": None, "tables": []}  # fmt: skip
+            return {"sources": [source]}
+
+        monkeypatch.setattr(admin.service, "status", status)
+        pages = await asyncio.gather(*(client.get("/") for _ in range(5)))
+        for page in pages:
+            assert "a server takes long to answer" in page.text
+            assert "not started" in page.text
+        answered.set()
+        pages = await asyncio.gather(*(client.get("/") for _ in range(5)))
+        for page in pages:
+            assert "1 source streams" in page.text
+            assert "takes long" not in page.text
+        assert asked == 1
 
 
 async def test_login_leads_back_to_us_and_nowhere_else(open_admin: OpenAdmin) -> None:

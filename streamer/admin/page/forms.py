@@ -5,6 +5,7 @@ the service, whose error names the field. Pure.
 """
 
 import enum
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,15 @@ _TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Pass on what the source got by replication",
         "For cascades; never in a circle.",
     ),
+    "max_retained_wal": (
+        "Limit on the WAL that the source keeps",
+        "Say 20GB. Empty: none.",
+    ),
+    "on_max_retained_wal": ("When that is reached", ""),
+    "heartbeat_interval": (
+        "Seconds between heartbeats",
+        "They measure the way from commit to visible. 0: none.",
+    ),
 }
 _CHOICES: Final = {
     "clone": "clone: keep it equal",
@@ -69,6 +79,9 @@ _CHOICES: Final = {
     "none": "leave them out",
     "add": "add it to the target",
     "ignore": "do without it",
+    "warn": "warn, and let it grow",
+    "spool": "spool: take it to our own disk",
+    "drop": "drop the slot: tables are copied again",
     "text": "text: always works",
     "binary": "binary: a little faster, same types on both sides",
 }
@@ -161,14 +174,13 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _number(field: Field, text: str) -> Any:
-    if not text.strip():
+    text = text.strip()
+    if not text:
         return None if field.is_optional else 0
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise InvalidError(f"{field.name}: expected a number")
+    if re.fullmatch(r"-?\d{1,30}", text, re.ASCII):
+        return int(text)
+    # Whatever else it is, the model knows: a size may have a unit.
+    return float(text) if re.fullmatch(r"-?\d{1,30}\.\d{1,30}", text, re.ASCII) else text
 
 
 def _from_yaml(field: Field, text: str) -> Any:

@@ -274,6 +274,20 @@ function addCopyButtons() {
 }
 addCopyButtons();
 
+// A link from elsewhere comes without the session: who has one need not log in again.
+for (const after of $("form[action='/login'] input[name=next]")) {
+  fetch("/mapping", { redirect: "manual" }).then((response) => {
+    if (response.ok) location.replace(new URL(after.value, location.origin));
+  });
+}
+
+// What a change had to say is said once, not at every reload.
+const address = new URL(location.href);
+if (address.searchParams.has("note")) {
+  address.searchParams.delete("note");
+  history.replaceState(null, "", address);
+}
+
 for (const form of $("form[data-slow]")) {
   form.addEventListener("submit", (event) => {
     const button = event.submitter;

@@ -1,0 +1,167 @@
+"""Settings as forms, and back: nothing is lost, whatever a model has."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.admin import models
+from streamer.admin.page import forms, text
+from streamer.admin.page.frame import own_path
+from streamer.admin.page.mapping import as_given, shown_url
+from streamer.admin.page.view import attention, rule_of, source_view
+from streamer.admin.urls import with_password
+from streamer.conninfo import parse_conninfo
+from streamer.errors import InvalidError
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
+    lambda name: name.strip() == name
+)
+
+
+@pytest.mark.parametrize("kind", ["database", "url", "table"])
+def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None:
+    fields = forms.fields_of(kind)
+    assert {field.name for field in fields} == set(models.default_settings(kind))
+    row = models.default_settings(kind)
+    assert forms.read(fields, as_given(fields, row)) == row
+    assert all(
+        (field.label and field.kind != "yaml") or field.name in ("columns", "set")
+        for field in fields
+    )
+
+
+@given(
+    st.dictionaries(NAMES, NAMES, min_size=1, max_size=4),
+    st.lists(NAMES, max_size=4),
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1),
+)
+def test_what_a_table_says_survives_its_form(
+    columns: dict[str, str], exclude: list[str], condition: str
+) -> None:
+    fields = forms.fields_of("table")
+    row = models.default_settings("table") | {
+        "columns": columns,
+        "exclude": exclude,
+        "filter": condition,
+        "type": "append",
+        "truncate_target": True,
+    }
+    sent = {name: value.replace("\n", "\r\n") for name, value in as_given(fields, row).items()}
+    assert forms.read(fields, sent) == row
+
+
+def test_numbers_may_be_sizes_and_faults_name_their_field() -> None:
+    fields = forms.fields_of("database")
+    sent = as_given(fields, models.default_settings("database")) | {"max_retained_wal": "2GB"}
+    values = models.validate("database", {"name": "x", **forms.read(fields, sent)})
+    assert values["max_retained_wal"] == 2 << 30
+    for wrong in ("nan", "1e9", "a lot", "9" * 40):
+        sent["max_retained_wal"] = wrong
+        with pytest.raises(InvalidError, match="max_retained_wal") as error:
+            models.validate("database", {"name": "x", **forms.read(fields, sent)})
+        assert forms.faulty_field(error.value.message, sent) == "max_retained_wal"
+    table = forms.fields_of("table")
+    with pytest.raises(InvalidError, match="columns"):
+        forms.read(table, {"columns": "a: ["})
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+def test_a_password_typed_beside_a_url_is_the_one_that_is_used(password: str) -> None:
+    for url in (
+        "postgresql://u@h/db",
+        "postgresql://u:old@h/db?sslmode=require",
+        "postgresql://h/db",
+        "postgresql://h/db?password=old",
+        "host=h user=u",
+        "host=h password='old one' user=u",
+        "host=h password=old user=u",
+    ):
+        joined = with_password(url, password)
+        assert parse_conninfo(joined.replace("$${", "${"))["password"] == password, joined
+        assert password in ("old", "***") or len(password) < 4 or password not in shown_url(joined)
+
+
+def test_a_reference_typed_as_password_stays_one() -> None:
+    assert with_password("postgresql://u@h/db", "${PW}") == "postgresql://u:${PW}@h/db"
+    assert with_password("host=h", "${PW}") == "host=h password=${PW}"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "postgres//u:secret@h",
+        "postgresql://u:secret@h:x/db",
+        "password=secret",
+        "host = a password = 'secret",
+    ],
+)
+def test_what_cannot_be_read_is_not_shown_either(typed: str) -> None:
+    assert "secret" not in shown_url(typed)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [("/a?b=c", "/a?b=c"), ("//h", "/"), ("/\\h", "/"), ("http://h", "/"), ("x", "/"), (None, "/"), ("/\n", "/"), ("///h", "/")],
+)  # fmt: skip
+def test_only_our_own_pages_follow_a_login(path: str | None, wanted: str) -> None:
+    assert own_path(path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (text.size(None), "\u2013"),
+        (text.size(0), "0\u00a0B"),
+        (text.size(1536), "1.5\u00a0kB"),
+        (text.size(999 * 1024**3), "999\u00a0GB"),
+        (text.size(5 * 1024**5), "5120\u00a0TB"),
+        (text.duration(0.04), "0.0\u00a0s"),
+        (text.duration(75), "75\u00a0s"),
+        (text.duration(3600), "60\u00a0min"),
+        (text.duration(7800), "2\u00a0h 10\u00a0min"),
+        (text.duration(90000 * 3), "3\u00a0d 3\u00a0h"),
+        (text.count(1234567), "1\u202f234\u202f567"),
+        (text.rate(0.5), "0.5/s"),
+        (text.plural(1, "row"), "1 row"),
+    ],
+)
+def test_numbers_are_written_for_people(written: str, wanted: str) -> None:
+    assert written == wanted
+
+
+def table(source: str, **fields: Any) -> dict[str, Any]:
+    usual = {"target": source, "type": "clone", "state": "ready", "error": None, "quarantined": 0}
+    return {"source": source, "rows_copied": 0, "rows_total": None, **usual, **fields}
+
+
+def test_a_source_with_many_tables_shows_those_first_that_need_somebody() -> None:
+    tables = [table(f"public.t{n:04}") for n in range(1000)]
+    tables[700] |= {"state": "error", "error": "broken"}
+    tables[800] |= {"state": "copying", "rows_copied": 5, "rows_total": 10}
+    tables[900] |= {"quarantined": 3}
+    source = {
+        "database": "shop", "sid": None, "state": "streaming", "error": None,
+        "backlog": {"state": "over"}, "tables": tables,
+    }  # fmt: skip
+    shown = source_view(source)
+    names = [each["source"] for each in shown["tables"]]
+    assert {"public.t0700", "public.t0800", "public.t0900"} <= set(names)
+    assert (len(names) < 100, names == sorted(names), shown["table_count"]) == (True, True, 1000)
+    assert {each["progress"] for each in shown["tables"]} == {None, 0.5}
+    assert len(source_view(source, is_whole=True)["tables"]) == 1000
+    assert [item["place"] for item in attention([source])] == [
+        "shop", "shop public.t0700", "shop public.t0900",
+    ]  # fmt: skip
+
+
+def test_an_exact_rule_is_the_one_that_is_edited() -> None:
+    rows = [
+        {"schema": "public", "name": "*", "id": 1},
+        {"schema": "public", "name": '"a.b"', "id": 2},
+    ]
+    exact, by_pattern = rule_of(rows, 'public."a.b"'), rule_of(rows, "public.c")
+    assert exact is not None
+    assert by_pattern is not None
+    assert (exact["id"], by_pattern["id"], rule_of(rows, "x.y")) == (2, 1, None)
