@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from streamer.apply.target import TargetAddress
 from streamer.errors import SourceError, StreamerError
-from streamer.lsn import Lsn
+from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Mapping, SourceMapping
@@ -17,7 +17,7 @@ from streamer.runtime.backlog import Backlog
 from streamer.source.backlog import read_retained
 from streamer.source.catalog import flush_wal, read_flush_lsn
 from streamer.source.connection import connection
-from streamer.source.slot import read_slot
+from streamer.source.slot import read_slot, read_visible_lsn
 
 WAIT_POLL_SECONDS: Final = 0.1
 
@@ -62,6 +62,7 @@ class SourceStatus:
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     retained_wal_bytes: int | None = None
+    heartbeat_seconds: float | None = None
     error: str | None = None
     backlog: dict[str, Any] | None = None
     tables: list[TableStatus] = field(default_factory=list)
@@ -166,6 +167,7 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     try:
         async with connection(source) as plain:
             slot = await read_slot(plain, source.slot)
+            visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
             retained = await read_retained(plain, source)
     except SourceError as exc:
@@ -183,16 +185,20 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # What is acknowledged may be in a journal only, and not at the target yet.
+        # What is acknowledged may be in a journal only, not at the target yet; and what is there
+        # may not be acknowledged yet.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)
-        status.lag_bytes = max(0, end - position)
+        status.lag_bytes = max(0, end - max(position, visible_lsn or NOTHING))
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
     if record is not None and record.visible_time is not None:
         age = (datetime.now(UTC) - record.visible_time).total_seconds()
         status.lag_seconds = 0.0 if status.lag_bytes == 0 else round(max(0.0, age), 3)
+    if record is not None and record.heartbeat_seconds is not None and slot.active_pid is not None:
+        overdue = record.heartbeat_overdue_seconds or 0.0
+        status.heartbeat_seconds = round(max(record.heartbeat_seconds, overdue), 3)
 
 
 def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) -> None:

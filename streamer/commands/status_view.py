@@ -45,6 +45,9 @@ def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
     if status.lag_seconds is not None:
         seconds = status.lag_seconds
         title.append(", ").append(format_seconds(seconds), lag_style(seconds))
+    if status.heartbeat_seconds is not None:
+        seconds = status.heartbeat_seconds
+        title.append(", heartbeat ").append(format_seconds(seconds), lag_style(seconds))
     retained = status.retained_wal_bytes
     title.append(f", WAL retained {'?' if retained is None else format_bytes(retained)}")
     if status.backlog is not None:

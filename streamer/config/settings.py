@@ -207,6 +207,7 @@ class SourceSettings(Strict):
     forward_origins: bool = False
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
+    heartbeat_interval: float | None = Field(default=None, ge=0, le=3600)
 
 
 class Settings(BaseSettings):
@@ -227,6 +228,7 @@ class Settings(BaseSettings):
     commit_interval: float = Field(default=0.2, ge=0, le=60)
     consistency: Literal["table", "transaction"] = "table"
     on_error: OnError = OnError.STOP
+    heartbeat_interval: float = Field(default=5.0, ge=0, le=3600)
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     spool: SpoolSettings = SpoolSettings()

@@ -139,6 +139,7 @@ class MappingBuilder:
                     forward_origins=group.forward_origins,
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
+                    heartbeat_interval=group.heartbeat_interval,
                 )
             )
         return sources

@@ -88,6 +88,8 @@ class SourceRecord:
     last_transaction: Landmark | None
     backlog: dict[str, Any] | None
     """What was stored of it last: see `set_backlog`."""
+    heartbeat_seconds: float | None
+    heartbeat_overdue_seconds: float | None
 
     @property
     def label(self) -> str:
@@ -151,7 +153,9 @@ class Request:
 _SOURCES_SQL: Final = """
 select id as source_id, database, sid, system_identifier, slot, publication, state, error,
        acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
-       backlog
+       backlog,
+       heartbeat_seconds,
+       extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds
 from streamer.source order by database, sid
 """
 _RELATIONS_SQL: Final = """
@@ -320,6 +324,7 @@ class Store:
         lsn: Lsn,
         visible_time: datetime | None,
         landmark: Landmark | None,
+        heartbeat_seconds: float | None,
     ) -> None:
         """Store what is about to be acknowledged; it must be durable here before the source hears
         of it.
@@ -333,18 +338,30 @@ class Store:
             rows = await connection.fetch(
                 "update streamer.source set acknowledged_lsn = $3::text::pg_lsn,"
                 " visible_time = greatest(visible_time, $4),"
-                " last_transaction = coalesce($5::text::jsonb, last_transaction)"
+                " last_transaction = coalesce($5::text::jsonb, last_transaction),"
+                " heartbeat_seconds = $6"
                 " where id = $1 and acknowledged_lsn = any ($2::text[]::pg_lsn[]) returning id",
                 source_id,
                 list(map(str, stored)),
                 str(lsn),
                 visible_time,
                 landmark.to_json() if landmark is not None else None,
+                heartbeat_seconds,
             )
         if not rows:
             raise TargetFencedError(
                 "target: another process has moved the acknowledged position, or the target was "
                 "restored to an earlier time"
+            )
+
+    async def set_heartbeat_overdue(self, source_id: int, seconds: float | None) -> None:
+        """Say for how long a heartbeat has been on its way, or that none has for too long."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.source"
+                " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
+                source_id,
+                seconds,
             )
 
     async def reset_acknowledged(self, source_id: int, lsn: Lsn) -> None:

@@ -302,6 +302,8 @@ class SourceMapping:
     streaming: bool = True
     transport: Transport = Transport.TEXT
     forward_origins: bool = False
+    heartbeat_interval: float | None = None
+    """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
 

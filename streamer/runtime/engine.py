@@ -40,7 +40,7 @@ from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.shared import Shared
+from streamer.runtime.shared import SOURCE_STATES, Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
@@ -205,6 +205,7 @@ class Engine:
             ),
             target_namespace=settings.target.schema_,
             by_transaction=settings.consistency == "transaction",
+            heartbeat_interval=settings.heartbeat_interval,
         )
 
     async def _run_tasks(self, shared: Shared) -> None:
@@ -428,6 +429,19 @@ class Engine:
             "streamer_lag_seconds", "Age of the oldest change that is not visible", labels
         )
         retained = gauge("streamer_retained_wal_bytes", "WAL the source keeps for our slot", labels)
+        safe = gauge(
+            "streamer_slot_safe_wal_bytes",
+            "WAL that may still be written before the source gives up our slot",
+            labels,
+        )
+        heartbeat = gauge(
+            "streamer_heartbeat_seconds",
+            "Time from a commit at the source until everything up to it is durable here",
+            labels,
+        )
+        sources = gauge(
+            "streamer_source_state", "1 for the state a source is in", (*labels, "state")
+        )
         states = gauge(
             "streamer_table_state", "1 for the state a table is in", (*labels, "table", "state")
         )
@@ -453,14 +467,23 @@ class Engine:
                 seconds.add_metric(names, pipeline.lag_seconds(datetime.now(UTC)))
                 if health.restart_lsn is not None:
                     retained.add_metric(names, max(0, health.wal_end_lsn - health.restart_lsn))
+                if health.safe_wal_bytes is not None:
+                    safe.add_metric(names, health.safe_wal_bytes)
+                if (beat := pipeline.heartbeat.seconds) is not None:
+                    heartbeat.add_metric(names, beat)
             if pipeline is None and (backlog := supervisor.guard.backlog) is not None:
                 retained.add_metric(names, backlog.retained_bytes)
+            for its in SOURCE_STATES:
+                sources.add_metric((*names, its), float(its == health.state))
             for table, state in health.table_states.items():
                 for each in State:
                     states.add_metric((*names, table, each), float(each == state))
             for table, count in health.quarantined.items():
                 quarantined.add_metric((*names, table), count)
-        return (lag, seconds, retained, ratio, journal, states, quarantined)
+        return (
+            *(lag, seconds, retained, safe, heartbeat, ratio, journal),
+            *(sources, states, quarantined),
+        )
 
 
 async def _check_resolves(mapping: Mapping) -> None:

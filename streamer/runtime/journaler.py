@@ -11,6 +11,7 @@ from typing import Final
 
 from streamer.errors import SourceConnectionError, SourceDivergedError
 from streamer.failpoints import failpoint
+from streamer.lsn import NOTHING
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.stream import ReplicationStream
@@ -61,7 +62,7 @@ class Journaler:
                 if gatherer.is_between_transactions:
                     is_same = is_same and gatherer.keepalive(burst.wal_end_lsn)
                 if burst.reply_requested:
-                    stream.send_status(self._journal.end_lsn)
+                    stream.send_status(self._journal.end_lsn, NOTHING)
             if not is_same:
                 raise SourceDivergedError(
                     f'source "{self._label}" sends another history than the one that is in its '
@@ -100,7 +101,7 @@ class Journaler:
                 self._journal.changed.set()
             self._has_room.set()
             if self._journal.end_lsn > before:
-                self._stream.send_status(self._journal.end_lsn)
+                self._stream.send_status(self._journal.end_lsn, NOTHING)
                 failpoint("journal.acknowledged")
 
     async def _give_feedback(self) -> None:
@@ -111,5 +112,5 @@ class Journaler:
                 raise SourceConnectionError(
                     f'source "{self._label}" has not answered for {quiet:.0f} s'
                 )
-            self._stream.send_status(self._journal.end_lsn, request_reply=quiet > silence)
+            self._stream.send_status(self._journal.end_lsn, NOTHING, request_reply=quiet > silence)
             await asyncio.sleep(self._interval)

@@ -50,11 +50,13 @@ from streamer.route.mapping import (
     RelationName,
     SourceMapping,
 )
+from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.backlog import BacklogGuard
-from streamer.runtime.held import publish_held
+from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.link import Link
 from streamer.runtime.relations import Relations, resolve_at
 from streamer.runtime.shared import Health, Shared
+from streamer.runtime.telling import tell
 from streamer.runtime.transport import TEXT, choose_transport
 from streamer.source.catalog import (
     SourceRelation,
@@ -64,7 +66,7 @@ from streamer.source.catalog import (
     read_flush_lsn,
     read_server,
 )
-from streamer.source.connection import connection, translating
+from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
@@ -115,6 +117,7 @@ class Pipeline:
         self._record: SourceRecord
         self._server: SourceServer
         self._tracker = ProgressTracker(NOTHING)
+        self.heartbeat = Heartbeat(source, shared)
         self._relations = Relations(source.label, shared, self, self.health)
         self._open_lanes: dict[Lane, None] = {}
         self._stored_marks: dict[int, str] = {}
@@ -126,12 +129,7 @@ class Pipeline:
         )
         self._coordinator: SyncCoordinator
         self._stream: ChangeStream
-        self._stored_lsn = NOTHING
-        self._acknowledged = {NOTHING}
-        """What may be stored as acknowledged: several, while answers were lost."""
-        self._storing = asyncio.Lock()
-        self._stored_at = 0.0
-        self._visible_time: datetime | None = None
+        self._acknowledgement: Acknowledgement
         self._durable_time = 0
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
@@ -218,8 +216,9 @@ class Pipeline:
             self._record = await store.register_source(source)
             self._tracker = ProgressTracker(start_lsn)
             self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
-            self._stored_lsn = start_lsn
-            self._acknowledged = {self._record.acknowledged_lsn}
+            self._acknowledgement = Acknowledgement(
+                store, self._record, self._tracker, self._landmarks, self.heartbeat
+            )
             self._stream = await self._link.open_stream(
                 start_lsn, binary=self._binary_types != TEXT
             )
@@ -292,7 +291,7 @@ class Pipeline:
         log.info(
             "streaming",
             source=self.source.label,
-            lsn=str(self._stored_lsn),
+            lsn=str(self._acknowledgement.stored_lsn),
             transport="text" if self._binary_types == TEXT else "binary",
             reads="slot" if isinstance(self._stream, ReplicationStream) else "journal",
         )
@@ -302,7 +301,7 @@ class Pipeline:
             "feedback": self._give_feedback,
             "sync": self._coordinator.run,
             "requests": self._follow_requests,
-            "held": lambda: publish_held(self._shared, self._record, self._relations),
+            "telling": lambda: tell(shared, self._record, self._relations, self.heartbeat),
             "failure": self._await_failure,
             "monitor": lambda: self._monitor(lock),
         }
@@ -326,8 +325,9 @@ class Pipeline:
                     await asyncio.sleep(0.02)
                 feedback.cancel()
                 await asyncio.wait([feedback])
+                self._acknowledgement.is_wanted = True
                 await self._store_progress()
-                await self._stream.stop(self._stored_lsn)
+                await self._stream.stop(self._acknowledgement.stored_lsn)
 
     async def _close(self) -> None:
         self.is_streaming = False
@@ -358,7 +358,10 @@ class Pipeline:
             if burst.wal_end_lsn is not None:
                 self._handle_keepalive(burst.wal_end_lsn, burst.source_time)
                 if burst.reply_requested:
-                    stream.send_status(self._stored_lsn)
+                    self._send_status()
+                    # Perhaps the server ends, as soon as we have it all.
+                    self._acknowledgement.is_wanted = True
+                    self._advanced.set()
             if not budget.has_room:
                 await budget.wait_for_room()
             elif burst.payloads:
@@ -374,9 +377,10 @@ class Pipeline:
         if not self._landmarks.passed(wal_end_lsn):
             raise self._link.another_history()
         self._tracker.keepalive(wal_end_lsn)
+        self.heartbeat.look(self._tracker)
         if self._tracker.is_idle:
             self._durable_time = max(self._durable_time, source_time)
-        if time.monotonic() - self._stored_at >= QUIET_SECONDS:
+        if time.monotonic() - self._acknowledgement.stored_at >= QUIET_SECONDS:
             self._advanced.set()
 
     def _dispatch(self, piece: TransactionPiece) -> None:
@@ -409,6 +413,8 @@ class Pipeline:
         if self._tracker.is_idle:  # all that was committed before is visible
             self._durable_time = max(self._durable_time, transaction.commit_time)
         self._tracker.dispatched(end_lsn, [lane.pending for lane in shares])
+        if not shares:
+            self.heartbeat.look(self._tracker)
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
         is_lead = True
@@ -465,38 +471,26 @@ class Pipeline:
                 raise SourceConnectionError(
                     f'source "{self.source.label}" has not answered for {quiet:.0f} s'
                 )
-            self._stream.send_status(self._stored_lsn, request_reply=quiet > silence)
+            self._send_status(request_reply=quiet > silence)
             failpoint("acknowledge.after_send")
             self._check_reached_stop()
 
+    def _send_status(self, *, request_reply: bool = False) -> None:
+        self._stream.send_status(
+            self._acknowledgement.stored_lsn, self._tracker.flush_lsn, request_reply=request_reply
+        )
+
     async def _store_progress(self) -> None:
-        """Store what may be acknowledged. Only then is it: a slot is never ahead of the target."""
-        async with self._storing:  # at the end, two tasks want to
-            flush_lsn = self._tracker.flush_lsn
-            visible_time = to_datetime(self._durable_time) if self._durable_time else None
-            if flush_lsn <= self._stored_lsn and visible_time == self._visible_time:
-                return
-            failpoint("acknowledge.before_store")
-            before, acknowledged_lsn = set(self._acknowledged), max(flush_lsn, *self._acknowledged)
-            self._acknowledged.add(acknowledged_lsn)
-            await self._shared.store.acknowledge(
-                self._record.source_id,
-                before,
-                acknowledged_lsn,
-                visible_time,
-                self._landmarks.newest_through(acknowledged_lsn),
-            )
-            self._acknowledged = {acknowledged_lsn}
-            self._stored_at = time.monotonic()
-            failpoint("acknowledge.after_store")
-            self._stored_lsn = max(self._stored_lsn, flush_lsn)
-            self._visible_time = self.health.visible_time = visible_time
+        if not isinstance(self._stream, ReplicationStream):  # the journal may go when it is done
+            self._acknowledgement.is_wanted = True
+        await self._acknowledgement.store(self._durable_time)
 
     def _check_reached_stop(self) -> None:
         if self.stop_lsn is None:
             return
+        self._acknowledgement.is_wanted = True
         has_arrived = self._has_passed_stop and self._tracker.is_idle
-        if not has_arrived and self._stored_lsn < self.stop_lsn:
+        if not has_arrived and self._acknowledgement.stored_lsn < self.stop_lsn:
             return
         if self._relations.are_ready:
             self.stop.set()
@@ -504,7 +498,7 @@ class Pipeline:
     @property
     def stored_lsn(self) -> Lsn:
         """Everything up to here is durable in the target, and stored there as such."""
-        return self._stored_lsn
+        return self._acknowledgement.stored_lsn if self.is_streaming else NOTHING
 
     @property
     def is_copying(self) -> bool:
@@ -512,8 +506,7 @@ class Pipeline:
 
     @property
     def lag_bytes(self) -> int:
-        durable_lsn = max(self._stored_lsn, self._tracker.flush_lsn)
-        return max(0, self.health.wal_end_lsn - durable_lsn)
+        return max(0, self.health.wal_end_lsn - self._tracker.flush_lsn)
 
     def lag_seconds(self, now: datetime) -> float:
         """How long ago, at most, what is visible in the target was all there was to see."""
@@ -528,20 +521,24 @@ class Pipeline:
         async with connection(self.source) as plain:
             if self.stop_lsn == EVERYTHING:
                 self.stop_lsn = await flush_wal(plain)
-            while True:
-                await lock.check()
-                with translating(self.source.label):
-                    slot = await read_slot(plain, self.source.slot)
-                    self.health.wal_end_lsn = max(
-                        self.health.wal_end_lsn, await read_flush_lsn(plain)
-                    )
-                check_slot(slot, self.source.slot, self._server.database)
-                assert slot is not None
-                await self._link.check_published(plain)
-                self.health.restart_lsn = slot.restart_lsn
-                await self._guard.store(self._shared.store, self._record.source_id)
-                self._check_reached_stop()
-                await asyncio.sleep(MONITOR_SECONDS)
+            async with asyncio.TaskGroup() as group:
+                beating = self.heartbeat.run(plain, self._server, self._tracker)
+                group.create_task(beating, name=f"heartbeat {self.source.label}")
+                while True:
+                    await self._look_at_source(plain, lock)
+                    await asyncio.sleep(MONITOR_SECONDS)
+
+    async def _look_at_source(self, plain: Connection, lock: SourceLock) -> None:
+        await lock.check()
+        with translating(self.source.label):
+            slot = await read_slot(plain, self.source.slot)
+            self.health.wal_end_lsn = max(self.health.wal_end_lsn, await read_flush_lsn(plain))
+            check_slot(slot, self.source.slot, self._server.database)
+            assert slot is not None
+            await self._link.check_published(plain)
+        self.health.restart_lsn, self.health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
+        await self._guard.store(self._shared.store, self._record.source_id)
+        self._check_reached_stop()
 
     # ---- lanes (LaneOwner) ---------------------------------------------------------------------
 
@@ -556,6 +553,7 @@ class Pipeline:
         assert last.end_lsn is not None
         self._tracker.durable(lane.pending, last.end_lsn)
         self._durable_time = max(self._durable_time, last.transaction.commit_time)
+        self.heartbeat.look(self._tracker)
         self._shared.metrics.count_transactions(self.source.database, self.source.sid, shares)
         self._advanced.set()
 

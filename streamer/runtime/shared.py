@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from streamer.apply.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
@@ -29,6 +30,13 @@ class Shared:
     sync: SyncSettings
     target_namespace: str
     by_transaction: bool
+    heartbeat_interval: float
+    without_heartbeat: set[str] = field(default_factory=set)
+    """Labels of sources of which the log says that they cannot have one."""
+
+
+SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
+"""As they are stored in streamer.source."""
 
 
 @dataclass(slots=True)
@@ -41,6 +49,7 @@ class Health:
     """The other process that runs this source, while there is one."""
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
+    safe_wal_bytes: int | None = None
     visible_time: datetime | None = None
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, str] = field(default_factory=dict)

@@ -44,6 +44,8 @@ class Slot:
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
     invalidation: str | None
+    safe_wal_bytes: int | None = None
+    """How much more WAL may be written until the slot is in danger; None without a limit."""
 
     @classmethod
     def from_view(cls, row: dict[str, Any]) -> Self:
@@ -59,6 +61,7 @@ class Slot:
             invalidation=row.get("invalidation_reason")
             or ("conflict" if row.get("conflicting") else None)
             or ("wal_removed" if lost else None),
+            safe_wal_bytes=row.get("safe_wal_size"),
         )
 
     def is_foreign(self, database: str) -> bool:
@@ -79,6 +82,18 @@ async def read_slot(connection: Connection, name: str) -> Slot | None:
         name,
     )
     return Slot.from_view(rows[0]["slot"]) if rows else None
+
+
+async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
+    """Return up to where whoever streams from *slot* has made changes visible; None if that is not
+    known. It may be ahead of what is acknowledged.
+    """
+    rows = await fetch_all(
+        connection,
+        "select replay_lsn::text as lsn from pg_catalog.pg_stat_replication where pid = %s",
+        slot.active_pid,
+    )
+    return _lsn(rows[0]["lsn"]) if rows else None
 
 
 def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:

@@ -97,7 +97,9 @@ class ChangeStream(Protocol):
     def heard_at(self) -> float: ...
     def read(self) -> Burst: ...
     async def wait_readable(self) -> None: ...
-    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None: ...
+    def send_status(
+        self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False
+    ) -> None: ...
     async def stop(self, flush_lsn: Lsn) -> None: ...
     async def close(self) -> None: ...
 
@@ -239,14 +241,16 @@ class ReplicationStream:
             raise psycopg.errors.error_from_result(result)
         raise SourceConnectionError(f'source "{self._label}" ended the stream')
 
-    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
+    def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
         """Tell the source that everything up to *flush_lsn* is durable; nothing else does so.
 
-        Never waits: what does not fit the socket now goes out with the next call.
+        *visible_lsn*, which is shown there as ``replay_lsn``, is further on where what is in the
+        target is not yet stored as acknowledged. Never waits: what does not fit the socket now goes
+        out with the next call.
         """
         now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
-        received = max(self.received_lsn, flush_lsn)
-        update = _status_update.pack(b"r", received, flush_lsn, flush_lsn, now, request_reply)
+        received = max(self.received_lsn, flush_lsn, visible_lsn)
+        update = _status_update.pack(b"r", received, flush_lsn, visible_lsn, now, request_reply)
         try:
             self._pgconn.put_copy_data(update)
             self._pgconn.flush()
@@ -260,7 +264,7 @@ class ReplicationStream:
         """
         with translating(self._label):
             pgconn = self._pgconn
-            self.send_status(flush_lsn)
+            self.send_status(flush_lsn, flush_lsn)
             pgconn.put_copy_end()
             while pgconn.flush():
                 await self._wait(writable=True)

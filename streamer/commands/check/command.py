@@ -11,7 +11,7 @@ from streamer.apply import drainer
 from streamer.apply.confirm import confirm_expressions
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
-from streamer.commands.check.source import check_capacity, check_source
+from streamer.commands.check.source import check_capacity, check_heartbeat, check_source
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
 from streamer.commands.check.target import VERSION_MIN, check_server, check_target
 from streamer.commands.check.target_facts import (
@@ -77,6 +77,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
     report.findings += check_capacity(sources, target)
     for facts in sources:
         findings = check_source(facts, target)
+        findings += check_heartbeat(facts, settings.heartbeat_interval)
         if target is not None:
             findings += check_target_tables(facts, target, create_tables=create_tables)
         report.findings += in_order(findings)

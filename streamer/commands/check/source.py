@@ -140,6 +140,26 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
         )
 
 
+def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
+    """Whether heartbeats tell how long commits take to become visible, if they are wanted."""
+    own = facts.source.heartbeat_interval
+    if not (interval if own is None else own) or facts.server is None or facts.usage is None:
+        return
+    place, server = Place(facts.label), facts.server
+    if server.in_recovery:
+        yield info(place, "has no heartbeats, because it is a standby")
+    elif not facts.usage.may_beat:
+        types = "boolean, text, text" + (", boolean" if server.version >= 17_00_00 else "")
+        function = f"pg_catalog.pg_logical_emit_message({types})"
+        role = quote_identifier(server.role)
+        yield info(
+            place,
+            f'has no heartbeats, because role "{server.role}" may not execute '
+            "pg_logical_emit_message",
+            at_source(f"grant execute on function {function} to {role}"),
+        )
+
+
 def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
     """Text that the target may refuse."""
     words = "create the target database with: encoding 'UTF8' template template0"

@@ -43,6 +43,8 @@ class Usage:
     is_target: bool
     locale: str = ""
     """Provider, collation and character types of the database."""
+    may_beat: bool = True
+    """Whether our role may commit heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,10 @@ select pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
                                                  pg_catalog.to_jsonb(d) ->> 'daticulocale'))
          as locale,
        pg_catalog.has_database_privilege(d.oid, 'create') as may_create,
+       (select pg_catalog.has_function_privilege(oid, 'execute') from pg_catalog.pg_proc
+         where pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+           and proname = 'pg_logical_emit_message'
+           and proargtypes[2] = 'text'::pg_catalog.regtype) as may_beat,
        (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
        (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects,

@@ -81,14 +81,14 @@ class JournalStream:
                 burst.wal_end_lsn = record.lsn
         self._lsn = max(self._lsn, record.lsn)
 
-    def send_status(self, flush_lsn: Lsn, *, request_reply: bool = False) -> None:
+    def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
         """The target has everything up to *flush_lsn*."""
-        del request_reply
+        del visible_lsn, request_reply
         self._journal.trim(flush_lsn)
 
     async def stop(self, flush_lsn: Lsn) -> None:
         """End in order."""
-        self.send_status(flush_lsn)
+        self.send_status(flush_lsn, flush_lsn)
 
     async def close(self) -> None:
         """Leave the journal as it is."""

@@ -1,4 +1,5 @@
-"""Tells the bookkeeping how many changes wait in this process, for `streamer status`.
+"""Tells the bookkeeping what only this process knows, for `streamer status`: how many changes wait
+in it, and that a heartbeat is overdue.
 
 Only when that has changed, and every few seconds at most: where nothing is held nothing is written.
 What a process that died has said counts no longer, because what it held comes again; so the first
@@ -10,24 +11,31 @@ from typing import Final
 
 from streamer.errors import TargetError
 from streamer.progress.store import HeldRecord, SourceRecord
+from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.shared import Shared
 
-PUBLISH_SECONDS: Final = 2.0
+TELL_SECONDS: Final = 2.0
 
 
-async def publish_held(shared: Shared, source: SourceRecord, relations: Relations) -> None:
-    """Tell of *relations* of *source* until cancelled."""
+async def tell(
+    shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+) -> None:
+    """Tell of a source until cancelled."""
     told: list[HeldRecord] | None = None
+    was_overdue: bool | None = None
     while True:
-        held = _held(relations)
-        if held != told:
-            try:
+        held, overdue = _held(relations), heartbeat.overdue_seconds
+        try:
+            if held != told:
                 await shared.store.set_held(source.source_id, held)
                 told = held
-            except TargetError as exc:  # said later: it is no reason to stop a stream
-                shared.metrics.count_error(exc, source.database, source.sid)
-        await asyncio.sleep(PUBLISH_SECONDS)
+            if was_overdue is not (overdue is not None):
+                await shared.store.set_heartbeat_overdue(source.source_id, overdue)
+                was_overdue = overdue is not None
+        except TargetError as exc:  # said later: it is no reason to stop a stream
+            shared.metrics.count_error(exc, source.database, source.sid)
+        await asyncio.sleep(TELL_SECONDS)
 
 
 def _held(relations: Relations) -> list[HeldRecord]:

@@ -1,0 +1,87 @@
+"""How far a source may be told that the target has everything: stored in the target first.
+
+Only what is stored is acknowledged, so a slot is never ahead of what the target knows; one that is
+was moved by somebody, or the target went back in time.
+"""
+
+import asyncio
+import time
+from datetime import datetime
+from typing import Final
+
+from streamer.decode.pgoutput import to_datetime
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.progress.landmark import Landmarks
+from streamer.progress.store import SourceRecord, Store
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+
+ALONE_SECONDS: Final = 15.0
+"""How often a position is stored that nothing but our heartbeats moves.
+
+An idle target would otherwise have a commit for each of them.
+"""
+
+
+class Acknowledgement:
+    """What is stored of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        store: Store,
+        record: SourceRecord,
+        tracker: ProgressTracker,
+        landmarks: Landmarks,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self.stored_lsn = tracker.flush_lsn
+        """What may be acknowledged now."""
+        self.stored_at = 0.0
+        self.is_wanted = False
+        """Somebody waits for it, be it heartbeats only."""
+        self._store = store
+        self._source_id = record.source_id
+        self._tracker = tracker
+        self._landmarks = landmarks
+        self._heartbeat = heartbeat
+        self._candidates = {record.acknowledged_lsn}
+        """What may be stored: several, while answers were lost."""
+        self._visible_time: datetime | None = None
+        self._storing = asyncio.Lock()
+
+    async def store(self, durable_time: int) -> None:
+        """Store what may be acknowledged. *durable_time*: what was committed until then is visible,
+        in the source's time; 0 if that is not known.
+
+        Raises TargetConnectionError, TargetFencedError.
+        """
+        async with self._storing:  # at the end, two tasks want to
+            flush_lsn = self._tracker.flush_lsn
+            visible_time = to_datetime(durable_time) if durable_time else None
+            if not self._is_worth_storing(flush_lsn, visible_time):
+                return
+            failpoint("acknowledge.before_store")
+            before, acknowledged_lsn = set(self._candidates), max(flush_lsn, *self._candidates)
+            self._candidates.add(acknowledged_lsn)
+            await self._store.acknowledge(
+                self._source_id,
+                before,
+                acknowledged_lsn,
+                visible_time,
+                self._landmarks.newest_through(acknowledged_lsn),
+                self._heartbeat.arrived_seconds,
+            )
+            self._candidates = {acknowledged_lsn}
+            self.stored_at = time.monotonic()
+            self.is_wanted = False
+            failpoint("acknowledge.after_store")
+            self.stored_lsn = max(self.stored_lsn, flush_lsn)
+            self._visible_time = visible_time
+
+    def _is_worth_storing(self, flush_lsn: Lsn, visible_time: datetime | None) -> bool:
+        if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:
+            return False
+        is_due = time.monotonic() - self.stored_at >= ALONE_SECONDS
+        is_alone = self._heartbeat.wrote_all(self.stored_lsn, flush_lsn)
+        return self.is_wanted or is_due or not is_alone

@@ -1,0 +1,115 @@
+"""A sign of life that travels the whole way: how long a commit takes to become visible, also where
+nobody commits.
+
+Every few seconds an empty transaction, a logical message of ours, is committed at the source. It
+comes by slot and stream like any other and counts as arrived when everything before it is durable
+in the target. One is on its way at a time, so a stream that stands still is not written to; how
+long the present one has taken tells how long it has stood.
+
+The WAL that heartbeats write needs no acknowledgement of its own: where nothing else happens at
+the source, that would be a commit at the target for every beat, see `Heartbeat.wrote_all`.
+
+Times are of our own clock from the answer to our commit on: those of the two servers may differ.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+import structlog
+
+from streamer.errors import Retry, SourceConnectionError, SourceError
+from streamer.lsn import NOTHING, Lsn
+from streamer.progress.tracker import ProgressTracker
+from streamer.route.mapping import SourceMapping
+from streamer.runtime.shared import Shared
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, translating
+from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
+
+log = structlog.get_logger()
+
+OVERDUE_SECONDS: Final = 5.0
+
+
+class Heartbeat:
+    """The heartbeats of one attempt to stream a source."""
+
+    def __init__(self, source: SourceMapping, shared: Shared) -> None:
+        self.arrived_seconds: float | None = None
+        """How long the last one that arrived took."""
+        self._source = source
+        own = source.heartbeat_interval
+        self._interval = shared.heartbeat_interval if own is None else own
+        self._told = shared.without_heartbeat
+        self._sent_at: float | None = None
+        self._lsn = NOTHING
+        self._alone_from = self._alone_through = NOTHING
+
+    async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
+        """Beat until cancelled; return at once where that cannot be.
+
+        Raises SourceConnectionError when the source is lost.
+        """
+        if not self._interval:
+            return
+        with translating(self._source.label):
+            obstacle = await heartbeat_obstacle(plain, server)
+        if obstacle is not None:
+            self._say_off(obstacle)
+            return
+        while True:
+            if self._sent_at is None:
+                try:
+                    await self._beat(plain, tracker)
+                except SourceError as exc:
+                    if isinstance(exc, SourceConnectionError) or exc.retry is Retry.TIMED:
+                        raise
+                    self._say_off(str(exc))
+                    return
+            await asyncio.sleep(self._interval)
+
+    def _say_off(self, obstacle: str) -> None:
+        if self._source.label in self._told:
+            return
+        self._told.add(self._source.label)
+        log.warning("no heartbeats", source=self._source.label, reason=obstacle)
+
+    async def _beat(self, plain: Connection, tracker: ProgressTracker) -> None:
+        beat = await emit_heartbeat(plain, self._source.label)
+        if beat.before_lsn != self._alone_through:
+            self._alone_from = beat.before_lsn
+        self._alone_through = beat.after_lsn
+        self._lsn, self._sent_at = beat.lsn, time.monotonic()
+        self.look(tracker)
+
+    def look(self, tracker: ProgressTracker) -> None:
+        """Something has arrived: it may be the heartbeat."""
+        # Its message lies before the end of its commit: what is durable up to exactly there is not
+        # yet past it.
+        if self._sent_at is not None and tracker.flush_lsn > self._lsn:
+            self.arrived_seconds = time.monotonic() - self._sent_at
+            self._sent_at = None
+
+    @property
+    def travelling_seconds(self) -> float:
+        """How long the present one has been on its way; 0 if none is."""
+        return 0.0 if self._sent_at is None else time.monotonic() - self._sent_at
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a commit takes now: as the last one took, or the present one already has."""
+        travelling = self.travelling_seconds
+        if self.arrived_seconds is None:
+            return travelling or None
+        return max(self.arrived_seconds, travelling)
+
+    @property
+    def overdue_seconds(self) -> float | None:
+        """How long the present one has been on its way, if that is too long."""
+        travelling = self.travelling_seconds
+        return travelling if travelling > OVERDUE_SECONDS else None
+
+    def wrote_all(self, from_lsn: Lsn, through_lsn: Lsn) -> bool:
+        """Whether nothing but heartbeats was written at the source between two positions."""
+        return self._alone_from <= from_lsn and through_lsn <= self._alone_through

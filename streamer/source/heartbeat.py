@@ -1,0 +1,50 @@
+"""Committing a heartbeat: an empty transaction with a logical message, which nobody else sees."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.lsn import Lsn
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, fetch_one, translating
+
+PREFIX: Final = "streamer"
+
+_MAY_SQL: Final = """
+select pg_catalog.has_function_privilege(oid, 'execute') as may_emit
+from pg_catalog.pg_proc
+where pronamespace = 'pg_catalog'::pg_catalog.regnamespace and proname = 'pg_logical_emit_message'
+  and proargtypes[2] = 'text'::pg_catalog.regtype
+"""
+# One transaction. Flushed, or the stream would get it when the WAL writer comes by; and not waiting
+# for a synchronous standby, because that is not what is measured.
+_EMIT_SQL: Final = """
+select pg_catalog.set_config('synchronous_commit', 'local', true),
+       pg_catalog.pg_current_wal_insert_lsn()::text as before_lsn,
+       pg_catalog.pg_logical_emit_message(true, %s::text, ''::text)::text as lsn
+"""
+_AFTER_SQL: Final = "select pg_catalog.pg_current_wal_insert_lsn()::text as after_lsn"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Where a heartbeat lies in the WAL; ``before_lsn`` and ``after_lsn``: where that ended."""
+
+    before_lsn: Lsn
+    lsn: Lsn
+    after_lsn: Lsn
+
+
+async def heartbeat_obstacle(plain: Connection, server: SourceServer) -> str | None:
+    """Return why no heartbeat can be committed there; None if nothing is in the way."""
+    if server.in_recovery:
+        return "the source is a standby"
+    if not (await fetch_one(plain, _MAY_SQL))["may_emit"]:
+        return "the role may not execute pg_logical_emit_message"
+    return None
+
+
+async def emit_heartbeat(plain: Connection, label: str) -> Beat:
+    """Commit a heartbeat. Raises SourceError."""
+    with translating(label):
+        row = await fetch_one(plain, _EMIT_SQL, PREFIX) | await fetch_one(plain, _AFTER_SQL)
+    return Beat(*(Lsn.parse(row[name]) for name in ("before_lsn", "lsn", "after_lsn")))

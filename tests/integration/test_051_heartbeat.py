@@ -1,0 +1,193 @@
+"""Heartbeats: how long a commit takes to become visible, also where nobody commits."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.check.command import check
+from streamer.commands.check.findings import Severity
+from streamer.commands.requests import request
+from tests.support.postgres import Database, database, running, versions
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+TABLE = "t: {initial: none}"
+FAST = "heartbeat_interval: 0.2"
+
+
+@pytest.fixture
+def role(source: Database) -> Iterator[str]:
+    """A role that may replicate."""
+    name = f"beatless_{os.getpid()}"
+    source.execute(f"create role {name} login replication")
+    yield name
+    source.execute(f"drop owned by {name} cascade; drop role {name}")
+
+
+@pytest.fixture(autouse=True)
+def table(source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+
+
+def heartbeat(s: Streamer) -> float | None:
+    for supervisor in s.engine.supervisors:
+        if supervisor.pipeline is not None:
+            return supervisor.pipeline.heartbeat.seconds
+    return None
+
+
+def stored(target: Database) -> object:
+    return target.value("select acknowledged_lsn::text from streamer.source")
+
+
+async def test_an_idle_source_tells_how_long_a_commit_takes(
+    stream: MakeStreamer, target: Database
+) -> None:
+    async with stream(TABLE, settings=FAST) as s:
+        await s.caught_up()
+
+        async def beats() -> bool:
+            return 0 < (heartbeat(s) or 0) < 5
+
+        await s.eventually(beats)
+
+        async def is_told() -> bool:
+            return (await s.status())["heartbeat_seconds"] is not None
+
+        await s.eventually(is_told, 30)
+        status = await s.status()
+        assert 0 <= status["heartbeat_seconds"] < 5
+        metrics = {
+            (sample.name, sample.labels.get("state")): sample.value
+            for metric in s.engine.metrics.registry.collect()
+            for sample in metric.samples
+        }
+        assert metrics["streamer_heartbeat_seconds", None] < 5
+        assert metrics["streamer_source_state", "streaming"] == 1
+        assert metrics["streamer_source_state", "error"] == 0
+
+
+async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_caught_up(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    async with stream(TABLE, settings=FAST) as s:
+        await s.caught_up()
+        acknowledgement = s.engine.supervisors[0].pipeline._acknowledgement  # type: ignore[union-attr]
+        seen: set[object] = set()
+        beats: set[float | None] = set()
+
+        async def has_beaten_often() -> bool:
+            seen.add(acknowledgement.stored_at)
+            beats.add(s.engine.supervisors[0].pipeline.heartbeat.arrived_seconds)  # type: ignore[union-attr]
+            return len(beats) > 12
+
+        await s.eventually(has_beaten_often, 60)
+        # Others use that server as well, so some of it is stored; but far from all.
+        assert len(seen) <= len(beats) / 2
+        await s.caught_up()  # `wait` is answered all the same
+        status = await s.status()
+        assert status["lag_bytes"] < 100_000
+        source.execute("insert into t values (1)")
+        await s.caught_up()
+
+
+async def test_a_stream_that_stands_still_shows_for_how_long_and_is_not_written_to(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    async with stream(TABLE, settings=FAST) as s:
+        await s.caught_up()
+        await request(s.engine._address, "pause", "t", database=None, sid=None)
+        await s.table_state("public.t", "paused")
+        source.execute("insert into t values (1)")
+
+        async def is_overdue() -> bool:
+            return bool(((await s.status())["heartbeat_seconds"] or 0) > 6)
+
+        await s.eventually(is_overdue, 30)
+        assert (heartbeat(s) or 0) > 6
+        await request(s.engine._address, "resume", "t", database=None, sid=None)
+
+        async def is_well() -> bool:
+            return bool((await s.status())["heartbeat_seconds"] < 6)
+
+        await s.eventually(is_well)
+        await s.caught_up()
+
+
+@pytest.mark.parametrize(
+    ("settings", "group"),
+    [("heartbeat_interval: 0", ""), (FAST, "heartbeat_interval: 0")],
+)
+async def test_heartbeats_can_be_off(
+    stream: MakeStreamer, source: Database, settings: str, group: str
+) -> None:
+    async with stream(TABLE, settings=settings, group=group) as s:
+        await s.caught_up()
+        source.execute("insert into t values (1)")
+        await s.caught_up()
+        assert heartbeat(s) is None
+        assert (await s.status())["heartbeat_seconds"] is None
+
+
+async def test_who_may_not_execute_it_streams_without_heartbeats(
+    role: str, stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    signature = "boolean, text, text"
+    if int(str(source.value("show server_version_num"))) >= 17_00_00:
+        signature += ", boolean"
+    source.execute(
+        f"revoke execute on function pg_logical_emit_message({signature}) from public;"
+        f"grant create on database {source.name} to {role}; alter table t owner to {role}"
+    )
+    source.url_user = role
+    async with stream(TABLE, settings=FAST) as s:
+        await s.caught_up()
+        source.execute("insert into t values (1)")
+        await s.caught_up()
+        assert heartbeat(s) is None
+        assert s.engine._shared is not None
+        assert s.engine._shared.without_heartbeat == {"shop"}  # and so the log said it once
+    (finding,) = [f for f in (await check(s.settings, s.mapping)).findings if "emit" in str(f)]
+    assert finding.severity is Severity.INFO
+    assert finding.fix is not None
+    source.execute(";".join(finding.fix.sql))
+    async with stream(TABLE, settings=FAST) as s:
+
+        async def beats() -> bool:
+            return heartbeat(s) is not None
+
+        await s.eventually(beats)
+
+
+async def test_a_source_with_heartbeats_stops_fast(
+    tmp_path: Path, server_directory: Path, target: Database
+) -> None:
+    """A fast stop waits until all is acknowledged, heartbeats included."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(running(server_directory / "heartbeat", versions()["16"]))
+        source = stack.enter_context(database(server, "source"))
+        source.execute("create table t (id int primary key)")
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, TABLE, settings=FAST)
+        s = Streamer(path)
+        s.start()
+        try:
+            await s.caught_up()
+
+            async def beats() -> bool:
+                return heartbeat(s) is not None
+
+            await s.eventually(beats)
+            began = asyncio.get_running_loop().time()
+            await asyncio.to_thread(server.stop, "fast")
+            assert asyncio.get_running_loop().time() - began < 10
+            server.start()
+            source.execute("insert into t values (1)")
+            await s.caught_up(40)
+        finally:
+            await s.stop()
+    assert target.value("select count(*) from t") == 1
