@@ -20,7 +20,7 @@ FROM python:3.12-slim
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends default-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
-RUN useradd --system --create-home --home-dir /var/lib/streamer streamer
+RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/streamer streamer
 COPY --from=build /opt/streamer /opt/streamer
 # The health check asks where the program listens; this is above what the configuration says.
 ENV PATH=/opt/streamer/bin:$PATH \
