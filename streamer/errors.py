@@ -34,6 +34,8 @@ class StreamerError(Exception):
         """The same, in source transactions."""
         self.subject: object = None
         """The relation it is about, where that is known."""
+        self.lsn: str | None = None
+        """The commit of the source transaction it is about, likewise."""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message

@@ -39,7 +39,7 @@ from streamer.decode.pgoutput import TRUNCATE, to_datetime
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row
 from streamer.errors import StreamerError
-from streamer.route.mapping import OnError, TableType
+from streamer.route.mapping import OnError, SourceLabel, TableType
 
 log = structlog.get_logger()
 
@@ -162,7 +162,7 @@ class DivertingApplier(Applier):
             if was_empty and mapped.quarantine.count and follower.reason is not None:
                 log.warning(
                     "rows are in quarantine",
-                    source=f"{mapped.source.database}:{mapped.source.sid or ''}".rstrip(":"),
+                    source=SourceLabel(mapped.source.database, mapped.source.sid),
                     table=str(mapped.mapping.source),
                     rows=mapped.quarantine.count,
                     error=follower.reason.error,

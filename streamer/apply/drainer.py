@@ -90,6 +90,9 @@ class Drainer:
                 await applier.close()
 
     async def _drain(self, lane: Lane) -> None:
+        structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
+        if lane.table is not None:
+            structlog.contextvars.bind_contextvars(table=lane.table)
         backoff = Backoff()
         has_failed = False
         plans_may_be_stale = True
@@ -446,6 +449,7 @@ def _may_divert(share: Share) -> bool:
 
 def _add_context(error: StreamerError, share: Share) -> None:
     transaction = share.transaction
+    error.lsn = str(transaction.final_lsn)
     error.add_note(
         f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
     )

@@ -258,6 +258,8 @@ class Lane:
     queue: ShareQueue
     owner: LaneOwner
     open_spool: Callable[[], ShareSpool]
+    table: str | None = None
+    """The source's table, if it is of one alone."""
     hold: Hold = Hold.NONE
     error: str | None = None
     pending: LanePending = field(default_factory=LanePending)

@@ -12,7 +12,7 @@ from streamer.errors import SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
-from streamer.route.mapping import Mapping, SourceMapping
+from streamer.route.mapping import Mapping, SourceLabel, SourceMapping
 from streamer.runtime.backlog import Backlog
 from streamer.source.backlog import read_retained
 from streamer.source.catalog import flush_wal, read_flush_lsn
@@ -69,7 +69,7 @@ class SourceStatus:
 
     @property
     def label(self) -> str:
-        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+        return SourceLabel(self.database, self.sid)
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}

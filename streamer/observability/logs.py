@@ -1,8 +1,10 @@
 """Logs: one line per event, as text for people or JSON for machines.
 
-Field names: ``source`` (database or database:sid), ``table``, ``lsn``, ``worker``, ``error``,
-``code``. Messages are lower case without a full stop. Connection strings are kept out of messages
-where errors are translated; `redact` is the net below that, for whatever a library may print.
+Field names: ``source`` (database or database:sid) with its parts ``database`` and ``sid``,
+``table``, ``lsn``, ``worker``, ``error``, ``code``. What is said while a source is run, or a lane
+is drained, has those of it without being told: they are bound where that begins. Messages are lower
+case without a full stop. Connection strings are kept out of messages where errors are translated;
+`redact` is the net below that, for whatever a library may print.
 """
 
 import logging
@@ -13,6 +15,8 @@ from typing import Any, Final, Literal
 
 import structlog
 
+from streamer.route.mapping import SourceLabel
+
 LogFormat = Literal["text", "json"]
 
 _URL_PASSWORD: Final = re.compile(r"(postgres(?:ql)?://[^\s:/@]*):[^\s@]*@")
@@ -22,6 +26,15 @@ _WORD_PASSWORD: Final = re.compile(r"(password\s*=\s*)('[^']*'|\S+)", re.IGNOREC
 def redact(text: str) -> str:
     """Blank the passwords of connection strings in *text*."""
     return _WORD_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def _name_source(
+    logger: Any, name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    source = event.get("source")
+    if isinstance(source, SourceLabel):
+        event["database"], event["sid"] = source.database, source.sid
+    return event
 
 
 def _redact_event(
@@ -36,13 +49,16 @@ def _redact_event(
 def configure(level: str, log_format: LogFormat) -> None:
     """Send every log line, ours and libraries', to stderr in one form."""
     shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _redact_event,
     ]
     renderer: Any = structlog.processors.JSONRenderer(sort_keys=False)
-    if log_format == "text":
+    if log_format == "json":
+        shared.insert(1, _name_source)
+    else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -19,7 +19,7 @@ from streamer.errors import StreamerError, TargetConnectionError, TargetError, T
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.landmark import Landmark
-from streamer.route.mapping import Initial, RelationMapping, SourceMapping
+from streamer.route.mapping import Initial, RelationMapping, SourceLabel, SourceMapping
 from streamer.route.resync import Resync
 
 CHANNEL: Final = "streamer"
@@ -93,7 +93,7 @@ class SourceRecord:
 
     @property
     def label(self) -> str:
-        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+        return SourceLabel(self.database, self.sid)
 
 
 @dataclass(frozen=True, slots=True)

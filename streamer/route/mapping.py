@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from streamer.errors import MappingError
 from streamer.route.expressions import Expression
@@ -291,6 +292,20 @@ class Secret:
         return hash(self._value)
 
 
+class SourceLabel(str):
+    """The name people give a source, ``database`` or ``database:sid``, which knows its two parts:
+    either may have a colon in it.
+    """
+
+    database: str
+    sid: str | None
+
+    def __new__(cls, database: str, sid: str | None) -> Self:
+        label = super().__new__(cls, database if sid is None else f"{database}:{sid}")
+        label.database, label.sid = database, sid
+        return label
+
+
 @dataclass(frozen=True, slots=True)
 class SourceMapping:
     """One url: a source database and the rules for its relations."""
@@ -309,8 +324,7 @@ class SourceMapping:
 
     @property
     def label(self) -> str:
-        """The name people give it: ``database`` or ``database:sid``."""
-        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+        return SourceLabel(self.database, self.sid)
 
     @property
     def slot(self) -> str:

@@ -566,6 +566,7 @@ class Pipeline:
                     table=str(mapped.mapping.source),
                     error=str(error),
                     code=error.code,
+                    **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
             await self._store_streaming_state(mapped, State.ERROR, _with_notes(error))
 

@@ -175,17 +175,19 @@ class Relations:
             lane = self._lanes.get(mapped)
             return lane or self._new_lane(str(mapped.mapping.source))
         if self._common_lane is None:
-            self._common_lane = self._new_lane(self._label)
+            self._common_lane = self._new_lane(None)
         return self._common_lane
 
-    def _new_lane(self, name: str) -> Lane:
-        workers = self._shared.workers
+    def _new_lane(self, table: str | None) -> Lane:
+        """Make a lane, for one table alone or for all."""
+        workers, name = self._shared.workers, table or self._label
         number = worker_number(self._label, name, len(workers))
         return Lane(
             f"{self._label} {name}",
             workers[number],
             self._owner,
             lambda: LaneSpool(self._shared.spools),
+            table=table,
         )
 
 

@@ -131,6 +131,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Stream until asked to stop."""
+        structlog.contextvars.bind_contextvars(source=self.source.label)
         backoff = Backoff()
         while not self.stop.is_set():
             try:

@@ -634,7 +634,13 @@ class SyncCoordinator:
                 copy.is_done = True
                 self._copying.discard(copy.mapped)
                 self._metrics.count_copied(copy.mapped, rows, size)
-                log.info("table copied", source=self._source.label, table=copy.name, rows=rows)
+                log.info(
+                    "table copied",
+                    source=self._source.label,
+                    table=copy.name,
+                    lsn=str(copy.consistent_point),
+                    rows=rows,
+                )
                 self._events.copy_finished(copy.mapped, copy.consistent_point)
                 if copy.is_staged:
                     await self._analyze(target, copy)
