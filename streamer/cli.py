@@ -199,6 +199,35 @@ def status(
 
 
 @app.command()
+def doctor(
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Also write all about it, without secrets, to this new file (zip)."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is wrong, and what to do."""
+    from streamer.commands.doctor import bundle as bundle_command
+    from streamer.commands.doctor import diagnosis as doctor_command
+
+    if bundle is not None:
+        _run(bundle_command.check_new(bundle))
+    settings, mapping = _load()
+    diagnosis = _run(doctor_command.diagnose(settings, mapping))
+    if bundle is not None:
+        _run(bundle_command.write_bundle(bundle, settings, mapping, diagnosis))
+    if as_json:
+        _print_json(diagnosis.to_json())
+    else:
+        for line in doctor_command.sentences(diagnosis):
+            typer.echo(line)
+        if bundle is not None:
+            typer.echo(f"written: {bundle}; look at it before you pass it on")
+    if not diagnosis.is_well:
+        raise typer.Exit(1)
+
+
+@app.command()
 def wait(
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds.", min=0)] = 60,
     as_json: JsonOption = False,

@@ -89,9 +89,9 @@ def test_an_alert_is_whole_and_speaks_of_what_there_is(
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     for text in rule["annotations"].values():
         for used in re.findall(r"\{\{(.*?)\}\}", text):
-            assert re.fullmatch(r" \$(labels\.\w+|value( \| humanize(Duration|1024|Percentage)?)?) ", used), (
-                used
-            )
+            assert re.fullmatch(
+                r" \$(labels\.\w+|value( \| humanize(Duration|1024|Percentage)?)?) ", used
+            ), used
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels
     path, anchor = rule["annotations"]["runbook"].split("#")
     assert anchor in anchors(ROOT / path), anchor

@@ -190,6 +190,8 @@ BETWEEN_STAGES = {
     ("sync.tables", "apply.target"),
     # The long-running process serves the admin, which does with the mapping what commands do.
     ("commands.run", "admin.server"),
+    # What may be shown of a connection string is decided in one place.
+    ("commands.doctor.bundle", "admin.urls"),
     # Metrics are counted where things happen, from what windows and shares hold.
     ("apply.commit", "observability.metrics"),
     ("apply.drainer", "observability.metrics"),

@@ -182,6 +182,8 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     if slot is None:
         return
     # Without a process that streams, what was held will come again.
+    if slot.active_pid is None and status.state == "streaming":
+        status.state = "stopped"  # whoever streamed could not say that it ended
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)

@@ -1,0 +1,288 @@
+"""Everything that a bug report needs, in one file without secrets.
+
+Connection strings are shown as the page shows them, without passwords. Below that is a net: every
+secret of the configuration is looked for in what was gathered, and blanked wherever it turns up.
+"""
+
+import asyncio
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from collections.abc import Mapping as Dictionary
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel
+
+from streamer import __version__
+from streamer.admin.urls import MASK, SECRET_PARAMETERS, mask, secret_spans
+from streamer.apply.target import TargetAddress, target_connection
+from streamer.commands.check.command import Examination
+from streamer.commands.doctor.diagnosis import Diagnosis, sentences
+from streamer.config.settings import ENVIRONMENT_PREFIX, Settings
+from streamer.conninfo import parse_conninfo
+from streamer.errors import SettingsError, SourceError, StreamerError, TargetError
+from streamer.observability.logs import redact
+from streamer.route.mapping import Mapping, Secret, SourceMapping
+from streamer.source.connection import connection, fetch_all
+
+NET_LENGTH_MIN: Final = 4
+"""Shorter secrets are not looked for in texts: they would be found in every other word."""
+SECONDS_MAX: Final = 30.0
+
+
+async def check_new(path: Path) -> None:
+    """Make sure that *path* is not there yet, before everything is looked at. Raises
+    SettingsError.
+    """
+    if await asyncio.to_thread(path.exists):
+        raise _there_already(path)
+
+
+def _there_already(path: Path) -> SettingsError:
+    return SettingsError(f"{path} is there already", hint="name a file that is not")
+
+
+async def write_bundle(
+    path: Path, settings: Settings, mapping: Mapping, diagnosis: Diagnosis
+) -> None:
+    """Write a zip file to *path*, which must not be there yet. Raises SettingsError."""
+    texts = {
+        "report.txt": "\n".join(sentences(diagnosis)) + "\n",
+        "report.json": _as_json(diagnosis.to_json()),
+        "check.json": _as_json(diagnosis.examination.report.to_json()),
+        "configuration.yaml": yaml.safe_dump(_configuration(settings, mapping), sort_keys=False),
+        "status.json": _as_json([status.to_json() for status in diagnosis.statuses]),
+        "slots.json": _as_json(await _slots(mapping)),
+        "bookkeeping.json": _as_json(await _bookkeeping(settings)),
+        "versions.json": _as_json(_versions(diagnosis.examination)),
+    }
+    net = _Net(secrets_of(settings, mapping))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in texts.items():
+            archive.writestr(f"streamer/{name}", net.blank(redact(text)))
+    await asyncio.to_thread(_write_new, path, data.getvalue())
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file that is whole or not there, for its owner alone, over nothing that is there."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(name, path)
+        finally:
+            os.unlink(name)
+    except FileExistsError:
+        raise _there_already(path) from None
+    except OSError as exc:
+        raise SettingsError(
+            f"cannot write {path}: {exc.strerror}", hint="name a file in a directory of yours"
+        ) from None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, default=str, ensure_ascii=False) + "\n"
+
+
+# ---- configuration -----------------------------------------------------------------------------
+
+
+def _configuration(settings: Settings, mapping: Mapping) -> Any:
+    shown = _shown(settings)
+    if settings.mapping_database is not None:
+        shown["sources"] = [_shown(source) for source in mapping.sources]
+    names = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
+    return {"settings": shown, "set_by_environment": sorted(names)}
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of the configuration as YAML can hold it, secrets masked."""
+    if isinstance(value, Secret):
+        return MASK
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            field.alias or name: _shown_field(name, getattr(value, name))
+            for name, field in fields.items()
+        }
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _shown_field(field.name, getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Dictionary):
+        return {str(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_shown(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)
+
+
+def _shown_field(name: str, value: Any) -> Any:
+    if name == "url" and isinstance(value, Secret):
+        return mask(value.reveal())
+    return _shown(value)
+
+
+def secrets_of(settings: Settings, mapping: Mapping) -> set[str]:
+    """Return every value that nobody must see."""
+    found = set(_secrets_in(settings))
+    for source in mapping.sources:
+        found |= _secrets_in_url(source.url)
+    return found
+
+
+def _secrets_in(value: Any) -> Iterable[str]:
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            field = getattr(value, name)
+            if isinstance(field, Secret):
+                yield from _secrets_in_url(field) if name == "url" else (field.reveal(),)
+            else:
+                yield from _secrets_in(field)
+    elif isinstance(value, Dictionary):
+        for item in value.values():
+            yield from _secrets_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _secrets_in(item)
+
+
+def _secrets_in_url(url: Secret) -> set[str]:
+    text = url.reveal()
+    written = {span.of(text) for span in secret_spans(text)}
+    try:
+        given = parse_conninfo(text)
+    except ValueError:
+        return written | {text}
+    return written | {value for name, value in given.items() if name in SECRET_PARAMETERS}
+
+
+class _Net:
+    """Blanks secrets in texts, whichever way they got there."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        long_enough = (secret for secret in secrets if len(secret) >= NET_LENGTH_MIN)
+        self._secrets = sorted(long_enough, key=len, reverse=True)
+
+    def blank(self, text: str) -> str:
+        for secret in self._secrets:
+            # As it is, and as it stands in JSON.
+            for ensure_ascii in (True, False):
+                text = text.replace(json.dumps(secret, ensure_ascii=ensure_ascii)[1:-1], MASK)
+            text = text.replace(secret, MASK)
+        return text
+
+
+# ---- servers -----------------------------------------------------------------------------------
+
+_SLOTS_SQL: Final = """
+select pg_catalog.to_jsonb(s) as slot,
+       (select pg_catalog.to_jsonb(r) - 'client_addr' - 'client_hostname'
+        from pg_catalog.pg_stat_replication r where r.pid = s.active_pid) as walsender
+from pg_catalog.pg_replication_slots s where s.slot_name = %s
+"""
+
+
+async def _slots(mapping: Mapping) -> list[Any]:
+    """Return what each source shows of our slot."""
+
+    async def read(source: SourceMapping) -> Any:
+        try:
+            async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
+                return [dict(row) for row in await fetch_all(plain, _SLOTS_SQL, source.slot)]
+        except (SourceError, TimeoutError) as exc:
+            return {"error": str(exc) or "it did not answer in time"}
+
+    found = await asyncio.gather(*map(read, mapping.sources))
+    labels = [source.label for source in mapping.sources]
+    return [{"source": label, "found": its} for label, its in zip(labels, found, strict=True)]
+
+
+# Names and errors, never values of rows.
+_BOOKKEEPING_SQL: Final = {
+    "migrations": "select number, name, applied_at from streamer.migration order by number",
+    "sources": """
+        select database, sid, state, error, slot, publication, holder, acknowledged_lsn::text,
+               visible_time, heartbeat_seconds, heartbeat_since from streamer.source
+        order by database, sid""",
+    "last_changes": """
+        select s.database, s.sid, r.source, r.target, r.type, r.state, r.error, r.changed_at,
+               r.attempt, r.end_lsn::text, r.snapshot_lsn::text, r.rows_copied, r.resync::text
+        from streamer.relation r join streamer.source s on s.id = r.source_id
+        order by r.changed_at desc limit 200""",
+    "held": """
+        select r.source, h.changes, h.bytes, h.behind_lsn::text
+        from streamer.held h join streamer.relation r on r.id = h.relation_id""",
+    "parts": """
+        select r.source, count(*) as parts, count(p.finished_at) as finished,
+               max(p.finished_at) as last_finished_at, min(p.error) as error
+        from streamer.sync_partition p join streamer.relation r on r.id = p.relation_id
+        group by 1""",
+    "quarantine": """
+        select r.source, q.operation, q.code, count(*) as changes, min(q.quarantined_at) as since
+        from streamer.quarantine q join streamer.relation r on r.id = q.relation_id
+        group by 1, 2, 3""",
+    "requests": """
+        select r.source, q.action, q.requested_at
+        from streamer.request q join streamer.relation r on r.id = q.relation_id order by q.id""",
+    "deferred_indexes": "select target, definition from streamer.deferred_index",
+}
+
+
+async def _bookkeeping(settings: Settings) -> Any:
+    address = TargetAddress.parse(settings.target.url)
+    found: dict[str, Any] = {}
+    try:
+        async with (
+            asyncio.timeout(SECONDS_MAX),
+            target_connection(address, "streamer doctor") as target,
+        ):
+            for name, sql in _BOOKKEEPING_SQL.items():
+                try:
+                    found[name] = [dict(row) for row in await target.fetch(sql)]
+                except TargetError as exc:  # an older one, or none at all
+                    found[name] = {"error": str(exc)}
+    except (StreamerError, TimeoutError) as exc:
+        found["error"] = str(exc) or "it did not answer in time"
+    return found
+
+
+def _versions(examination: Examination) -> Any:
+    packages = {
+        name: importlib.metadata.version(name)
+        for name in sorted(
+            {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()},
+            key=str.lower,
+        )
+    }
+    servers = {
+        facts.label: None if facts.server is None else facts.server.version_text
+        for facts in examination.sources
+    }
+    target = examination.target
+    return {
+        "made_at": datetime.now(UTC).isoformat(),
+        "streamer": __version__,
+        "python": sys.version,
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "target_server": None if target is None else target.server.version_text,
+        "source_servers": servers,
+        "packages": packages,
+    }

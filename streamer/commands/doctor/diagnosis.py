@@ -1,0 +1,154 @@
+"""What is wrong, in sentences: what a check finds, and what the status says is not as it should be.
+
+No rules of its own: a check judges servers and configuration, the process has said what it stopped
+for. Errors are what is wrong; warnings are worth knowing, but nothing suffers from them now.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.check.command import Examination, examine
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    Severity,
+    error,
+    in_words,
+    info,
+    run_here,
+    warning,
+)
+from streamer.commands.requests import command_for
+from streamer.commands.screen import format_seconds
+from streamer.commands.status import SourceStatus, TableStatus, read_status
+from streamer.config.settings import Settings
+from streamer.errors import MappingError, StreamerError
+from streamer.observability.logs import redact
+from streamer.route.mapping import Mapping
+from streamer.runtime.heartbeat import OVERDUE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was seen, and what of it is worth a word, the worst first."""
+
+    findings: list[Finding]
+    statuses: list[SourceStatus]
+    examination: Examination
+
+    @property
+    def is_well(self) -> bool:
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"well": self.is_well, "findings": [f.to_json() for f in self.findings]}
+
+
+async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
+    """Look at everything. Raises ConfigurationError; all else is part of the diagnosis."""
+    if not mapping.sources:
+        raise MappingError("no sources", hint="list at least one under `sources`")
+    address = TargetAddress.parse(settings.target.url)
+    examination, statuses = await asyncio.gather(
+        examine(settings, mapping), _statuses(address, mapping)
+    )
+    checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
+    told = [finding for status in statuses for finding in judge_status(status)]
+    # What stopped a source a check finds as well, and says it with what mends it.
+    new = [finding for finding in told if not any(_is_same(finding, each) for each in checked)]
+    worst = list(Severity)
+    findings = sorted([*new, *checked], key=lambda finding: worst.index(finding.severity))
+    return Diagnosis(findings, statuses, examination)
+
+
+async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
+    try:
+        return await read_status(address, mapping)
+    except StreamerError:
+        return []  # a check says that the target is away
+
+
+def _is_same(told: Finding, checked: Finding) -> bool:
+    is_error = checked.severity is Severity.ERROR
+    return is_error and checked.place == told.place and checked.problem in told.problem
+
+
+def judge_status(status: SourceStatus) -> Iterable[Finding]:
+    """Say what of a source is not as it should be. Pure."""
+    place, reason = Place(status.label), f": {status.error}" if status.error else ""
+    match status.state:
+        case "not started":
+            yield error(place, "was never started", run_here("streamer run"))
+        case "stopped":
+            problem = "nobody streams from it, and it keeps its WAL until somebody does"
+            yield error(place, problem, run_here("streamer run"))
+        case "starting":
+            yield warning(place, f"is starting{reason}", in_words("wait a moment and look again"))
+        case "waiting":
+            words = "it is tried again by itself; see to what it waits for"
+            yield error(place, f"is not streaming{reason}", in_words(words))
+        case "error" | "unreachable":
+            words = "mend what the message names; streamer looks again by itself"
+            yield error(place, f"is not streaming{reason}", in_words(words))
+    for table in status.tables:
+        yield from _judge_table(status, table)
+    heartbeat = status.heartbeat_seconds
+    if heartbeat is not None and heartbeat > OVERDUE_SECONDS:
+        problem = f"commits have not become visible for {format_seconds(heartbeat)}"
+        words = "see to what is said of its tables; without that, the target is too slow"
+        yield warning(place, problem, in_words(words))
+
+
+def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
+    place = Place(status.label, table.source)
+
+    def command(action: str) -> str:
+        return command_for(action, table.source, status.database, status.sid)
+
+    held = f", and holds {table.held_changes:,} changes" if table.held_changes else ""
+    match table.state:
+        case "error":
+            yield error(place, f"has stopped{held}: {table.error}", run_here(command("resume")))
+        case "paused":
+            yield warning(place, f"is paused{held}", run_here(command("resume")))
+        case "init" | "copying" | "catching_up":
+            left = table.seconds_left
+            pace = f", {format_seconds(left)} left" if left is not None else ""
+            waits = f"; it waits: {table.error}" if table.error else ""
+            yield info(place, f"is being copied{pace}{waits}")
+    if table.quarantined:
+        problem = f"{table.quarantined:,} changes are in quarantine, so the target lacks them"
+        yield error(place, problem, run_here(command("quarantine list --table")))
+
+
+def sentences(diagnosis: Diagnosis) -> Iterable[str]:
+    """Say it to people, one finding after the other."""
+    titles = {
+        Severity.ERROR: "What is wrong:",
+        Severity.WARNING: "Worth knowing:",
+        Severity.INFO: "Going on:",
+    }
+    for severity, title in titles.items():
+        found = [f for f in diagnosis.findings if f.severity is severity]
+        if found:
+            yield title
+        for finding in found:
+            yield from _sentence(finding)
+    if diagnosis.is_well:
+        yield "Nothing is wrong."
+
+
+def _sentence(finding: Finding) -> Sequence[str]:
+    place, where = finding.place, "The target"
+    if place.source is not None:
+        where = f"Source {place.source}"
+    if place.object is not None:
+        where += f", {place.object}"
+    lines = [f"  {where}: {finding.problem}."]
+    if finding.fix is not None:
+        lines.append(f"    To do: {finding.fix}.")
+    # A name may hold anything, but a sentence is one line.
+    return [redact(line.replace("\n", "\\n").replace("\r", "\\r")) for line in lines]
