@@ -9,8 +9,9 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -124,6 +125,10 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="The process to ask, as http://127.0.0.1:8000.", metavar="URL"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -227,6 +232,34 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command("events")
+def show_events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also lag and rates, which change every second.")
+    ] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the state of everything; with --follow, what happens from then on."""
+    from streamer.admin import tail
+    from streamer.commands.screen import until_interrupted
+
+    async def show() -> None:
+        _, settings = static.read(_globals.config, _globals.overrides)
+        async for name, data in tail.tail(settings, url, follow=follow):
+            if name in tail.CHATTY and not everything:
+                continue
+            now = datetime.now().astimezone()
+            line = tail.as_line((name, data), now)
+            if as_json:
+                line = json.dumps({"at": now.isoformat(), "event": name, **data}, default=str)
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+    _run(until_interrupted(show()))
+
+
 @app.command()
 def wait(
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds.", min=0)] = 60,
@@ -242,10 +275,48 @@ def wait(
         _fail(missing, 1)
 
 
-DatabaseOption = Annotated[str | None, typer.Option(help="Only of this database.")]
-SidOption = Annotated[str | None, typer.Option(help="Only of this sid.")]
+def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:
+    """Return what completes words from the configuration, if that can be read; it says nothing."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        path = ctx.find_root().params.get("config") or _globals.config
+        try:
+            _, mapping = static.load(path, {})
+        except StreamerError:
+            return []
+        return sorted({name for name in names(mapping) if name.startswith(incomplete)})
+
+    return complete
+
+
+def _table_names(mapping: Mapping) -> Iterable[str]:
+    for source in mapping.sources:
+        for rule in source.rules:
+            if not rule.pattern.is_pattern:
+                yield str(rule.pattern).removeprefix("public.")
+
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only of this database.",
+        autocompletion=_completing(lambda mapping: (s.database for s in mapping.sources)),
+    ),
+]
+SidOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only of this sid.",
+        autocompletion=_completing(lambda mapping: (s.sid for s in mapping.sources if s.sid)),
+    ),
+]
 TableArgument = Annotated[
-    str, typer.Argument(help="The source's table, or a pattern such as '*.*'.", metavar="TABLE")
+    str,
+    typer.Argument(
+        help="The source's table, or a pattern such as '*.*'.",
+        metavar="TABLE",
+        autocompletion=_completing(_table_names),
+    ),
 ]
 
 
@@ -473,11 +544,6 @@ admin_app = typer.Typer(help="Credentials and keys of the admin.", no_args_is_he
 app.add_typer(sources_app, name="sources")
 app.add_typer(tables_app, name="tables")
 app.add_typer(admin_app, name="admin")
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option("--url", help="The process to ask, as http://127.0.0.1:8000.", metavar="URL"),
-]
 
 
 def _ask(url: str | None, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:

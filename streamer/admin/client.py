@@ -7,9 +7,10 @@ A process counts only if it has the same mapping database.
 import asyncio
 import getpass
 import json
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -35,6 +36,8 @@ from streamer.route.mapping import Mapping, Secret
 SECONDS_MAX: Final = 300.0
 """A plan looks at every server."""
 PROBE_SECONDS: Final = 3.0
+EVENT_SECONDS: Final = 60.0
+"""A process says something every quarter of a minute."""
 PER_PAGE: Final = 500
 
 
@@ -135,6 +138,34 @@ class RemoteClient:
         notes: list[str] = answer["notes"]
         return notes
 
+    async def events(self) -> AsyncGenerator[tuple[str, Any]]:
+        """Yield what the process tells, a snapshot first, until it ends."""
+        response = await asyncio.to_thread(
+            self._open, self._request("GET", "/events"), EVENT_SECONDS
+        )
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            try:
+                for line in response:
+                    loop.call_soon_threadsafe(lines.put_nowait, line)
+                loop.call_soon_threadsafe(lines.put_nowait, None)
+            except OSError:
+                loop.call_soon_threadsafe(lines.put_nowait, None)
+            except RuntimeError:  # nobody listens any more
+                return
+
+        # A thread that waits for a line cannot be told to end, and nobody is to wait for it.
+        threading.Thread(target=read, name="events", daemon=True).start()
+        name = ""
+        while (line := await lines.get()) is not None:
+            field, _, value = line.decode().rstrip("\r\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, json.loads(value)
+
     async def draft(self, seconds: float = SECONDS_MAX) -> Row:
         """Return how the draft is; raises NotFoundError if that is not our API."""
         draft: Any = await self._ask("GET", "/draft", seconds=seconds)
@@ -159,23 +190,35 @@ class RemoteClient:
     def _send_now(
         self, method: str, path: str, body: Row | None, seconds: float
     ) -> tuple[str, dict[str, str]]:
+        with self._open(self._request(method, path, body), seconds) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            try:
+                return response.read().decode(), headers
+            except (OSError, ValueError) as exc:
+                raise self._away(exc) from None
+
+    def _request(self, method: str, path: str, body: Row | None = None) -> urllib.request.Request:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}/api{path}", data, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
         if self._token is not None:
             request.add_header("Authorization", f"Bearer {self._token.reveal()}")
+        return request
+
+    def _open(self, request: urllib.request.Request, seconds: float) -> Any:
         try:
-            with self._opener.open(request, timeout=seconds) as response:
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                return response.read().decode(), headers
+            return self._opener.open(request, timeout=seconds)
         except urllib.error.HTTPError as exc:
             raise _refusal(exc.code, exc.read(), self._url) from None
         except (OSError, ValueError) as exc:
-            reason = getattr(exc, "reason", exc)
-            raise AdminConnectionError(
-                f"cannot reach {self._url}: {reason}", hint="see that `streamer run` runs there"
-            ) from None
+            raise self._away(exc) from None
+
+    def _away(self, error: Exception) -> AdminConnectionError:
+        reason = getattr(error, "reason", error)
+        return AdminConnectionError(
+            f"cannot reach {self._url}: {reason}", hint="see that `streamer run` runs there"
+        )
 
 
 _BY_STATUS: Final[dict[int, type[AdminError]]] = {
@@ -209,7 +252,7 @@ async def open_client(
 
     Raises AdminError, ConfigurationError.
     """
-    remote = await _find(settings, url)
+    remote = await find_process(settings, url)
     if remote is not None:
         yield remote
         return
@@ -220,14 +263,22 @@ async def open_client(
         await service.close()
 
 
-async def _find(settings: Settings, url: str | None) -> RemoteClient | None:
+async def find_process(
+    settings: Settings, url: str | None, *, may_be_static: bool = False
+) -> RemoteClient | None:
+    """Return the process at *url*, or the one that this configuration is of; None if none runs.
+
+    Without a mapping database there is nothing to edit: such a process counts only if it
+    *may_be_static*. Raises AdminError.
+    """
     token = settings.admin.token
     if url is not None:
         _check_address(url)
         remote = RemoteClient(url, token)
         await remote.draft()
         return remote
-    if settings.mapping_database is None or not settings.http.listen:
+    is_static = settings.mapping_database is None
+    if not settings.http.listen or (is_static and not may_be_static):
         return None
     host, _, port = settings.http.listen.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
@@ -236,7 +287,8 @@ async def _find(settings: Settings, url: str | None) -> RemoteClient | None:
         draft = await remote.draft(PROBE_SECONDS)
     except (AdminConnectionError, NotFoundError):
         return None
-    is_ours = draft["mapping_database"] == await asyncio.to_thread(database_path, settings)
+    path = None if is_static else await asyncio.to_thread(database_path, settings)
+    is_ours = draft["mapping_database"] == path
     return remote if is_ours else None
 
 

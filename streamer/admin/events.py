@@ -49,7 +49,7 @@ class Watched(Protocol):
 
 
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """What everything was like at the last look."""
 
     states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Events:
         self._engine = engine
         self._address = address
         self._listeners: set[asyncio.Queue[Event | None]] = set()
-        self._seen = _Seen()
+        self._seen = Seen()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -176,15 +176,15 @@ class Events:
                 if not self._listeners:
                     await store.close()
                 elif is_copying:
-                    now.progress = await _read_progress(store, now.progress)
+                    now.progress = await read_copies(store, now.progress)
                 self._remember(now)
-                for name, data in _changes(self._seen, now):
+                for name, data in changes_between(self._seen, now):
                     self.publish(name, data)
                 self._seen = now
         finally:
             await store.close()
 
-    def _remember(self, now: _Seen) -> None:
+    def _remember(self, now: Seen) -> None:
         """Keep rates and errors."""
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():
@@ -201,7 +201,7 @@ class Events:
     def _as_snapshot(self) -> dict[str, Any]:
         seen = self._seen
         return {
-            "states": [_state(key, value) for key, value in seen.states.items()],
+            "states": [as_state(key, value) for key, value in seen.states.items()],
             "lag": [_lag(label, lag) for label, lag in seen.lags.items()],
             "rates": [
                 {"source": label, "changes_per_second": list(rates)}
@@ -209,8 +209,8 @@ class Events:
             ],
         }
 
-    def _look(self) -> _Seen:
-        seen = _Seen(at=asyncio.get_running_loop().time())
+    def _look(self) -> Seen:
+        seen = Seen(at=asyncio.get_running_loop().time())
         applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:
             label, health = supervisor.source.label, supervisor.health
@@ -232,7 +232,8 @@ from streamer.relation r join streamer.source s on s.id = r.source_id where r.id
 _Progress = dict[tuple[str, str], CopyProgress]
 
 
-async def _read_progress(store: Store, before: _Progress) -> _Progress:
+async def read_copies(store: Store, before: _Progress) -> _Progress:
+    """Return how far copies are, by source and table; *before* if the target is away."""
     try:
         async with store.connection() as connection:
             copies = await read_progress(connection)
@@ -249,7 +250,7 @@ def _label(database: str, sid: str | None) -> str:
     return database if sid is None else f"{database}:{sid}"
 
 
-def _state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict[str, Any]:
+def as_state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict[str, Any]:
     error = redact(value[1]) if value[1] else None
     return {"source": key[0], "table": key[1], "state": value[0], "error": error}
 
@@ -269,12 +270,12 @@ def _progress(copy: CopyProgress) -> dict[str, Any]:
     }
 
 
-def _changes(before: _Seen, now: _Seen) -> Iterable[Event]:
+def changes_between(before: Seen, now: Seen) -> Iterable[Event]:
     for key, value in now.states.items():
         if before.states.get(key) != value:
-            yield "state", _state(key, value)
+            yield "state", as_state(key, value)
     for key in before.states.keys() - now.states.keys():
-        yield "state", _state(key, ("removed", None))
+        yield "state", as_state(key, ("removed", None))
     for label, lag in now.lags.items():
         if before.lags.get(label) != lag:
             yield "lag", _lag(label, lag)

@@ -1,4 +1,27 @@
-"""How commands show numbers to people, on a terminal that is drawn again and again, or in lines."""
+"""How commands show things to people: numbers, and what goes on until Ctrl-C."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def until_interrupted(showing: Coroutine[Any, Any, None]) -> None:
+    """Show something until that ends, or we are asked to end, or nobody reads it any more: each is
+    the end in order.
+    """
+    task = asyncio.create_task(showing, name="showing")
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except (asyncio.CancelledError, BrokenPipeError):
+        return
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def lag_style(seconds: float) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamer.apply.target import TargetAddress
-from streamer.commands.screen import format_bytes, format_seconds, lag_style
+from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.errors import StreamerError
 from streamer.observability.logs import redact
@@ -135,20 +134,7 @@ async def watch(
 
     Raises what the first look raises; later, a target that is away is shown and waited for.
     """
-    watching = asyncio.create_task(
-        _watch(address, mapping, interval, console, as_json=as_json), name="watch"
-    )
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, watching.cancel)
-    try:
-        await watching
-    except (asyncio.CancelledError, BrokenPipeError):
-        return
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    await until_interrupted(_watch(address, mapping, interval, console, as_json=as_json))
 
 
 async def _watch(

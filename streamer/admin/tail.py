@@ -1,0 +1,129 @@
+"""``streamer events``: what happens, told by the process that runs, or read from the bookkeeping
+while none does.
+
+Which of the two is looked for again whenever one ends, so a tail goes on over a restart. What has
+been told is not told again.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.admin.client import find_process
+from streamer.admin.events import Event, Seen, as_state, changes_between, read_copies
+from streamer.apply.target import TargetAddress
+from streamer.commands.screen import format_bytes, format_seconds
+from streamer.config.settings import Settings
+from streamer.errors import AdminConnectionError, Retry, StreamerError
+from streamer.observability.logs import redact
+from streamer.progress.store import Store
+
+LOOK_SECONDS: Final = 1.0
+LOOKS: Final = 5
+"""After so many looks at the bookkeeping, a process is looked for again."""
+CHATTY: Final = ("lag", "rate")
+
+
+async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGenerator[Event]:
+    """Yield the state of everything, and with *follow* what changes from then on.
+
+    Raises what the first look raises; later, whoever is away is waited for.
+    """
+    known: dict[tuple[str, str | None], tuple[str, str | None]] = {}
+    is_first = True
+    while True:
+        try:
+            remote = await find_process(settings, url, may_be_static=True)
+            told = _from_bookkeeping(settings) if remote is None else remote.events()
+            async for name, data in told:
+                is_first = False
+                for event in _new(name, data, known):
+                    yield event
+                if not follow:
+                    return
+        except AdminConnectionError:
+            if is_first:
+                raise
+        except StreamerError as exc:
+            if is_first or exc.retry is not Retry.TIMED:
+                raise
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _new(
+    name: str,
+    data: dict[str, Any],
+    known: dict[tuple[str, str | None], tuple[str, str | None]],
+) -> list[Event]:
+    """Return what of an event is news, a snapshot taken apart."""
+    if name not in ("snapshot", "state"):
+        return [(name, data)]
+    events = []
+    for state in data["states"] if name == "snapshot" else [data]:
+        key, value = (state["source"], state["table"]), (state["state"], state["error"])
+        if known.get(key) != value:
+            known[key] = value
+            events.append(("state", state))
+    return events
+
+
+async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
+    store = Store(TargetAddress.parse(settings.target.url), "streamer events")
+    try:
+        before = await _look(store)
+        yield "snapshot", {"states": [as_state(*item) for item in before.states.items()]}
+        for _ in range(LOOKS):
+            await asyncio.sleep(LOOK_SECONDS)
+            now = await _look(store)
+            for event in changes_between(before, now):
+                yield event
+            before = now
+    finally:
+        await store.close()
+
+
+async def _look(store: Store) -> Seen:
+    seen = Seen()
+    if not await store.exists():
+        return seen
+    labels = {}
+    for source in await store.sources():
+        labels[source.source_id] = source.label
+        seen.states[source.label, None] = (source.state, source.error)
+    for relation in await store.relations():
+        if (label := labels.get(relation.source_id)) is not None:
+            seen.states[label, relation.source] = (relation.state, relation.error)
+    seen.progress = await read_copies(store, {})
+    return seen
+
+
+def as_line(event: Event, now: datetime) -> str:
+    """Return an event for people, in one line. Pure."""
+    name, data = event
+    where = " ".join(str(data[key]) for key in ("source", "table") if data.get(key))
+    match name:
+        case "state":
+            text = data["state"] + (f": {data['error']}" if data["error"] else "")
+        case "progress":
+            text = _progress(data)
+        case "lag":
+            behind = format_seconds(data["lag_seconds"])
+            text = f"lag {format_bytes(data['lag_bytes'])}, {behind}"
+        case "rate":
+            text = f"{data['changes_per_second']:,.0f} changes/s"
+        case _:
+            rest = {key: value for key, value in data.items() if key not in ("source", "table")}
+            text = f"{name} " + ", ".join(f"{key} {value}" for key, value in rest.items())
+    line = f"{now:%Y-%m-%d %H:%M:%S}  {where + '  ' if where else ''}{text}".rstrip()
+    return redact(line.replace("\n", "\\n").replace("\r", "\\r").replace("\x1b", "\\e"))
+
+
+def _progress(data: dict[str, Any]) -> str:
+    text = f"copied {data['rows_copied']:,}"
+    if data["rows_total"]:
+        text += f" of about {data['rows_total']:,}"
+    text += " rows"
+    if data.get("seconds_left") is not None:
+        text += f", {format_seconds(data['seconds_left'])} left"
+    return text
