@@ -275,6 +275,11 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
     async with open_admin("", sources=sources) as admin, admin.client(None) as client:
         answered = asyncio.Event()
         asked = 0
+        tables = [
+            {"source": f"public.t{n:03}", "target": "public.<b>", "type": "clone", "state": "ready", "error": None,
+             "quarantined": 0, "rows_copied": 1, "rows_total": None, "end_lsn": "0/1"}
+            for n in range(450)
+        ]  # fmt: skip
 
         async def status() -> dict[str, Any]:
             nonlocal asked
@@ -282,7 +287,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
             await answered.wait()
             source: dict[str, Any] = {"database": "shop", "sid": None, "state": "streaming", "slot": "s", "error": None,
                       "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
-                      "confirmed_flush_lsn": None, "tables": []}  # fmt: skip
+                      "confirmed_flush_lsn": None, "tables": tables}  # fmt: skip
             return {"sources": [source]}
 
         monkeypatch.setattr(admin.service, "status", status)
@@ -296,6 +301,16 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
             assert "1 source streams" in page.text
             assert "takes long" not in page.text
         assert asked == 1
+
+        # However many tables there are, a page has some of them, and finds the others.
+        assert "All 450 tables" in pages[0].text.replace("\u202f", "")
+        last = (await client.get("/source?database=shop&page=3")).text
+        assert "public.t449" in last
+        assert "public.t399" not in last
+        found = (await client.get("/source?database=shop&q=T12")).text
+        assert found.count('<tr role="row" data-key') == 10
+        assert "10 tables of 450" in found
+        assert (await client.get("/source?database=shop&q=%3Cb%3E")).text.count("<b>") == 0
 
 
 async def test_login_leads_back_to_us_and_nowhere_else(open_admin: OpenAdmin) -> None:

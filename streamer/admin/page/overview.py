@@ -6,11 +6,12 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.page import view
-from streamer.admin.page.frame import Frame, Row
+from streamer.admin.page.frame import Frame, Row, row_number
 from streamer.errors import NotFoundError, StreamerError
 
 KEEP_SECONDS: Final = 2.0
 """How old a status may be: many pages may be open, and every source is asked for it."""
+TABLES_PER_PAGE: Final = 200
 WAIT_SECONDS: Final = 3.0
 """How long a page waits for it; a source that is out of reach keeps it much longer."""
 
@@ -129,13 +130,22 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def one_source(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
         label = view.label_of(source["database"], source["sid"])
+        wanted = request.query_params.get("q", "")[:200]
+        number = row_number(request.query_params.get("page", "1"), "page")
+        found = view.matching(source["tables"], wanted)
+        part = found[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
         return await frame.page(
             request,
             "source.html",
-            source=view.source_view(source, is_whole=True),
+            source=view.source_view(source | {"tables": part}, is_whole=True),
             attention=view.attention([source]),
             errors=frame.events.errors(label),
             reason=reason,
+            wanted=wanted,
+            count=len(found),
+            total=len(source["tables"]),
+            number=number,
+            has_more=number * TABLES_PER_PAGE < len(found),
         )
 
     return router

@@ -81,6 +81,16 @@ def _progress(table: Row) -> float | None:
     return None
 
 
+def matching(tables: list[Row], text: str) -> list[Row]:
+    """Return the tables whose name, here or in the target, contains a text."""
+    wanted = text.lower()
+    return [
+        table
+        for table in tables
+        if wanted in table["source"].lower() or wanted in (table["target"] or "").lower()
+    ]
+
+
 def attention(sources: Iterable[Row]) -> list[Row]:
     """Return what waits for somebody: what it is, and where more is to be seen."""
     found = []
