@@ -15,6 +15,7 @@ may still be arriving. Dying, or losing the source, in the middle of it rolls al
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Final
 
 import structlog
@@ -22,7 +23,7 @@ import structlog
 from streamer.apply.divert import DivertingApplier
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
-from streamer.apply.planner import Planner
+from streamer.apply.planner import Planner, known_plans
 from streamer.apply.retry import fulfil
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.apply.target import TargetAddress
@@ -47,6 +48,7 @@ CONCURRENT_MAX: Final = 4
 READ_BYTES: Final = 4 * 1024 * 1024
 LOCK_SECONDS: Final = 10.0
 ERROR_RETRY_SECONDS: Final = 5.0
+AHEAD_ROWS: Final = 1000
 TURN_SECONDS: Final = 2.0
 """How long one lane may keep a connection while others wait for it."""
 
@@ -333,21 +335,25 @@ class _Turn:
         applier, spool = self._applier, self._spool
         touched: dict[MappedRelation, Counts] = {}
         piece, *rest = first
+        window: LaneWindow | None = None
         try:
             await applier.begin()
             while True:
-                for mapped, changes in await self._write_piece(piece, immediate=immediate):
-                    touched.setdefault(mapped, Counts()).count(changes.payloads)
-                failpoint("drain.piece_written")
-                if piece.end_lsn is not None:
-                    break
-                piece, *rest = await self._next_piece()
+                async with self._looking_ahead(piece) as ahead:
+                    written = await self._write_piece(piece, window, immediate=immediate)
+                    for mapped, changes in written:
+                        touched.setdefault(mapped, Counts()).count(changes.payloads)
+                    failpoint("drain.piece_written")
+                    if ahead is None:
+                        break
+                    (piece, *rest), window = await ahead
             try:
                 await applier.check_constraints()
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED or immediate or not any(map(_diverts, touched)):
                     raise
                 raise _ConstraintAtEnd from exc
+            assert piece.end_lsn is not None
             await self._commit(dict.fromkeys(touched, piece.end_lsn))
         except OpenShareDiscarded:
             await applier.rollback()
@@ -372,13 +378,48 @@ class _Turn:
         for mapped, counts in touched.items():
             self._metrics.count_changes(mapped, counts)
 
+    @contextlib.asynccontextmanager
+    async def _looking_ahead(
+        self, piece: Share
+    ) -> AsyncIterator["asyncio.Task[tuple[list[Share], LaneWindow | None]] | None"]:
+        """Read what follows *piece*, if it is not the last one, while that is being written.
+
+        So the target has something to do while we prepare, and we while it works.
+        """
+        if piece.end_lsn is not None:
+            yield None
+            return
+        task = asyncio.create_task(self._look_ahead(), name=f"next of {self._lane.name}")
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _look_ahead(self) -> tuple[list[Share], LaneWindow | None]:
+        """Return the next shares, and the window of the first if it can be told in advance."""
+        shares = await self._next_piece()
+        plans = known_plans(shares[0])
+        if plans is None or _may_divert(shares[0]):
+            return shares, None
+        window = LaneWindow(self._lane)
+        window.add(shares[0], plans, [[] for _ in plans])
+        for mapped, changes, plan in window.parts[0]:
+            for start in range(0, len(changes.payloads), AHEAD_ROWS):
+                window.relations[mapped].add(plan, changes.payloads[start : start + AHEAD_ROWS])
+                await asyncio.sleep(0)  # what is being written goes first
+        return shares, window
+
     async def _write_piece(
-        self, piece: Share, *, immediate: bool
+        self, piece: Share, window: LaneWindow | None, *, immediate: bool
     ) -> list[tuple[MappedRelation, Changes]]:
-        """Write a piece; return the changes in it that were to be written."""
+        """Write a piece, of which *window* may be known; return its changes that were to be
+        written.
+        """
         applier = self._applier
         await applier.savepoint()
-        window = await self._piece_window(piece)
+        if window is None or any(mapped.plan is not plan for mapped, _, plan in window.parts[0]):
+            window = await self._piece_window(piece)
         try:
             if immediate:
                 await applier.write_in_order(window, 0, 1, immediate=True)

@@ -14,8 +14,10 @@ import os
 import shutil
 import struct
 import tempfile
+from array import array
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +31,16 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 _BUFFER_BYTES: Final = 64 * 1024
 
+_BLOCK_BYTES: Final = 128 * 1024
+"""About so many bytes of payloads go into one record, unless a single one is larger."""
+
 _TRANSACTION: Final = 1
 _RELATION: Final = 2
-_PAYLOAD: Final = 3
+_PAYLOADS: Final = 3
 _END: Final = 4
 
 _header = struct.Struct(">BI")
-_length = struct.Struct(">I")
+_count = struct.Struct(">I")
 _transaction_fields = struct.Struct(">IQq?")
 _relation_fields = struct.Struct(">I")
 _end_fields = struct.Struct(">Q")
@@ -43,6 +48,30 @@ _end_fields = struct.Struct(">Q")
 
 class OpenShareDiscarded(Exception):  # news, not an error
     """The unfinished share that was being read has been taken away; begin it again."""
+
+
+def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
+    """Pack payloads into records: *tag*, their number, their lengths, and all of them in one row.
+
+    Rows are many, so nothing here is done by one at a time.
+    """
+    step = max(1, len(payloads) * _BLOCK_BYTES // (sum(map(len, payloads)) or 1))
+    for start in range(0, len(payloads), step):
+        part = payloads[start : start + step]
+        lengths = array("I", map(len, part)).tobytes()
+        size = len(tag) + _count.size + len(lengths) + sum(map(len, part))
+        head = _header.pack(_PAYLOADS, size) + tag + _count.pack(len(part))
+        yield b"".join([head, lengths, *part])
+
+
+def _unpack_block(data: bytes, begin: int) -> list[bytes]:
+    """Return the payloads of the record whose content begins there."""
+    (number,) = _count.unpack_from(data, begin)
+    first = begin + _count.size
+    lengths = array("I")
+    begin = first + number * lengths.itemsize
+    lengths.frombytes(data[first:begin])
+    return [data[a:b] for a, b in pairwise(accumulate(lengths, initial=begin))]
 
 
 class SpoolDirectory:
@@ -128,13 +157,13 @@ class _Segment:
         self._flush()
         self.size = size
 
-    def read(self, offset: int, header: struct.Struct) -> bytes:
+    def read(self, offset: int) -> bytes:
         """Return some bytes from *offset* on, at least one whole record; none at the end."""
         if self._buffered:
             self._flush()
         data = os.pread(self._descriptor, min(_READ_BYTES, self.size - offset), offset)
-        if len(data) >= header.size:
-            needed = header.size + header.unpack_from(data)[-1]
+        if len(data) >= _header.size:
+            needed = _header.size + _header.unpack_from(data)[1]
             if needed > len(data):
                 data = os.pread(self._descriptor, needed, offset)
         return data
@@ -181,9 +210,7 @@ class LaneSpool:
         for mapped, changes in share.changes:
             number = self._relation_number(mapped, changes.relation)
             add(pack(_RELATION, _relation_fields.size) + _relation_fields.pack(number))
-            for payload in changes.payloads:
-                add(pack(_PAYLOAD, len(payload)))
-                add(payload)
+            records.extend(_blocks(changes.payloads))
         self._held.add(share)
         self._open_held.add(share)
         self._write_is_open = share.end_lsn is None
@@ -278,7 +305,7 @@ class LaneSpool:
                 return b""
             segment = self._segments[index]
             if offset < segment.size:
-                return segment.read(offset, _header)
+                return segment.read(offset)
             if index + 1 >= len(self._segments):
                 return b""
             self._cursor = (number + 1, 0)
@@ -335,9 +362,10 @@ class _ShareReader:
             if begin + length > end:
                 break
             position = begin + length
-            if kind == _PAYLOAD:
-                self._payloads.append(data[begin:position])
-                self._size += length
+            if kind == _PAYLOADS:
+                payloads = _unpack_block(data, begin)
+                self._payloads += payloads
+                self._size += sum(map(len, payloads))
             elif kind == _RELATION:
                 mapped, relation = self._relations[_relation_fields.unpack_from(data, begin)[0]]
                 self._payloads = []
@@ -369,27 +397,33 @@ class _ShareReader:
         return piece
 
 
+_NO_SUBXID: Final = bytes(4)  # InvalidTransactionId
+
+
 class StreamedSpool:
     """The messages of one streamed transaction."""
 
     def __init__(self, directory: SpoolDirectory) -> None:
         self._segment = _Segment(directory.new_file())
 
-    def append(self, payload: bytes) -> None:
-        self._segment.append(_length.pack(len(payload)) + payload)
+    def append(self, subxid: bytes, messages: list[bytes]) -> None:
+        for block in _blocks(messages, subxid or _NO_SUBXID):
+            self._segment.append(block)
 
-    def replay(self) -> Iterator[bytes]:
-        """Yield the messages in the order they came."""
+    def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield what was appended, in that order, some at a time."""
         position = 0
         while position < self._segment.size:
-            data = self._segment.read(position, _length)
+            data = self._segment.read(position)
             offset = 0
-            while offset + _length.size <= len(data):
-                begin = offset + _length.size
-                end = begin + _length.unpack_from(data, offset)[0]
+            while offset + _header.size <= len(data):
+                begin = offset + _header.size
+                end = begin + _header.unpack_from(data, offset)[1]
                 if end > len(data):
                     break
-                yield data[begin:end]
+                subxid = data[begin : begin + len(_NO_SUBXID)]
+                messages = _unpack_block(data, begin + len(_NO_SUBXID))
+                yield b"" if subxid == _NO_SUBXID else subxid, messages
                 offset = end
             if offset == 0:
                 raise SpoolError("a spooled transaction is damaged")

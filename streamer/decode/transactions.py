@@ -25,6 +25,9 @@ from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
 
 _ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
+_ROW_SET: Final = frozenset(_ROW_KINDS)
+_KEPT_KINDS: Final = _ROW_KINDS + bytes([pgoutput.RELATION, pgoutput.TRUNCATE])
+"""What is kept of a streamed transaction."""
 
 
 @dataclass(slots=True)
@@ -59,10 +62,14 @@ class TransactionPiece:
 
 
 class StreamSpool(Protocol):
-    """Keeps the messages of one streamed transaction, in order."""
+    """Keeps the messages of one streamed transaction, in order.
 
-    def append(self, payload: bytes) -> None: ...
-    def replay(self) -> Iterator[bytes]: ...
+    With a *subxid* they are changes of one relation made by that (sub)transaction, and no longer
+    have it in front of them.
+    """
+
+    def append(self, subxid: bytes, messages: list[bytes]) -> None: ...
+    def replay(self) -> Iterator[tuple[bytes, list[bytes]]]: ...
     def close(self) -> None: ...
 
 
@@ -107,6 +114,7 @@ class TransactionAssembler:
         self._size = 0
         self._streamed: dict[int, _Streamed] = {}
         self._in_stream: _Streamed | None = None
+        self._kept: list[bytes] = []  # of that, and not in its spool yet
 
     @property
     def is_between_transactions(self) -> bool:
@@ -120,6 +128,7 @@ class TransactionAssembler:
     def reset(self) -> None:
         """Forget what is unfinished: the connection is gone, all of it will be sent again."""
         self._transaction = self._in_stream = None
+        self._kept.clear()
         self._relations.clear()
         self._start_piece()
         for streamed in self._streamed.values():
@@ -135,10 +144,13 @@ class TransactionAssembler:
         find_sink = self._sinks.get
         row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
         for payload in payloads:
-            # The hot path: ordinary transactions.
+            # The hot path: ordinary transactions, and what is kept of streamed ones.
             kind = payload[0] if payload else 0
             if self._in_stream is not None:
-                self._handle_in_stream(kind, payload)
+                if kind in _KEPT_KINDS:
+                    self._kept.append(payload)
+                else:
+                    self._handle_in_stream(kind, payload)
             elif kind in row_kinds:
                 relid = payload[1:5]
                 sink = find_sink(relid)
@@ -151,6 +163,7 @@ class TransactionAssembler:
                 self._handle_begin(payload)
             else:
                 yield from self._handle(kind, payload)
+        self._keep()
         if self._transaction is not None:
             self._size += sum(map(len, payloads))
             if self._size > self._piece_bytes_max:
@@ -220,6 +233,10 @@ class TransactionAssembler:
         self._start_piece()
         return piece
 
+    def _sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
+        sink = self._sinks.get(relid)
+        return self._open_sink(relid) if sink is None else sink
+
     def _open_sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
         if self._transaction is None:
             raise ProtocolError("row message outside a transaction")
@@ -246,10 +263,7 @@ class TransactionAssembler:
     def _handle_truncate(self, message: pgoutput.Truncate, payload: bytes) -> None:
         for number in message.relids:
             relid = number.to_bytes(4, "big")
-            sink = self._sinks.get(relid)
-            if sink is None:
-                sink = self._open_sink(relid)
-            sink.append(payload)
+            self._sink(relid).append(payload)
 
     def _handle_stream_start(self, message: pgoutput.StreamStart) -> None:
         streamed = self._streamed.get(message.xid)
@@ -264,11 +278,9 @@ class TransactionAssembler:
     def _handle_in_stream(self, kind: int, payload: bytes) -> None:
         streamed = self._in_stream
         assert streamed is not None
-        if kind in _ROW_KINDS or kind in (pgoutput.RELATION, pgoutput.TRUNCATE):
-            streamed.spool.append(payload)
-            return
         match pgoutput.parse(payload, in_stream=True):
             case pgoutput.StreamStop():
+                self._keep()
                 self._in_stream = None
             case pgoutput.Origin():
                 streamed.has_origin = True
@@ -276,6 +288,18 @@ class TransactionAssembler:
                 pass
             case _:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a stream")
+
+    def _keep(self) -> None:
+        if self._kept:
+            assert self._in_stream is not None
+            spool, kept = self._in_stream.spool, self._kept
+            # A row of changes of one relation, by far the most that is streamed, is unpacked here,
+            # where the source takes longer than we do, and goes through in one piece later.
+            if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
+                spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
+            else:
+                spool.append(b"", kept)
+            self._kept = []
 
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)
@@ -296,33 +320,38 @@ class TransactionAssembler:
         self._transaction = Transaction(message.xid, message.commit_lsn, message.commit_time)
         self._is_foreign = streamed.has_origin and not self._forward_origins
         try:
-            for payload in streamed.spool.replay():
-                yield from self._replay(payload, streamed)
+            for subxid, messages in streamed.spool.replay():
+                if not subxid:
+                    self._replay(messages, streamed.aborted)
+                elif subxid not in streamed.aborted:
+                    self._sink(messages[0][1:5]).extend(messages)
+                self._size += sum(map(len, messages))
+                if self._size > self._piece_bytes_max:
+                    yield self._finish_piece(None)
         finally:
             streamed.spool.close()
         yield self._finish_piece(message.end_lsn)
         self._transaction = None
 
-    def _replay(self, payload: bytes, streamed: _Streamed) -> Iterator[TransactionPiece]:
-        if payload[1:5] in streamed.aborted:
-            return
-        kind = payload[0]
-        if kind == pgoutput.RELATION:
-            relation = pgoutput.parse(payload, in_stream=True)
-            assert isinstance(relation, Relation)
-            self._handle_relation(relation)
-            return
-        plain = payload[:1] + payload[5:]
-        if kind == pgoutput.TRUNCATE:
-            truncate = pgoutput.parse(plain)
-            assert isinstance(truncate, pgoutput.Truncate)
-            self._handle_truncate(truncate, plain)
-            return
-        relid = plain[1:5]
-        sink = self._sinks.get(relid)
-        if sink is None:
-            sink = self._open_sink(relid)
-        sink.append(plain)
-        self._size += len(plain)
-        if self._size > self._piece_bytes_max:
-            yield self._finish_piece(None)
+    def _replay(self, messages: list[bytes], aborted: set[bytes]) -> None:
+        """Take messages of a streamed transaction that has committed; each begins with an xid."""
+        find_sink = self._sinks.get
+        for message in messages:
+            if message[1:5] in aborted:
+                continue
+            kind = message[0]
+            plain = message[:1] + message[5:]
+            if kind == pgoutput.RELATION:
+                relation = pgoutput.parse(message, in_stream=True)
+                assert isinstance(relation, Relation)
+                self._handle_relation(relation)
+            elif kind == pgoutput.TRUNCATE:
+                truncate = pgoutput.parse(plain)
+                assert isinstance(truncate, pgoutput.Truncate)
+                self._handle_truncate(truncate, plain)
+            else:
+                relid = plain[1:5]
+                sink = find_sink(relid)
+                if sink is None:
+                    sink = self._open_sink(relid)
+                sink.append(plain)

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -48,7 +49,12 @@ class ModelShare:
 
 def small_files() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
-    for name, size in (("SEGMENT_BYTES", 200), ("_READ_BYTES", 64), ("_BUFFER_BYTES", 50)):
+    for name, size in (
+        ("SEGMENT_BYTES", 200),
+        ("_READ_BYTES", 64),
+        ("_BUFFER_BYTES", 50),
+        ("_BLOCK_BYTES", 40),
+    ):
         stack.enter_context(mock.patch.object(spool, name, size))
     return stack
 
@@ -195,18 +201,24 @@ class Spooling(RuleBasedStateMachine):
 TestSpooling = Spooling.TestCase
 
 
-@given(st.lists(payloads, max_size=30))
+subxids = st.sampled_from([b"", b"\0\0\0\1", b"\xff\0\0\0"])
+
+
+@given(st.lists(st.tuples(subxids, st.lists(payloads, max_size=9)), max_size=6))
 def test_a_streamed_transaction_is_replayed_as_it_came_and_as_often_as_asked(
-    messages: list[bytes],
+    bursts: list[tuple[bytes, list[bytes]]],
 ) -> None:
+    def flat(kept: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[bytes, bytes]]:
+        return [(subxid, message) for subxid, messages in kept for message in messages]
+
     with small_files(), tempfile.TemporaryDirectory() as parent:
         directory = SpoolDirectory(Path(parent))
         streamed = StreamedSpool(directory)
-        for message in messages:
-            streamed.append(message)
-        assert list(streamed.replay()) == messages
-        streamed.append(b"more")
-        assert list(streamed.replay()) == [*messages, b"more"]
+        for burst in bursts:
+            streamed.append(*burst)
+        assert flat(streamed.replay()) == flat(bursts)
+        streamed.append(b"", [b"more"])
+        assert flat(streamed.replay()) == [*flat(bursts), (b"", b"more")]
         streamed.close()
         assert list(directory.path.glob("*.spool")) == []
         directory.close()

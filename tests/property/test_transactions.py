@@ -26,16 +26,18 @@ class ListSpool:
     """A spool in memory that notices being used after its end."""
 
     def __init__(self) -> None:
-        self.payloads: list[bytes] = []
+        self.kept: list[tuple[bytes, list[bytes]]] = []
         self.is_open = True
 
-    def append(self, payload: bytes) -> None:
+    def append(self, subxid: bytes, messages: list[bytes]) -> None:
         assert self.is_open
-        self.payloads.append(payload)
+        self.kept.append((subxid, messages))
 
-    def replay(self) -> Iterator[bytes]:
+    def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
         assert self.is_open
-        yield from self.payloads
+        for subxid, messages in self.kept:
+            for start in range(0, len(messages), 3):
+                yield subxid, messages[start : start + 3]
 
     def close(self) -> None:
         self.is_open = False

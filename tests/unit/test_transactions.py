@@ -17,14 +17,16 @@ U = 16386
 class ListSpool:
     def __init__(self, xid: int) -> None:
         self.xid = xid
-        self.payloads: list[bytes] = []
+        self.kept: list[tuple[bytes, list[bytes]]] = []
         self.is_open = True
 
-    def append(self, payload: bytes) -> None:
-        self.payloads.append(payload)
+    def append(self, subxid: bytes, messages: list[bytes]) -> None:
+        self.kept.append((subxid, messages))
 
-    def replay(self) -> Iterator[bytes]:
-        yield from self.payloads
+    def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        for subxid, messages in self.kept:
+            for message in messages:
+                yield subxid, [message]
 
     def close(self) -> None:
         self.is_open = False
