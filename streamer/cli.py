@@ -508,7 +508,7 @@ def teardown(
         names = ", ".join(source.label for source in sources)
         _fail(f"this drops the replication slots of {names}; say --yes to do it", 2)
     address = TargetAddress.parse(settings.target.url)
-    results = _run(teardown_command.teardown(address, sources))
+    results = _run(teardown_command.teardown(address, sources, settings.spool.path))
     if as_json:
         _print_json(
             [{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results]

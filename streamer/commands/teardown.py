@@ -3,10 +3,13 @@
 Rows in the target stay. Doing it twice is fine.
 """
 
+from pathlib import Path
+
 from streamer.apply.target import TargetAddress, target_connection
 from streamer.errors import MappingError
 from streamer.progress.store import Store
 from streamer.route.mapping import Mapping, SourceMapping, parse_name
+from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.indexes import read_deferred_targets, restore_indexes
 from streamer.sync.stage import drop_leftover_stages
@@ -25,11 +28,15 @@ def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[Sour
     return chosen
 
 
-async def teardown(address: TargetAddress, sources: list[SourceMapping]) -> list[Teardown]:
-    """Drop slots, publications and bookkeeping of *sources*, and the schema when nothing is left
-    in it.
+async def teardown(
+    address: TargetAddress, sources: list[SourceMapping], spools: Path
+) -> list[Teardown]:
+    """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and the
+    schema when nothing is left in it.
     """
     results = [await teardown_source(source) for source in sources]
+    for source in sources:
+        remove_journal(directory_of(spools, source.slot))
     store = Store(address, "streamer teardown")
     try:
         if await store.exists():

@@ -6,7 +6,9 @@ complete.
 """
 
 import enum
+import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -166,6 +168,11 @@ class SpoolSettings(Strict):
     """``spool``"""
 
     directory: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where spools are: what was given, or a directory of the user's own."""
+        return self.directory or Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
 class UrlSettings(Strict):

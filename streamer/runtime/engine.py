@@ -11,12 +11,10 @@ import gc
 import os
 import resource
 import socket
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -113,7 +111,7 @@ class Engine:
         # every 700th new list, as Python does by default, costs a fifth of the throughput.
         gc.set_threshold(100_000, 20, 100)
         store = Store(self._address)
-        spools = SpoolDirectory(self._settings.spool.directory or _default_spool_directory())
+        spools = SpoolDirectory(self._settings.spool.path)
         planner = Planner(self._address, self._name_types, self._describe_expressions)
         try:
             async with asyncio.TaskGroup() as guarding:
@@ -312,11 +310,9 @@ class Engine:
         """Return the guard of a source; one is started if it has none."""
         assert self._guarding is not None
         if source.label not in self._guards:
-            directory = self._settings.spool.directory
+            spool = self._settings.spool
             guard = BacklogGuard(
-                self._guarded(source),
-                directory or _default_spool_directory(),
-                is_lasting=directory is not None,
+                self._guarded(source), spool.path, is_lasting=spool.directory is not None
             )
             task = self._guarding.create_task(guard.run(), name=f"guard {source.label}")
             self._guards[source.label] = guard, task
@@ -496,10 +492,6 @@ async def _check_resolves(mapping: Mapping) -> None:
                 await resolve_at(plain, source, mapping.target_namespace)
         except SourceError as exc:
             log.warning("cannot see whether the rules fit", source=source.label, error=str(exc))
-
-
-def _default_spool_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
 def _raise_file_limit() -> None:

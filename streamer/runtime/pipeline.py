@@ -307,7 +307,7 @@ class Pipeline:
         }
         async with asyncio.TaskGroup() as group:
             running = {
-                name: group.create_task(_endless(run(), name), name=f"{name} {self.source.label}")
+                name: group.create_task(_endless(run, name), name=f"{name} {self.source.label}")
                 for name, run in tasks.items()
             }
             await self.stop.wait()
@@ -780,8 +780,8 @@ class Pipeline:
         self._coordinator.request(mapped)
 
 
-async def _endless(task: Awaitable[None], name: str) -> None:
-    await task
+async def _endless(run: Callable[[], Awaitable[None]], name: str) -> None:
+    await run()
     raise StreamerError(f"the {name} task ended by itself")
 
 

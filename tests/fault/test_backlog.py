@@ -1,18 +1,24 @@
 """The source's disk is not filled by a target that is away, and nothing is lost by what prevents that."""
 
 import asyncio
-from collections.abc import Iterator
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from streamer.apply.target import TargetAddress
+from streamer.progress.store import Store
 from streamer.runtime import backlog
 from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(100)
 
 SPOOL = "max_retained_wal: 2MB\non_max_retained_wal: spool"
 
@@ -99,6 +105,20 @@ async def done_with_journal(streamer: Streamer, tmp_path: Path) -> None:
     raise AssertionError(f"the journal stays\n{await streamer.dump()}")
 
 
+def slot_is_there(source: Database) -> bool:
+    return (
+        source.value("select count(*) from pg_replication_slots where slot_name = 'streamer_shop'")
+        == 1
+    )
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await asyncio.to_thread(condition):
+        assert asyncio.get_running_loop().time() < deadline, f"not after {seconds} s: {what}"
+        await asyncio.sleep(0.1)
+
+
 async def test_the_source_keeps_little_while_the_target_is_away(
     source: Database,
     target: Database,
@@ -115,11 +135,7 @@ async def test_the_source_keeps_little_while_the_target_is_away(
         for n in range(60, 160, 20):
             await asyncio.to_thread(write, source, n, n + 20)
             await asyncio.to_thread(fill, source, 2)
-        for _ in range(100):
-            if retained_bytes(source) < 2 * 1024 * 1024:
-                break
-            await asyncio.sleep(0.2)
-        assert retained_bytes(source) < 2 * 1024 * 1024
+        await until(lambda: retained_bytes(source) < 2 * 1024 * 1024, "WAL is released")
 
         target_proxy.heal()
         await streamer.caught_up(60)
@@ -127,4 +143,246 @@ async def test_the_source_keeps_little_while_the_target_is_away(
         await done_with_journal(streamer, tmp_path)
         await asyncio.to_thread(write, source, 200, 220)
         await streamer.caught_up(60)
+        status = await streamer.status()
+        assert status["backlog"]["policy"] == "spool"
+        assert status["backlog"]["limit_bytes"] == 2 * 1024 * 1024
+    assert_equal(source, target)
+    assert stat.S_IMODE((tmp_path / "spool" / "journal").stat().st_mode) == 0o700
+
+
+async def test_a_process_that_starts_while_the_target_is_away_guards_the_source(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+) -> None:
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await streamer.caught_up()
+    target_proxy.leave()
+    await asyncio.to_thread(write, source, 0, 20)
+    await asyncio.to_thread(fill, source, 3)
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await until(lambda: unconfirmed_bytes(source) < 1024 * 1024, "the slot moves")
+        await asyncio.to_thread(write, source, 20, 40)
+        (file,) = journal_files(tmp_path)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        began = asyncio.get_running_loop().time()
+        await streamer.stop()
+        assert asyncio.get_running_loop().time() - began < 10
+    await asyncio.to_thread(write, source, 40, 60)
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await asyncio.to_thread(write, source, 60, 80)
+        target_proxy.heal()
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+    assert_equal(source, target)
+
+
+async def test_transactions_in_progress_when_a_journal_is_begun_come_whole(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+) -> None:
+    source.execute(f"alter database {source.name} set logical_decoding_work_mem = '64kB'")
+    large = "insert into keyless select n, repeat('x', 100) from generate_series(1, 3000) n"
+    async with stream(TABLES, group=f"{SPOOL}\nstreaming: true") as streamer:
+        await streamer.caught_up()
+        with (
+            source.connect() as committed,
+            source.connect() as rolled_back,
+            source.connect() as late,
+        ):
+            for connection in (committed, rolled_back, late):
+                connection.execute("begin")
+                connection.execute(large)
+                connection.execute("savepoint s")
+                connection.execute(large)
+            committed.execute("rollback to s")
+            target_proxy.leave()
+            await asyncio.to_thread(write, source, 0, 20)
+            await fill_until_spooling(streamer, source, tmp_path)
+            for connection in (committed, rolled_back, late):
+                connection.execute(large)
+            await asyncio.to_thread(write, source, 20, 40)
+            committed.execute("commit")
+            rolled_back.execute("rollback")
+            await asyncio.to_thread(write, source, 40, 60)
+            await streamer.kill()
+            late.execute("commit")
+    async with stream(TABLES, group=SPOOL) as streamer:
+        target_proxy.heal()
+        await asyncio.to_thread(write, source, 60, 80)
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+    assert source.value("select count(*) from keyless where length(b) = 100") == 15_000
+    assert_equal(source, target)
+
+
+async def test_a_lost_journal_is_a_hole_and_a_resync_heals_it(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    without_spark: None,
+) -> None:
+    async with stream("keyed: {initial: none}", group=SPOOL) as streamer:
+        await streamer.caught_up()
+        target_proxy.leave()
+        await asyncio.to_thread(write, source, 0, 20)
+        await fill_until_spooling(streamer, source, tmp_path)
+        await until(lambda: unconfirmed_bytes(source) < 100_000, "the slot moves")
+    shutil.rmtree(tmp_path / "spool")
+    target.port = None  # blocking copies in threads leave no room for a proxy in this process
+    async with stream("keyed:", group=SPOOL) as streamer:
+
+        async def is_told() -> bool:
+            status = await streamer.status()
+            return status["state"] == "error" and "need a resync: public.keyed" in status["error"]
+
+        await streamer.eventually(is_told, 60)
+        assert target.value("select count(*) from keyed") == 0
+        await resync(streamer)
+        await streamer.caught_up(60)
+    assert_same(source, target, "keyed")
+
+
+async def resync(streamer: Streamer) -> None:
+    """What `streamer resync '*.*'` does."""
+    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    try:
+        for relation in await store.relations():
+            await store.make_request(relation.relation_id, "resync")
+    finally:
+        await store.close()
+
+
+async def test_drop_gives_the_slot_up_and_a_resync_heals_it(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    without_spark: None,
+) -> None:
+    drop = "max_retained_wal: 2MB\non_max_retained_wal: drop"
+    async with stream("keyed: {initial: none}", group=drop) as streamer:
+        await streamer.caught_up()
+        target_proxy.leave()
+        await asyncio.to_thread(write, source, 0, 20)
+        await asyncio.to_thread(fill, source, 3)
+        await until(lambda: not slot_is_there(source), "the slot is dropped")
+        await asyncio.to_thread(write, source, 20, 40)
+        target_proxy.heal()
+
+        async def is_told() -> bool:
+            status = await streamer.status()
+            (table,) = status["tables"]
+            return (
+                status["state"] == table["state"] == "error"
+                and "was given up" in status["error"]
+                and "streamer resync" in table["error"]
+            )
+
+        await streamer.eventually(is_told, 60)
+        assert target.value("select count(*) from keyed") == 0
+    target.port = None
+    async with stream("keyed:", group=drop) as streamer:
+        await resync(streamer)
+        await streamer.caught_up(60)
+        assert_same(source, target, "keyed")
+        assert slot_is_there(source)
+    assert journal_files(tmp_path) == []
+
+
+async def test_warn_only_says(
+    source: Database, target_proxy: Proxy, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    async with stream("keyed: {initial: none}", group="max_retained_wal: 2MB") as streamer:
+        await streamer.caught_up()
+        target_proxy.leave()
+        await asyncio.to_thread(write, source, 0, 20)
+        await asyncio.to_thread(fill, source, 3)
+        registry = streamer.engine.metrics.registry
+        labels = {"database": "shop", "sid": ""}
+        await until(
+            lambda: (registry.get_sample_value("streamer_backlog_ratio", labels) or 0) > 1,
+            "the ratio is shown",
+        )
+        target_proxy.heal()
+        await streamer.caught_up(60)
+        await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")
+        assert (await streamer.status())["backlog"]["state"] in ("ok", "warning")
+    assert journal_files(tmp_path) == []
+
+
+async def test_a_full_disk_stops_the_journal_and_loses_nothing(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_full, written = False, os.pwrite
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        if is_full and ".journal" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            if len(data) < 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return written(descriptor, data[: len(data) // 2], offset)  # what still had room
+        return written(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await streamer.caught_up()
+        target_proxy.leave()
+        await asyncio.to_thread(write, source, 0, 20)
+        await fill_until_spooling(streamer, source, tmp_path)
+        is_full = True
+        before = unconfirmed_bytes(source)
+        await asyncio.to_thread(write, source, 20, 60)
+        await asyncio.to_thread(fill, source, 2)
+        journaling = next(iter(streamer.engine.supervisors)).guard.journaling
+        await until(lambda: "No space left" in (journaling.error or ""), "it is said")
+        assert any("No space" in reason.get("error", "") for reason in streamer.engine.readiness())
+        await asyncio.to_thread(write, source, 60, 80)
+        assert unconfirmed_bytes(source) > before + 1024 * 1024
+        is_full = False
+        await until(lambda: unconfirmed_bytes(source) < 1024 * 1024, "the slot moves")
+        target_proxy.heal()
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+    assert_equal(source, target)
+
+
+async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await streamer.caught_up()
+        store = Store(TargetAddress.parse(streamer.settings.target.url))
+        (relation,) = [r for r in await store.relations() if r.source == "public.keyed"]
+        await store.make_request(relation.relation_id, "pause")
+        await streamer.table_state("public.keyed", "paused")
+        await asyncio.to_thread(write, source, 0, 20)
+        await fill_until_spooling(streamer, source, tmp_path)
+        await asyncio.to_thread(write, source, 20, 40)
+        await until(
+            lambda: target.value("select count(*) from keyless") == 80, "other tables go on"
+        )
+        status = await streamer.status()
+        assert status["lag_bytes"] > 1024 * 1024
+        await until(lambda: retained_bytes(source) < 2 * 1024 * 1024, "WAL is released")
+        await streamer.kill()
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await asyncio.to_thread(write, source, 40, 60)
+        assert target.value("select count(*) from keyed") == 0
+        await store.make_request(relation.relation_id, "resume")
+        await store.close()
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
     assert_equal(source, target)

@@ -34,6 +34,14 @@ def target_proxy(target: Database) -> Iterator[Proxy]:
         yield proxy
 
 
+def is_read(source: Database) -> bool:
+    return bool(
+        source.value(
+            "select count(*) from pg_replication_slots where slot_name = 'streamer_shop' and active"
+        )
+    )
+
+
 @pytest.mark.parametrize(("name", "workers"), list(zip(STEPS, cycle([1, 8]), strict=False)))
 def test_killed_at(
     name: str,
@@ -50,7 +58,7 @@ def test_killed_at(
     write_config(config, source, target, TABLES, settings=f"workers: {workers}", group=SPOOL)
     armed = {"STREAMER_FAILPOINTS": f"{name}=kill"}
     with Process(config, environment=armed, program=PROGRAM) as process:
-        caught_up(process)
+        eventually(lambda: is_read(source), 60, process.output)
         target_proxy.leave()
         first = 0
         while process.process.poll() is None:
@@ -72,8 +80,6 @@ def test_killed_at(
     write(source, first + 20, first + 40)
     with Process(config, program=PROGRAM) as process:
         target_proxy.heal()
-        caught_up(process)
-        assert_equal(source, target)
         eventually(lambda: not journal_files(tmp_path), 60, process.output)
         write(source, first + 40, first + 60)
         caught_up(process)

@@ -6,8 +6,11 @@ import pytest
 
 from streamer.apply.target import TargetAddress
 from streamer.commands.teardown import teardown
+from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.store import TABLES
+from streamer.source.journal.files import Journal, directory_of
+from streamer.source.journal.records import Identity
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -16,7 +19,8 @@ SCHEMA = "select to_regnamespace('streamer') is not null"
 
 async def tear_down(streamer: Streamer) -> None:
     address = TargetAddress.parse(streamer.settings.target.url)
-    results = await teardown(address, list(streamer.mapping.sources))
+    spools = streamer.settings.spool.path
+    results = await teardown(address, list(streamer.mapping.sources), spools)
     assert [result.error for result in results] == [None]
 
 
@@ -30,8 +34,11 @@ async def test_tables_of_others_in_our_schema_stay(
         if is_shared:
             target.execute("create table streamer.precious as select 1 as one")
         await streamer.stop()
+    journal = directory_of(streamer.settings.spool.path, "streamer_shop")
+    Journal.create(journal, Identity("1", "streamer_shop"), Lsn(1)).close()
     await tear_down(streamer)
     await tear_down(streamer)
+    assert list(journal.parent.iterdir()) == []
 
     assert target.value("select to_regclass('streamer.source') is null")
     assert target.value("select to_regclass('streamer.migration') is null")

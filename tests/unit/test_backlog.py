@@ -2,14 +2,20 @@
 
 import itertools
 import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from streamer.commands.check.findings import Place
+from streamer.commands.check.source import check_backlog
 from streamer.config.settings import parse_size
 from streamer.lsn import Lsn
 from streamer.runtime.backlog import Level, level_of
 from streamer.runtime.journaling import Verdict, judge
 from streamer.sync.parts import Pace
+from tests.unit.build import source_mapping
 
 
 @pytest.mark.parametrize(
@@ -90,3 +96,21 @@ def test_a_throttled_copy_takes_four_times_as_long(monkeypatch: pytest.MonkeyPat
     slept = 0.0
     pace.wait(1000, 1.0)
     assert slept == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "is_pointless"),
+    [
+        (64 << 20, "64", True),
+        (63 << 20, "64", False),
+        (1 << 40, "-1", False),
+        (None, "64", False),
+        (1 << 20, "0", True),
+    ],
+)
+def test_a_limit_that_the_server_does_not_let_be_reached_is_told(
+    limit: int | None, kept: str, is_pointless: bool
+) -> None:
+    server: Any = SimpleNamespace(settings={"max_slot_wal_keep_size": kept})
+    source = replace(source_mapping(), max_retained_wal_bytes=limit)
+    assert bool(list(check_backlog(Place("shop"), server, source))) is is_pointless

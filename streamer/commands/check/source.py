@@ -55,6 +55,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         return findings
     findings += check_server(place, facts.server)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
+    findings += check_backlog(place, facts.server, facts.source)
     if not facts.is_complete:
         return findings
     if target is not None:
@@ -157,6 +158,19 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
             f'has no heartbeats, because role "{server.role}" may not execute '
             "pg_logical_emit_message",
             at_source(f"grant execute on function {function} to {role}"),
+        )
+
+
+def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
+    """A limit that the server's own makes pointless."""
+    limit = source.max_retained_wal_bytes
+    kept = int(server.settings.get("max_slot_wal_keep_size", -1))
+    if limit is not None and 0 <= kept * 1024 * 1024 <= limit:
+        yield warning(
+            place,
+            f"max_slot_wal_keep_size is {kept} MB: the slot is lost before max_retained_wal, which "
+            f"is {limit} bytes, is reached",
+            in_words("set max_retained_wal to half of that, or less"),
         )
 
 
