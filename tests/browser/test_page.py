@@ -4,6 +4,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from streamer.admin.access import hash_password
+from streamer.admin.page import text
 from streamer.sql import quote_identifier
 from tests.browser.conftest import Site, Sites, look
 from tests.support.postgres import Database
@@ -95,8 +96,10 @@ def test_from_nothing_to_a_copy_that_is_watched(
     expect(row.get_by_role("progressbar")).to_be_visible()
     expect(row).to_contain_text("copying")
     look(page, "copying")
+    row.get_by_role("link", name="public.orders").focus()
     expect(row).to_contain_text("ready", timeout=60_000)
     expect(row.get_by_role("progressbar")).to_have_count(0)
+    expect(row.get_by_role("link", name="public.orders")).to_be_focused()
     expect(row_of(page, "public.nokey")).to_contain_text("public.plain")
     expect(page.locator("#connection")).to_have_text("live")
 
@@ -244,8 +247,8 @@ def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
-    for text in ("shop", source.url, "", ""):
-        page.keyboard.type(text)
+    for typed in ("shop", source.url, "", ""):
+        page.keyboard.type(typed)
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Tables of shop")).to_be_visible()
@@ -348,6 +351,10 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     expect(row).to_contain_text("ready")
     expect(page.locator("#connection")).to_have_text("live")
     look(page, "static")
+    # The script writes numbers as the server does, or they would flicker.
+    for name, function in (("size", text.size), ("duration", text.duration), ("count", text.count)):
+        for value in (0, 7, 89.4, 999, 1001, 12_345, 123_456, 9_876_543, 10**9, 10**13):
+            assert page.evaluate(f"v => {name}(v)", value) == function(value), (name, value)
     source.execute("alter table t add v text; insert into t values (1, 'one')")
     expect(row).to_contain_text("error")
     row.get_by_role("link").click()

@@ -61,6 +61,7 @@ def environment() -> Environment:
         "number": text.count,
         "size": text.size,
         "duration": text.duration,
+        "latency": text.latency,
         "rate": text.rate,
         "moment": text.moment,
         "plural": text.plural,

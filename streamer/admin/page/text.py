@@ -43,6 +43,13 @@ def duration(seconds: float | None) -> str:
     return f"{days}\u00a0d {hours}\u00a0h" if hours else f"{days}\u00a0d"
 
 
+def latency(seconds: float | None) -> str:
+    """Write a length of time that is most often far below a second."""
+    if seconds is None or seconds >= 0.9995:
+        return duration(seconds)
+    return f"{seconds * 1000:.0f}\u00a0ms"
+
+
 def rate(value: float | None) -> str:
     """Write how many a second."""
     if value is None:
