@@ -30,6 +30,10 @@ from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
 log = structlog.get_logger()
 
 OVERDUE_SECONDS: Final = 5.0
+COMMIT_BYTES_MAX: Final = 80
+"""What the commit of a heartbeat writes, a page's header included. Where more came behind its
+message, somebody else has committed meanwhile, and may wait for that to be acknowledged.
+"""
 
 
 class Heartbeat:
@@ -79,7 +83,8 @@ class Heartbeat:
         beat = await emit_heartbeat(plain, self._source.label)
         if beat.before_lsn != self._alone_through:
             self._alone_from = beat.before_lsn
-        self._alone_through = beat.after_lsn
+        is_alone = beat.after_lsn - beat.lsn <= COMMIT_BYTES_MAX
+        self._alone_through = beat.after_lsn if is_alone else NOTHING
         self._lsn, self._sent_at = beat.lsn, time.monotonic()
         self.look(tracker)
 

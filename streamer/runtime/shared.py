@@ -1,7 +1,6 @@
 """What pipelines share, and what each tells of itself."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from streamer.apply.drainer import Drainer
@@ -50,7 +49,6 @@ class Health:
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
     safe_wal_bytes: int | None = None
-    visible_time: datetime | None = None
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, str] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
