@@ -112,7 +112,8 @@ def _copied(row: TableStatus) -> str:
 def _held(row: TableStatus) -> str:
     if not row.held_changes:
         return ""
-    text = f"{row.held_changes:,} changes, {format_bytes(row.held_bytes)}"
+    plural = "" if row.held_changes == 1 else "s"
+    text = f"{row.held_changes:,} change{plural}, {format_bytes(row.held_bytes)}"
     if row.retained_wal_bytes:
         text += f", keeps {format_bytes(row.retained_wal_bytes)} of WAL"
     return text

@@ -108,7 +108,7 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
     def command(action: str) -> str:
         return command_for(action, table.source, status.database, status.sid)
 
-    held = f", and holds {table.held_changes:,} changes" if table.held_changes else ""
+    held = f", and holds changes ({table.held_changes:,})" if table.held_changes else ""
     match table.state:
         case "error":
             yield error(place, f"has stopped{held}: {table.error}", run_here(command("resume")))
