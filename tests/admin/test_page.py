@@ -287,7 +287,8 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
             await answered.wait()
             source: dict[str, Any] = {"database": "shop", "sid": None, "state": "streaming", "slot": "s", "error": None,
                       "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
-                      "confirmed_flush_lsn": None, "tables": tables}  # fmt: skip
+                      "confirmed_flush_lsn": None, "tables": tables, "heartbeat_seconds": 0.012,
+                      "backlog": {"state": "throttled", "limit_bytes": 2048, "spooled_bytes": 1024}}  # fmt: skip
             return {"sources": [source]}
 
         monkeypatch.setattr(admin.service, "status", status)
@@ -300,6 +301,13 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
         for page in pages:
             assert "1 source streams" in page.text
             assert "takes long" not in page.text
+            for shown in (
+                "of 2.0\xa0kB",
+                "1.0\xa0kB in the journal",
+                "reading is slowed down",
+                "12\xa0ms",
+            ):
+                assert shown in page.text
         assert asked == 1
 
         # However many tables there are, a page has some of them, and finds the others.

@@ -1,5 +1,8 @@
 """The page in a real browser, on a real process: what an operator does with it."""
 
+import re
+
+import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -8,7 +11,7 @@ from streamer.admin.page import text
 from streamer.sql import quote_identifier
 from tests.browser.conftest import Site, Sites, look
 from tests.support.postgres import Database
-from tests.support.process import eventually
+from tests.support.process import Process, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -428,5 +431,25 @@ def test_a_source_and_the_target_go_away_and_the_page_says_so(
     expect(page.get_by_text("may be old, or not all there is")).to_have_count(0, timeout=60_000)
     expect(row_of(page, "public.t")).to_contain_text("ready")
     assert has_stayed(page)
+
+    # The process dies, and comes again: what is open goes on.
+    row_of(page, "public.t").get_by_role("link").click()
+    expect(page.locator("#connection")).to_have_text("live")
+    stay(page)
     site.process.kill()
     expect(page.locator("#connection")).to_have_text("not live")
+    with Process(site.process.config, spark=False):
+        expect(page.locator("#connection")).to_have_text("live", timeout=60_000)
+        eventually(
+            lambda: page.locator("input[name=csrf]").first.input_value() == fresh_token(site)
+        )
+        assert has_stayed(page)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator(".head .state")).to_have_text("paused")
+
+
+def fresh_token(site: Site) -> str:
+    """Return the token that forms have now."""
+    found = re.search(r'name="csrf" value="([^"]+)"', httpx.get(f"{site.base}/sources/new").text)
+    assert found is not None
+    return found[1]

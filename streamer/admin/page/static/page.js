@@ -140,6 +140,9 @@ async function refresh() {
     if (response.ok && parts.length) {
       for (const part of parts) for (const old of by("live", part.dataset.live)) update(old, part);
       if (fresh.title) document.title = fresh.title;
+      // Another process has other tokens.
+      const token = fresh.querySelector("input[name=csrf]");
+      if (token) for (const input of $("input[name=csrf]")) input.value = token.value;
       addCopyButtons();
       drawRates();
     } else if (response.ok || response.status === 404) {
