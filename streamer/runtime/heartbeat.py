@@ -49,6 +49,7 @@ class Heartbeat:
         self._sent_at: float | None = None
         self._lsn = NOTHING
         self._alone_from = self._alone_through = NOTHING
+        self._is_beating = False
 
     async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
         """Beat until cancelled; return at once where that cannot be.
@@ -80,7 +81,11 @@ class Heartbeat:
         log.warning("no heartbeats", source=self._source.label, reason=obstacle)
 
     async def _beat(self, plain: Connection, tracker: ProgressTracker) -> None:
-        beat = await emit_heartbeat(plain, self._source.label)
+        self._is_beating = True
+        try:
+            beat = await emit_heartbeat(plain, self._source.label)
+        finally:
+            self._is_beating = False
         if beat.before_lsn != self._alone_through:
             self._alone_from = beat.before_lsn
         is_alone = beat.after_lsn - beat.lsn <= COMMIT_BYTES_MAX
@@ -116,5 +121,10 @@ class Heartbeat:
         return travelling if travelling > OVERDUE_SECONDS else None
 
     def wrote_all(self, from_lsn: Lsn, through_lsn: Lsn) -> bool:
-        """Whether nothing but heartbeats was written at the source between two positions."""
+        """Whether nothing but heartbeats was written at the source between two positions.
+
+        The stream may bring one before we have heard where it ended: until then it may be so.
+        """
+        if self._is_beating:
+            return True
         return self._alone_from <= from_lsn and through_lsn <= self._alone_through

@@ -89,6 +89,20 @@ async def test_heartbeats_in_a_row_are_alone_until_somebody_else_writes(beating:
     assert alone(Lsn(1300), Lsn(1412))
 
 
+async def test_until_its_end_is_known_what_comes_may_be_the_heartbeat(beating: Beating) -> None:
+    seen: list[bool] = []
+
+    async def emit(plain: object, label: str) -> Beat:
+        seen.append(beating.heartbeat.wrote_all(Lsn(1000), Lsn(1112)))
+        return Beat(Lsn(1000), Lsn(1064), Lsn(1112))
+
+    with mock.patch.object(module, "emit_heartbeat", emit):
+        await beating.beat(0, 0, 0)
+
+    assert seen == [True]
+    assert not beating.heartbeat.wrote_all(Lsn(1000), Lsn(1200))
+
+
 async def test_who_commits_in_the_moment_of_a_heartbeat_is_not_made_to_wait(
     beating: Beating,
 ) -> None:
