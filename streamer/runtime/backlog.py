@@ -7,8 +7,8 @@ decides: warn; spool, which reads the slot into a journal (`streamer.runtime.jou
 which gives the slot up and has the tables copied again.
 
 Only one process may take a slot over from the pipeline that reads it: the one whose pipeline that
-is, or any if nobody reads it, because the target is away or the source is in error. Who loses that
-race finds the slot in use, and has begun nothing.
+is, or, if nobody reads it because the target is away or the source is in error, any that does not
+wait for another to end. Who loses that race finds the slot in use, and has begun nothing.
 """
 
 import asyncio
@@ -148,7 +148,8 @@ class BacklogGuard:
 
     def change(self, source: SourceMapping) -> None:
         """Go by other settings from now on."""
-        self.source = self.journaling.source = source
+        self.source = source
+        self.journaling.change(source)
         self._changed.set()
 
     @property

@@ -75,6 +75,7 @@ class Journaling:
         self.error: str | None = None
         """Why nothing is written now, although it should be."""
         self._path = directory_of(spools, source.slot)
+        self._is_damaged = False
         self._is_known = asyncio.Event()
         self._wanted = asyncio.Event()
         self._begun = asyncio.Event()
@@ -124,7 +125,7 @@ class Journaling:
                 self.journal = await asyncio.to_thread(Journal.open, self._path)
             except JournalError as exc:
                 # Whether it is needed shows when the slot is compared with the target.
-                self.error = str(exc)
+                self.error, self._is_damaged = str(exc), True
                 log.error("the journal cannot be read", source=self.source.label, error=str(exc))
             except StreamerError as exc:
                 self.error = str(exc)
@@ -145,6 +146,12 @@ class Journaling:
 
     # ---- writing -------------------------------------------------------------------------------
 
+    def change(self, source: SourceMapping) -> None:
+        """Go by another url from now on."""
+        before, self.source = self.source, source
+        if source.url != before.url and self._writing is not None:
+            self._writing.cancel()  # it is begun again
+
     async def prepare(self) -> None:
         """See whether a journal could be begun. Raises SpoolError."""
         if not self._is_lasting:
@@ -152,6 +159,8 @@ class Journaling:
                 "a journal needs a directory that lasts",
                 hint="set spool.directory, and restart",
             )
+        if self._is_damaged:
+            raise SpoolError(f"the one that is there is not to be overwritten: {self.error}")
         await asyncio.to_thread(try_directory, self._path)
 
     def begin(self) -> None:
@@ -258,10 +267,12 @@ class Journaling:
                 f"{self.error or 'somebody else reads the slot'}"
             ) from None
         journal = self.journal
-        if journal is None or journal.identity.system_identifier != server.system_identifier:
-            return None
         slot = await read_slot(plain, self.source.slot)
         if slot is None or slot.confirmed_flush_lsn is None:
+            return None
+        if self._is_damaged and slot.confirmed_flush_lsn <= acknowledged_lsn:
+            await self.discard()  # whatever was in it, the target has it or the source
+        if journal is None or journal.identity.system_identifier != server.system_identifier:
             return None
         verdict = judge(
             acknowledged_lsn, journal.start_lsn, journal.end_lsn, slot.confirmed_flush_lsn
@@ -280,6 +291,7 @@ class Journaling:
         await self.stop_writing()
         journal, self.journal = self.journal, None
         self._begun.clear()
+        self._is_damaged = False
         if journal is None:
             await asyncio.to_thread(remove_journal, self._path)
             return

@@ -185,6 +185,8 @@ class Link:
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
         """Return what to raise: there is no going on without a copy of *synced*."""
         if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
+            if self._guard.journaling.error is not None:
+                error.message += f" ({self._guard.journaling.error})"
             error.hint = self._resync_hint(synced)
             return error
         given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
@@ -206,7 +208,8 @@ class Link:
             raise SourceDivergedError(
                 f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
                 f"{acknowledged_lsn}, which is all that the target has: "
-                "the target was restored to an earlier time, or the slot was moved or made anew"
+                "the target was restored to an earlier time, the slot was moved or made anew, or "
+                "what is missing is in a journal that is not here"
             )
 
     def another_history(self) -> SourceDivergedError:

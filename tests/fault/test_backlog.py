@@ -13,10 +13,12 @@ import pytest
 from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
 from streamer.runtime import backlog
+from streamer.sync import parts
+from streamer.sync.parts import Pace
 from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy
-from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -221,7 +223,9 @@ async def test_transactions_in_progress_when_a_journal_is_begun_come_whole(
     assert_equal(source, target)
 
 
-async def test_a_lost_journal_is_a_hole_and_a_resync_heals_it(
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_lost_or_damaged_journal_is_a_hole_and_a_resync_heals_it(
+    is_lost: bool,
     source: Database,
     target: Database,
     target_proxy: Proxy,
@@ -235,19 +239,27 @@ async def test_a_lost_journal_is_a_hole_and_a_resync_heals_it(
         await asyncio.to_thread(write, source, 0, 20)
         await fill_until_spooling(streamer, source, tmp_path)
         await until(lambda: unconfirmed_bytes(source) < 100_000, "the slot moves")
-    shutil.rmtree(tmp_path / "spool")
+    for file in journal_files(tmp_path):
+        if is_lost:
+            shutil.rmtree(file.parent)
+        else:
+            file.write_bytes(b"\0" * 100 + file.read_bytes()[100:])
+            file.with_name("no number.journal").touch()
     target.port = None  # blocking copies in threads leave no room for a proxy in this process
     async with stream("keyed:", group=SPOOL) as streamer:
 
         async def is_told() -> bool:
             status = await streamer.status()
-            return status["state"] == "error" and "need a resync: public.keyed" in status["error"]
+            error = status["error"] or ""
+            is_said = "need a resync: public.keyed" in error and (is_lost or "is damaged" in error)
+            return status["state"] == "error" and is_said
 
         await streamer.eventually(is_told, 60)
         assert target.value("select count(*) from keyed") == 0
         await resync(streamer)
         await streamer.caught_up(60)
     assert_same(source, target, "keyed")
+    assert journal_files(tmp_path) == []
 
 
 async def resync(streamer: Streamer) -> None:
@@ -386,3 +398,78 @@ async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
         await streamer.caught_up(60)
         await done_with_journal(streamer, tmp_path)
     assert_equal(source, target)
+
+
+async def test_two_processes_with_one_configuration(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+) -> None:
+    other_config = tmp_path / "other" / "config.yaml"
+    other_config.parent.mkdir()
+    write_config(other_config, source, target, TABLES, group=SPOOL)
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await streamer.caught_up()
+        other = Streamer(other_config)
+        other.start()
+        try:
+            target_proxy.leave()
+            await asyncio.to_thread(write, source, 0, 20)
+            await asyncio.to_thread(fill, source, 3)
+            await until(lambda: all_journals(tmp_path) and moved(source), "one reads the slot")
+            assert len(all_journals(tmp_path)) == 1
+            await asyncio.to_thread(write, source, 20, 40)
+            target_proxy.heal()
+            await streamer.caught_up(60)
+            assert_equal(source, target)
+            await until(lambda: not all_journals(tmp_path), "the journal is done with")
+            errors = target.value("select count(*) from streamer.source where state = 'error'")
+            assert errors == 0
+        finally:
+            await other.stop()
+
+
+def all_journals(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.rglob("*.journal"))
+
+
+def moved(source: Database) -> bool:
+    return unconfirmed_bytes(source) < 1024 * 1024
+
+
+async def test_a_copy_that_takes_long_does_not_keep_wal(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    throttled: list[bool] = []
+    begin = Pace.begin
+
+    def recorded(self: Pace, *, is_throttled: bool) -> None:
+        throttled.append(is_throttled)
+        begin(self, is_throttled=is_throttled)
+
+    monkeypatch.setattr(Pace, "begin", recorded)
+    monkeypatch.setattr(parts, "THROTTLED_TIMES", 1)
+    source.execute("insert into keyed select n, 'old' from generate_series(1000, 9000) n")
+    tables = "keyed:\nkeyless: {initial: none}"
+    options = {"group": SPOOL, "settings": "sync: {rows_per_second: 1500}"}
+    async with stream(tables, **options) as streamer:
+        await streamer.table_state("public.keyed", "copying")
+        await asyncio.to_thread(write, source, 0, 20)
+        await fill_until_spooling(streamer, source, tmp_path)
+        await asyncio.to_thread(write, source, 20, 40)
+        assert (await streamer.table("public.keyed"))["state"] in ("init", "copying")
+        await until(lambda: target.value("select count(*) from keyless") == 80, "others go on")
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+        await asyncio.to_thread(write, source, 40, 60)
+        await streamer.caught_up(60)
+    assert_same(source, target, "keyed")
+    assert_same(source, target, "keyless")
+    assert True in throttled

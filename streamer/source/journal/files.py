@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class Journal:
         """
         with _saying(path):
             shutil.rmtree(path.with_name(f"{path.name}{_GONE}"), ignore_errors=True)
-            if not any(path.glob(f"*{_SUFFIX}")):
+            if not _files(path):
                 return None
             lock = _lock(path)
             try:
@@ -128,11 +129,9 @@ class Journal:
 
     @classmethod
     def _open(cls, path: Path, lock: int) -> Self | None:
-        found = sorted(path.glob(f"*{_SUFFIX}"), reverse=True)
         segments: list[Segment] = []
         newest: Header | None = None
-        for file in found:
-            number = int(file.name.removesuffix(_SUFFIX))
+        for number, file in sorted(_files(path).items(), reverse=True):
             if segments and number != segments[0].number - 1:
                 break  # deleted, whether or not the directory still knew some of them
             header, start_lsn = _read_header(file, number)
@@ -256,7 +255,7 @@ class Journal:
 
     def _remove_strays(self) -> None:
         known = {segment.path for segment in self._segments}
-        for file in [*self.path.glob(f"*{_SUFFIX}"), *self.path.glob("*.new")]:
+        for file in [*_files(self.path).values(), *self.path.glob("*.new")]:
             if file not in known:
                 file.unlink()
 
@@ -297,6 +296,12 @@ class Journal:
 
 
 _HINT: Final = "find out what happened to that disk; what is in the journal may be lost"
+
+
+def _files(path: Path) -> dict[int, Path]:
+    """Return the segment files in a directory by number; anything else there is not ours."""
+    found = path.glob(f"*{_SUFFIX}")
+    return {int(file.stem): file for file in found if re.fullmatch("[0-9]{1,18}", file.stem)}
 
 
 def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
