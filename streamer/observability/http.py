@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -88,13 +89,14 @@ async def serving(
     )
     server = _Server(config)
     try:
-        sockets = [config.bind_socket()]
-    except (OSError, SystemExit) as exc:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, int(port)), family=family)
+    except OSError as exc:
         raise SettingsError(
-            f"http.listen: cannot listen on {listen}: {exc}",
+            f"http.listen: cannot listen on {listen}: {exc.strerror}",
             hint="stop what uses that port, or choose another; an empty string switches HTTP off",
         ) from None
-    task = asyncio.create_task(server.serve(sockets=sockets), name="http")
+    task = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     try:
         yield
     finally:
