@@ -493,6 +493,29 @@ class Store:
                 reason,
             )
 
+    async def leaves(self, relation_ids: list[int]) -> dict[int, list[int]]:
+        """Return the partitions that were last seen of relations that were looked at."""
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                "select id, leaves from streamer.relation"
+                " where id = any ($1::int8[]) and leaves is not null",
+                relation_ids,
+            )
+        return {row["id"]: row["leaves"] for row in rows}
+
+    async def set_leaves(
+        self, relation_id: int, leaves: list[int], error: str | None = None
+    ) -> None:
+        """Store the partitions that are seen now, and what is to be said of them."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set leaves = $2, error = coalesce($3, error)"
+                " where id = $1",
+                relation_id,
+                leaves,
+                error,
+            )
+
     async def set_streaming_state(
         self, relation_id: int, state: str, error: str | None = None
     ) -> None:

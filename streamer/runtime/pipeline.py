@@ -70,6 +70,7 @@ from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.leaves import look_at_leaves
 from streamer.sync.states import State
 
 if TYPE_CHECKING:
@@ -536,6 +537,7 @@ class Pipeline:
             check_slot(slot, self.source.slot, self._server.database)
             assert slot is not None
             await self._link.check_published(plain)
+            await look_at_leaves(self._shared.store, plain, self._relations)
         self.health.restart_lsn, self.health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
         await self._guard.store(self._shared.store, self._record.source_id)
         self._check_reached_stop()

@@ -63,6 +63,7 @@ from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.leaves import know_leaves
 from streamer.sync.plan import CopyPart, CopySource, Heap, cut, group
 from streamer.sync.prepare import Preparation, TableCopy, exchange_of
 from streamer.sync.stage import (
@@ -279,6 +280,7 @@ class SyncCoordinator:
     async def _prepare(self, source: Connection, batch: list[MappedRelation]) -> list[TableCopy]:
         """See to the target tables; relations for which that fails are in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
+        await know_leaves(self._store, source, batch)
         copies = []
         async with target_connection(self._address, self._application_name) as target:
             await target.set_up_origin()  # rows may be removed

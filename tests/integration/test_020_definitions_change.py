@@ -179,23 +179,34 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         source.execute("insert into plain values (200, 'end', repeat('e', 9000))")
         await streamer.caught_up()
         assert_same(source, target, "plain")
-        # Attaching and detaching move rows without a word; what was streamed before stays.
+        # Attaching and detaching move no rows; what was streamed before stays, what came is told.
         assert target.execute("select id, v, length(big) from p order by 1") == [
             (1, "changed", 9000),
             (2, "created", None),
             (4, "changed", 9000),
         ]
+
+        async def is_told() -> bool:
+            told = target.value("select error from streamer.relation where source = 'public.p'")
+            return told is not None and str(told).startswith('"public.p3" came as a partition')
+
+        await streamer.eventually(is_told)
+        state = "select state, leaves from streamer.relation where source = 'public.p'"
+        oids = [int(str(source.value(f"select '{name}'::regclass::oid"))) for name in ("p1", "p3")]
+        assert target.execute(state) == [("ready", oids)]
+        attempt = "select attempt from streamer.relation where source = 'public.p'"
+        before = target.value(attempt)
         target.execute(
             "insert into streamer.request (relation_id, action)"
             " select id, 'resync' from streamer.relation where source = 'public.p'; notify streamer"
         )
 
         async def is_copied_again() -> bool:
-            attempt = "select attempt from streamer.relation where source = 'public.p'"
-            return target.value(attempt) == 2
+            return target.value(attempt) != before
 
         await streamer.eventually(is_copied_again)
         await streamer.caught_up()
+        assert (await streamer.status())["tables"][0]["error"] is None
         assert contents(source, "p", "id, day, v, big", "id") == contents(
             target, "p", "id, day, v, big", "id"
         )
