@@ -400,6 +400,42 @@ async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
     assert_equal(source, target)
 
 
+async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    without_spark: None,
+) -> None:
+    source.execute(
+        "create table late (id int primary key); insert into late select generate_series(1, 500)"
+    )
+    async with stream(TABLES, group=SPOOL) as streamer:
+        await streamer.caught_up()
+        store = Store(TargetAddress.parse(streamer.settings.target.url))
+        (relation,) = [r for r in await store.relations() if r.source == "public.keyed"]
+        await store.make_request(relation.relation_id, "pause")
+        await streamer.table_state("public.keyed", "paused")
+        await asyncio.to_thread(write, source, 0, 20)
+        await fill_until_spooling(streamer, source, tmp_path)
+        write_config(streamer.path, source, target, f"late:\n{TABLES}", group=SPOOL)
+        await streamer.apply()
+        await asyncio.to_thread(write, source, 20, 40)
+        source.execute("insert into late values (1000)")
+        await streamer.table_state("public.late", "ready", 60)
+        target.execute("delete from whole")
+        (whole,) = [r for r in await store.relations() if r.source == "public.whole"]
+        await store.make_request(whole.relation_id, "resync")
+        await store.make_request(relation.relation_id, "resume")
+        await store.close()
+        await asyncio.to_thread(write, source, 40, 60)
+        await until(lambda: target.execute("select 1 from whole") != [], "it is copied")
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+    assert_equal(source, target)
+    assert_same(source, target, "late")
+
+
 async def test_two_processes_with_one_configuration(
     source: Database,
     target: Database,

@@ -85,3 +85,33 @@ def test_killed_at(
         caught_up(process)
         assert process.terminate() == 0
     assert_equal(source, target)
+
+
+def test_told_to_stop_while_it_spools(
+    tmp_path: Path, source: Database, target: Database, target_proxy: Proxy
+) -> None:
+    """It ends in time although the target is away, and the next one goes on with the journal."""
+    source.execute(DDL + "create table hist (id int primary key, v text)")
+    source.execute("create table filler (a text)")
+    target.execute(DDL + HISTORY)
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, TABLES, group=SPOOL)
+    with Process(config, program=PROGRAM) as process:
+        caught_up(process)
+        target_proxy.leave()
+        write(source, 0, 20)
+
+        def is_spooling() -> bool:
+            fill(source)
+            return bool(journal_files(tmp_path)) and unconfirmed_bytes(source) < 1024 * 1024
+
+        eventually(is_spooling, 60, process.output)
+        assert process.terminate() == 0, process.output
+    assert journal_files(tmp_path)
+    write(source, 20, 40)
+    target_proxy.heal()
+    with Process(config, program=PROGRAM) as process:
+        caught_up(process, 90)
+        eventually(lambda: not journal_files(tmp_path), 60, process.output)
+        assert process.terminate() == 0, process.output
+    assert_equal(source, target)
