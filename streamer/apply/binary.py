@@ -89,6 +89,9 @@ _ALL: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
 _TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
 """Types that receive the bytes of a text: what a ``sid`` may be."""
 
+VERSION_MIN: Final = 14_00_00
+"""Of a source that can send binary."""
+
 
 def binary_types(source_version: int, target_version: int) -> frozenset[int]:
     """Return the OIDs of types whose values may travel in binary from one server to another.

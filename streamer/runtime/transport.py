@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from streamer.apply.binary import binary_obstacle, binary_types
+from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
 from streamer.apply.catalog import read_relation
 from streamer.apply.target import TargetAddress, target_connection
 from streamer.route.mapping import RelationMapping, RelationName, SourceMapping, Transport
@@ -17,8 +17,6 @@ from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.sync.tables import published_relation
 
 log = structlog.get_logger()
-
-BINARY_VERSION_MIN = 14_00_00
 
 TEXT: frozenset[int] = frozenset()
 """No type travels in binary."""
@@ -42,7 +40,7 @@ async def choose_transport(
         return TEXT
     obstacle = known_obstacle
     types = TEXT
-    if server.version < BINARY_VERSION_MIN:
+    if server.version < VERSION_MIN:
         obstacle = f"PostgreSQL {server.major} can send nothing else"
     elif obstacle is None:
         types, obstacle = await _look_for_obstacle(source, server, address, mappings, relations)

@@ -1287,3 +1287,16 @@ def test_types_that_are_at_risk(source: str, target: str) -> None:
 )
 def test_types_that_are_safe(source: str, target: str) -> None:
     assert type_risk(source, target) is None
+
+
+async def test_binary_that_comes_as_text(checker: Checker) -> None:
+    checker.source.execute(
+        "create type mood as enum ('fine'); create table t (id int primary key, m mood)"
+    )
+    checker.configure("t:", group="transport: binary")
+    found = await checker.finds(INFO, "changes come as text, although transport is binary")
+    assert 'table "public.t"' in str(found)
+    checker.configure("t: {exclude: [m]}", group="transport: binary")
+    await checker.is_gone(INFO, "transport is binary")
+    checker.configure("t:", group="transport: text")
+    await checker.is_gone(INFO, "transport is binary")

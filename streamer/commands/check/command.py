@@ -25,6 +25,7 @@ from streamer.commands.check.target_tables import (
     check_target_tables,
     make_pair_plan,
 )
+from streamer.commands.check.transport import check_transport
 from streamer.config.settings import Settings
 from streamer.errors import MappingError, StreamerError, TargetSchemaError
 from streamer.route.mapping import Mapping, SourceMapping
@@ -80,6 +81,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         findings += check_heartbeat(facts, settings.heartbeat_interval)
         if target is not None:
             findings += check_target_tables(facts, target, create_tables=create_tables)
+            findings += check_transport(facts, target)
         report.findings += in_order(findings)
     return Examination(report, sources, target)
 
