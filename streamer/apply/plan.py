@@ -274,10 +274,7 @@ def make_plan(
             hint="give its url a sid",
         )
     if target.has_sid and not has_sid and sid is not None:
-        raise TargetSchemaError(
-            f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
-            hint="give the column another name with `columns`, or exclude it",
-        )
+        raise two_sids(mapping)
     if mapping.type is TableType.HISTORY:
         _check_history_columns(mapping, target)
     columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
@@ -478,3 +475,11 @@ def _identify(
         if key_names and all(n in by_name and by_name[n].target.not_null for n in key_names):
             return Identity.KEY, tuple(by_name[name] for name in key_names)
     return Identity.ROW, columns
+
+
+def two_sids(mapping: RelationMapping) -> TargetSchemaError:
+    """Say that a column of the source stands in the place of the url's sid."""
+    return TargetSchemaError(
+        f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
+        hint="give the column another name with `columns`, or exclude it",
+    )

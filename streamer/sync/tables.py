@@ -14,7 +14,7 @@ Building statements is pure; `create_table` runs them.
 
 from typing import Final
 
-from streamer.apply.plan import SID, TABLE_COLUMNS_MAX
+from streamer.apply.plan import SID, TABLE_COLUMNS_MAX, two_sids
 from streamer.apply.target import TargetConnection, transaction
 from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
@@ -77,8 +77,12 @@ def create_table_sql(
     return statements
 
 
-def check_width(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
-    """Refuse a table with more columns than there can be. Raises TargetSchemaError."""
+def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
+    """Refuse a table with more columns than there can be, or two called sid. Raises
+    TargetSchemaError.
+    """
+    if sid is not None and SID in map(mapping.target_column, (c.name for c in relation.columns)):
+        raise two_sids(mapping)
     count = len(_columns_sql(relation, mapping, sid, {}))
     if count > TABLE_COLUMNS_MAX:
         raise TargetSchemaError(
@@ -140,7 +144,7 @@ async def create_table(
 
     Raises TargetSchemaError, TargetRejectedError with what to run instead.
     """
-    check_width(relation, mapping, sid)
+    check_can_be_made(relation, mapping, sid)
     statements = create_table_sql(relation, mapping, sid, computed_types)
     try:
         async with transaction(connection):

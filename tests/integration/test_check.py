@@ -1300,3 +1300,14 @@ async def test_binary_that_comes_as_text(checker: Checker) -> None:
     await checker.is_gone(INFO, "transport is binary")
     checker.configure("t:", group="transport: text")
     await checker.is_gone(INFO, "transport is binary")
+
+
+async def test_a_source_column_sid(checker: Checker, stream: MakeStreamer) -> None:
+    """It stands where the sid of the url would be written."""
+    checker.source.execute("create table t (sid text, id int, v text, primary key (sid, id))")
+    checker.configure("t:", sid="eu")
+    await checker.finds(ERROR, 'column "sid" of source table "public.t"', "where the sid goes")
+    async with stream("t:", sid="eu") as streamer:
+        await streamer.table_state("public.t", "error")
+        (table,) = (await streamer.status())["tables"]
+        assert 'column "sid" of source table "public.t" would be' in table["error"]

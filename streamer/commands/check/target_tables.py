@@ -38,7 +38,7 @@ from streamer.route.mapping import Initial, OnColumnAdded, RelationMapping, Rela
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import FIRST_USER_OID, SourceType
 from streamer.sql import add_columns_clause, quote_columns, quote_identifier, quote_literal
-from streamer.sync.tables import check_width, create_table_sql, published_relation
+from streamer.sync.tables import check_can_be_made, create_table_sql, published_relation
 
 _KINDS: Final = {
     "v": "a view",
@@ -110,7 +110,7 @@ def check_target_tables(
 def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
     """A target table that `run` would make, or should find."""
     try:
-        check_width(pair.relation, pair.mapping, pair.sid)
+        check_can_be_made(pair.relation, pair.mapping, pair.sid)
     except TargetSchemaError as exc:
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
         return
