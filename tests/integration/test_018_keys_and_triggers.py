@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.postgres import Database, assert_same
+from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer
 
 SPOIL_AND_RESYNC = (
@@ -142,6 +142,40 @@ async def test_ordinary_triggers_rest_and_others_fire(
         await streamer.caught_up()
         assert ("always_", "INSERT", 3) in target.execute(fired)
         assert not [row for row in target.execute(fired) if row[0] in ("ordinary", "disabled")]
+
+
+@pytest.mark.parametrize("consistency", ["table", "transaction"])
+async def test_an_ordinary_role_and_foreign_keys_between_workers(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    consistency: str,
+    without_spark: None,
+) -> None:
+    """It may not switch foreign keys off, so a child may have to wait for its parent."""
+    ddl = (
+        "create table parent (id int primary key);"
+        "create table child (id int primary key, p int references parent)"
+    )
+    source.execute(ddl)
+    target.execute(ddl)
+    with ordinary_role(target) as role:
+        target.execute(f"alter table parent owner to {role}; alter table child owner to {role}")
+        settings = f"workers: 4\nconsistency: {consistency}"
+        async with stream("parent:\nchild:", settings=settings) as streamer:
+            await streamer.caught_up()
+            for n in range(30):
+                source.execute(
+                    f"begin; insert into parent values ({n}); insert into child values ({n}, {n}); commit"
+                )
+                if n % 3 == 0:
+                    source.execute(
+                        f"begin; delete from child where id = {n}; delete from parent where id = {n};"
+                        " commit"
+                    )
+            await streamer.caught_up(50)
+        assert_same(source, target, "parent")
+        assert_same(source, target, "child")
 
 
 async def has_copied_again(target: Database) -> bool:
