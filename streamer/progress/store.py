@@ -494,7 +494,7 @@ class Store:
             )
 
     async def leaves(self, relation_ids: list[int]) -> dict[int, list[int]]:
-        """Return the partitions that were last seen of relations that were looked at."""
+        """Return the partitions whose rows are copied or streamed, of relations that have some."""
         async with self.connection() as connection:
             rows = await connection.fetch(
                 "select id, leaves from streamer.relation"
@@ -503,18 +503,25 @@ class Store:
             )
         return {row["id"]: row["leaves"] for row in rows}
 
-    async def set_leaves(
-        self, relation_id: int, leaves: list[int], error: str | None = None
-    ) -> None:
-        """Store the partitions that are seen now, and what is to be said of them."""
+    async def set_leaves(self, relation_id: int, leaves: list[int]) -> None:
+        """Store the partitions whose rows are copied or streamed."""
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.relation set leaves = $2, error = coalesce($3, error)"
-                " where id = $1",
+                "update streamer.relation set leaves = $2 where id = $1", relation_id, leaves
+            )
+
+    async def tell_of_gap(self, relation_id: int, error: str) -> bool:
+        """Show what a relation in step lacks, if nothing else is shown of it; tell whether that is
+        new.
+        """
+        async with self.connection() as connection:
+            told = await connection.execute(
+                "update streamer.relation set error = $2"
+                " where id = $1 and state = 'ready' and error is null",
                 relation_id,
-                leaves,
                 error,
             )
+        return bool(told)
 
     async def set_streaming_state(
         self, relation_id: int, state: str, error: str | None = None

@@ -60,6 +60,10 @@ class Relations:
         """Whether every relation is in step."""
         return all(state is State.READY for state in self._states.values())
 
+    def in_step(self) -> list[MappedRelation]:
+        """Return the relations that are."""
+        return [mapped for mapped, state in self._states.items() if state is State.READY]
+
     def set_state(self, mapped: MappedRelation, state: State, error: str | None = None) -> None:
         """Set what is shown; who stores it says so."""
         table = str(mapped.mapping.source)

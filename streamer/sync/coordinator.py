@@ -280,7 +280,8 @@ class SyncCoordinator:
     async def _prepare(self, source: Connection, batch: list[MappedRelation]) -> list[TableCopy]:
         """See to the target tables; relations for which that fails are in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
-        await know_leaves(self._store, source, batch)
+        declared = [mapped for mapped in batch if mapped.is_to_declare]
+        await know_leaves(self._store, source, declared)
         copies = []
         async with target_connection(self._address, self._application_name) as target:
             await target.set_up_origin()  # rows may be removed
@@ -326,6 +327,8 @@ class SyncCoordinator:
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
         async with connection(self._source) as guard:
             copies, rewritten = await self._guard(guard, copies, snapshot)
+            whole = [copy.mapped for copy in copies if copy.resync.where is None]
+            await know_leaves(self._store, guard, whole)
             failpoint("sync.guarded")
             copies = await self._plan(guard, copies)
             failpoint("sync.planned")

@@ -1,7 +1,7 @@
 """Tells of partitions that were attached to a published table with rows in them: a gap.
 
-What is there when a table is about to be copied is known from then on; what is new later, and came
-with rows, is said in the table's status until it is copied again.
+What the snapshot of a copy sees is known; what is there later, came with rows and is not known, is
+said in the table's status until the table is copied again.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.progress.store import Store
 from streamer.source.connection import Connection
-from streamer.source.partitions import read_leaves
+from streamer.source.partitions import brought_rows, read_leaves
 
 log = structlog.get_logger()
 
 
 async def know_leaves(store: Store, plain: Connection, relations: Iterable[MappedRelation]) -> None:
-    """Take the partitions of *relations*, which are to be copied, as known."""
+    """Take the partitions of *relations* that the transaction of *plain* sees as known."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     for name, leaves in (await read_leaves(plain, by_name)).items():
         await store.set_leaves(by_name[name].relation_id, [leaf.oid for leaf in leaves])
@@ -26,25 +26,28 @@ async def know_leaves(store: Store, plain: Connection, relations: Iterable[Mappe
 async def look_at_leaves(
     store: Store, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
-    """Say which partitions have brought rows along since *relations* were copied."""
+    """Say which partitions have brought rows along since *relations*, all in step, were copied."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     found = await read_leaves(plain, by_name)
     if not found:
         return
-    known = await store.leaves([by_name[name].relation_id for name in found])
+    stored = await store.leaves([by_name[name].relation_id for name in found])
     for name, leaves in found.items():
         mapped = by_name[name]
-        before = known.get(mapped.relation_id)
-        oids = [leaf.oid for leaf in leaves]
-        if before is not None and set(before) == set(oids):
-            continue
-        gaps = [leaf for leaf in leaves if leaf.brought_rows and leaf.oid not in (before or oids)]
-        error = None
+        known = stored.get(mapped.relation_id)
+        # What was not looked at when it was copied, by an older version, is taken as it is.
+        new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
+        brought = [await brought_rows(plain, leaf) for leaf in new]
+        gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
+        unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
+        oids = [leaf.oid for leaf in leaves if leaf not in unknown]
+        if known is None or set(known) != set(oids):
+            await store.set_leaves(mapped.relation_id, oids)
         if gaps:
             names = ", ".join(f'"{leaf.name}"' for leaf in gaps)
             error = (
                 f"{names} came as a partition with rows in it, which do not travel; streamer "
                 f"resync '{name}' --database {mapped.source.database} --mode diff brings them"
             )
-            log.warning("partition attached", table=str(name), error=error)
-        await store.set_leaves(mapped.relation_id, oids, error)
+            if await store.tell_of_gap(mapped.relation_id, error):
+                log.warning("partition attached", table=str(name), error=error)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from streamer.route.mapping import RelationName, Secret, SourceMapping
+from streamer.source.connection import connection
+from streamer.source.partitions import brought_rows, read_leaves
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer
 
@@ -191,9 +194,8 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
             return told is not None and str(told).startswith('"public.p3" came as a partition')
 
         await streamer.eventually(is_told)
-        state = "select state, leaves from streamer.relation where source = 'public.p'"
-        oids = [int(str(source.value(f"select '{name}'::regclass::oid"))) for name in ("p1", "p3")]
-        assert target.execute(state) == [("ready", oids)]
+        state = "select state from streamer.relation where source = 'public.p'"
+        assert target.value(state) == "ready"
         attempt = "select attempt from streamer.relation where source = 'public.p'"
         before = target.value(attempt)
         target.execute(
@@ -210,3 +212,79 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         assert contents(source, "p", "id, day, v, big", "id") == contents(
             target, "p", "id, day, v, big", "id"
         )
+
+
+async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
+    """Those made as partitions brought nothing, at any depth and whatever was written since."""
+    source.execute(
+        """
+        create table p (id int default 0, day date check (day > '2000-01-01')) partition by range (day);
+        create table made partition of p for values from ('2021-01-01') to ('2022-01-01');
+        create table deep partition of p (id default 7, check (id >= 0))
+          for values from ('2022-01-01') to ('2023-01-01') partition by range (id);
+        create table deep_made partition of deep for values from (0) to (10);
+        insert into p values (1, '2021-05-05'), (2, '2022-05-05')
+        """
+    )
+    name = RelationName("public", "p")
+    mapping = SourceMapping("shop", None, Secret(source.url), ())
+    late = 'late % "x" y'
+    async with connection(mapping) as snapshot, connection(mapping) as plain:
+        await snapshot.execute("begin isolation level repeatable read")
+        before = await read_leaves(snapshot, [name])
+        source.execute(
+            """
+            create table "late % ""x"" y" as select 3 as id, date '2023-05-05' as day;
+            alter table "late % ""x"" y" add constraint p_day_check check (day > '2000-01-01');
+            alter table p attach partition "late % ""x"" y" for values from ('2023-01-01') to ('2024-01-01');
+            create table branch (like p including all) partition by range (id);
+            create table twig partition of branch for values from (0) to (10);
+            insert into twig values (4, '2024-05-05');
+            alter table p attach partition branch for values from ('2024-01-01') to ('2025-01-01')
+            """
+        )
+        for statement in (
+            "create table empty (like p including all)",
+            "alter table p attach partition empty for values from ('2025-01-01') to ('2026-01-01')",
+            "create table locked (like p including all)",
+            "insert into locked values (5, '2026-05-05')",
+            "alter table p attach partition locked for values from ('2026-01-01') to ('2027-01-01')",
+            "insert into p values (6, '2025-05-05')",
+        ):
+            source.execute(statement)
+        assert await read_leaves(snapshot, [name]) == before
+        await snapshot.execute("rollback")
+        after = (await read_leaves(plain, [name]))[name]
+        with source.connect() as user, user.transaction():
+            user.execute("lock table locked")
+            found = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+        again = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+    assert {leaf.name.name for leaf in before[name]} == {"made", "deep_made"}
+    assert found == {
+        "made": False,
+        "deep_made": False,
+        late: True,
+        "twig": True,
+        "empty": False,
+        "locked": None,
+    }
+    assert again == found | {"locked": True}
+
+
+async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Database) -> None:
+    source.execute("create role reader login; create table p (id int) partition by list (id)")
+    try:
+        source.execute(
+            "create table made partition of p for values in (1); insert into p values (1)"
+        )
+        source.execute("create table late (id int); insert into late values (2)")
+        source.execute("alter table p attach partition late for values in (2)")
+        source.url_user = "reader"
+        name = RelationName("public", "p")
+        mapping = SourceMapping("shop", None, Secret(source.url), ())
+        async with connection(mapping) as plain:
+            leaves = (await read_leaves(plain, [name]))[name]
+            brought = {leaf.name.name: await brought_rows(plain, leaf) for leaf in leaves}
+        assert brought == {"made": False, "late": True}
+    finally:
+        source.execute("drop owned by reader; drop role reader")

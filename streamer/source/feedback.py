@@ -1,0 +1,45 @@
+"""How often a source hears from us, and how long it may be silent before it counts as gone.
+
+A walsender ends a connection that was silent for ``wal_sender_timeout``, and asks for an answer at
+half of that. Whoever reads a stream sends a status update three times as often, and asks back when
+the source itself has said nothing for long.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.errors import SourceConnectionError
+
+STATUS_SECONDS_MAX: Final = 10.0
+SILENCE_SECONDS_MIN: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """When to tell, and when to give up."""
+
+    label: str
+    interval: float
+    """Seconds between status updates."""
+    silence: float
+    """After so many seconds without a word, the source is asked for one; after twice as many it is
+    gone.
+    """
+
+    @classmethod
+    def of(cls, label: str, wal_sender_timeout_seconds: float) -> "Feedback":
+        """Go by the server's setting, where 0 is no time-out."""
+        third = wal_sender_timeout_seconds / 3
+        interval = min(STATUS_SECONDS_MAX, third) if third else STATUS_SECONDS_MAX
+        return cls(label, interval, max(SILENCE_SECONDS_MIN, 2 * interval))
+
+    def is_to_ask(self, heard_at: float, *, is_listening: bool) -> bool:
+        """Whether to ask the source for a word, last heard at *heard_at* (`time.monotonic`).
+
+        Raises SourceConnectionError when it is gone; not if we had not listened.
+        """
+        quiet = time.monotonic() - heard_at
+        if quiet > 2 * self.silence and is_listening:
+            raise SourceConnectionError(f'source "{self.label}" has not answered for {quiet:.0f} s')
+        return quiet > self.silence
