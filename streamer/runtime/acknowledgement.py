@@ -37,7 +37,10 @@ class Acknowledgement:
     ) -> None:
         self.stored_lsn = tracker.flush_lsn
         """What may be acknowledged now."""
+        self.tried_at = 0.0
+        """When storing was last begun; this and the next in `time.monotonic`'s terms."""
         self.stored_at = 0.0
+        """When it last was done."""
         self.is_wanted = False
         """Somebody waits for it, be it heartbeats only."""
         self._store = store
@@ -62,6 +65,7 @@ class Acknowledgement:
             if not self._is_worth_storing(flush_lsn, visible_time):
                 return
             failpoint("acknowledge.before_store")
+            self.tried_at = time.monotonic()
             before, acknowledged_lsn = set(self._candidates), max(flush_lsn, *self._candidates)
             self._candidates.add(acknowledged_lsn)
             await self._store.acknowledge(

@@ -9,7 +9,8 @@ long the present one has taken tells how long it has stood.
 The WAL that heartbeats write needs no acknowledgement of its own: where nothing else happens at
 the source, that would be a commit at the target for every beat, see `Heartbeat.wrote_all`.
 
-Times are of our own clock from the answer to our commit on: those of the two servers may differ.
+Times are of our own clock, as those of the two servers may differ, and begin before we ask for the
+commit: on an idle source it may have arrived before we are told that it is made.
 """
 
 import asyncio
@@ -82,6 +83,7 @@ class Heartbeat:
 
     async def _beat(self, plain: Connection, tracker: ProgressTracker) -> None:
         self._is_beating = True
+        began = time.monotonic()
         try:
             beat = await emit_heartbeat(plain, self._source.label)
         finally:
@@ -90,7 +92,7 @@ class Heartbeat:
             self._alone_from = beat.before_lsn
         is_alone = beat.after_lsn - beat.lsn <= COMMIT_BYTES_MAX
         self._alone_through = beat.after_lsn if is_alone else NOTHING
-        self._lsn, self._sent_at = beat.lsn, time.monotonic()
+        self._lsn, self._sent_at = beat.lsn, began
         self.look(tracker)
 
     def look(self, tracker: ProgressTracker) -> None:

@@ -6,12 +6,12 @@ the source sends again what comes behind it.
 
 import asyncio
 import contextlib
-import time
 from typing import Final
 
-from streamer.errors import SourceConnectionError, SourceDivergedError
+from streamer.errors import SourceDivergedError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
+from streamer.source.feedback import Feedback
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.stream import ReplicationStream
@@ -21,8 +21,6 @@ GROUP_SECONDS: Final = 0.05
 UNWRITTEN_BYTES_MAX: Final = 8 * 1024 * 1024
 GATHER_SECONDS: Final = 0.001
 QUIET_SECONDS: Final = 1.0
-STATUS_SECONDS_MAX: Final = 10.0
-SILENCE_SECONDS_MIN: Final = 30.0
 
 
 class Journaler:
@@ -41,8 +39,7 @@ class Journaler:
         self._stream = stream
         self._gatherer = gatherer
         self._label = label
-        timeout = wal_sender_timeout_seconds
-        self._interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
+        self._feedback = Feedback.of(label, wal_sender_timeout_seconds)
         self._arrived = asyncio.Event()
         self._has_room = asyncio.Event()
 
@@ -105,12 +102,9 @@ class Journaler:
                 failpoint("journal.acknowledged")
 
     async def _give_feedback(self) -> None:
-        silence = max(SILENCE_SECONDS_MIN, 2 * self._interval)
         while True:
-            quiet = time.monotonic() - self._stream.heard_at
-            if quiet > 2 * silence and self._gatherer.size <= UNWRITTEN_BYTES_MAX:
-                raise SourceConnectionError(
-                    f'source "{self._label}" has not answered for {quiet:.0f} s'
-                )
-            self._stream.send_status(self._journal.end_lsn, NOTHING, request_reply=quiet > silence)
-            await asyncio.sleep(self._interval)
+            is_to_ask = self._feedback.is_to_ask(
+                self._stream.heard_at, is_listening=self._gatherer.size <= UNWRITTEN_BYTES_MAX
+            )
+            self._stream.send_status(self._journal.end_lsn, NOTHING, request_reply=is_to_ask)
+            await asyncio.sleep(self._feedback.interval)

@@ -34,7 +34,6 @@ from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import (
-    SourceConnectionError,
     StreamerError,
     TargetConnectionError,
     TargetError,
@@ -67,6 +66,7 @@ from streamer.source.catalog import (
     read_server,
 )
 from streamer.source.connection import Connection, connection, translating
+from streamer.source.feedback import Feedback
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
@@ -80,7 +80,6 @@ log = structlog.get_logger()
 
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A transaction larger than this goes through its lanes' spools."""
-STATUS_SECONDS_MAX: Final = 10.0
 QUIET_SECONDS: Final = 1.0
 """How often a position that moves without changes for us is stored.
 
@@ -88,7 +87,6 @@ Storing it writes WAL: where source and target are one server, that moves the po
 """
 GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
-SILENCE_SECONDS_MIN: Final = 30.0
 MONITOR_SECONDS: Final = 5.0
 IS_JOURNAL: Final = "changes come by a journal, which is in text"
 PROGRESS_RETRY_SECONDS: Final = 1.0
@@ -130,7 +128,7 @@ class Pipeline:
         )
         self._coordinator: SyncCoordinator
         self._stream: ChangeStream
-        self._acknowledgement: Acknowledgement
+        self.acknowledgement: Acknowledgement
         self._durable_time = 0
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
@@ -217,7 +215,7 @@ class Pipeline:
             self._record = await store.register_source(source)
             self._tracker = ProgressTracker(start_lsn)
             self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
-            self._acknowledgement = Acknowledgement(
+            self.acknowledgement = Acknowledgement(
                 store, self._record, self._tracker, self._landmarks, self.heartbeat
             )
             self._stream = await self._link.open_stream(
@@ -292,7 +290,7 @@ class Pipeline:
         log.info(
             "streaming",
             source=self.source.label,
-            lsn=str(self._acknowledgement.stored_lsn),
+            lsn=str(self.acknowledgement.stored_lsn),
             transport="text" if self._binary_types == TEXT else "binary",
             reads="slot" if isinstance(self._stream, ReplicationStream) else "journal",
         )
@@ -326,9 +324,9 @@ class Pipeline:
                     await asyncio.sleep(0.02)
                 feedback.cancel()
                 await asyncio.wait([feedback])
-                self._acknowledgement.is_wanted = True
+                self.acknowledgement.is_wanted = True
                 await self._store_progress()
-                await self._stream.stop(self._acknowledgement.stored_lsn)
+                await self._stream.stop(self.acknowledgement.stored_lsn)
 
     async def _close(self) -> None:
         self.is_streaming = False
@@ -361,7 +359,7 @@ class Pipeline:
                 if burst.reply_requested:
                     self._send_status()
                     # Perhaps the server ends, as soon as we have it all.
-                    self._acknowledgement.is_wanted = True
+                    self.acknowledgement.is_wanted = True
                     self._advanced.set()
             if not budget.has_room:
                 await budget.wait_for_room()
@@ -381,7 +379,7 @@ class Pipeline:
         self.heartbeat.look(self._tracker)
         if self._tracker.is_idle:
             self._durable_time = max(self._durable_time, source_time)
-        if time.monotonic() - self._acknowledgement.stored_at >= QUIET_SECONDS:
+        if time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS:
             self._advanced.set()
 
     def _dispatch(self, piece: TransactionPiece) -> None:
@@ -459,39 +457,34 @@ class Pipeline:
 
     async def _give_feedback(self) -> None:
         """Acknowledge what is stored, and often enough to show the source that we live."""
-        timeout = self._server.wal_sender_timeout_seconds
-        interval = min(STATUS_SECONDS_MAX, timeout / 3) if timeout else STATUS_SECONDS_MAX
-        silence = max(SILENCE_SECONDS_MIN, 2 * interval)
+        feedback = Feedback.of(self.source.label, self._server.wal_sender_timeout_seconds)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(feedback.interval):
                     await self._stored.wait()
             self._stored.clear()
-            quiet = time.monotonic() - self._stream.heard_at
-            if quiet > 2 * silence and self._shared.budget.has_room:
-                raise SourceConnectionError(
-                    f'source "{self.source.label}" has not answered for {quiet:.0f} s'
-                )
-            self._send_status(request_reply=quiet > silence)
+            has_room = self._shared.budget.has_room
+            is_to_ask = feedback.is_to_ask(self._stream.heard_at, is_listening=has_room)
+            self._send_status(request_reply=is_to_ask)
             failpoint("acknowledge.after_send")
             self._check_reached_stop()
 
     def _send_status(self, *, request_reply: bool = False) -> None:
         self._stream.send_status(
-            self._acknowledgement.stored_lsn, self._tracker.flush_lsn, request_reply=request_reply
+            self.acknowledgement.stored_lsn, self._tracker.flush_lsn, request_reply=request_reply
         )
 
     async def _store_progress(self) -> None:
         if not isinstance(self._stream, ReplicationStream):  # the journal may go when it is done
-            self._acknowledgement.is_wanted = True
-        await self._acknowledgement.store(self._durable_time)
+            self.acknowledgement.is_wanted = True
+        await self.acknowledgement.store(self._durable_time)
 
     def _check_reached_stop(self) -> None:
         if self.stop_lsn is None:
             return
-        self._acknowledgement.is_wanted = True
+        self.acknowledgement.is_wanted = True
         has_arrived = self._has_passed_stop and self._tracker.is_idle
-        if not has_arrived and self._acknowledgement.stored_lsn < self.stop_lsn:
+        if not has_arrived and self.acknowledgement.stored_lsn < self.stop_lsn:
             return
         if self._relations.are_ready:
             self.stop.set()
@@ -499,7 +492,7 @@ class Pipeline:
     @property
     def stored_lsn(self) -> Lsn:
         """Everything up to here is durable in the target, and stored there as such."""
-        return self._acknowledgement.stored_lsn if self.is_streaming else NOTHING
+        return self.acknowledgement.stored_lsn if self.is_streaming else NOTHING
 
     @property
     def is_copying(self) -> bool:
@@ -537,7 +530,7 @@ class Pipeline:
             check_slot(slot, self.source.slot, self._server.database)
             assert slot is not None
             await self._link.check_published(plain)
-            await look_at_leaves(self._shared.store, plain, self._relations)
+            await look_at_leaves(self._shared.store, plain, self._relations.in_step())
         self.health.restart_lsn, self.health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
         await self._guard.store(self._shared.store, self._record.source_id)
         self._check_reached_stop()

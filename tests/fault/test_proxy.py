@@ -4,15 +4,14 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamer.apply import watch
-from streamer.runtime import pipeline
-from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
-from tests.support.postgres import Database, assert_same
+from streamer.source import feedback
+from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
+from tests.support.postgres import Database
 from tests.support.process import Process, eventually, status
 from tests.support.proxy import Proxy, Way
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -24,26 +23,6 @@ pytestmark = pytest.mark.timeout(120)
 def tables(source: Database, target: Database) -> None:
     source.execute(DDL + "create table hist (id int primary key, v text)")
     target.execute(DDL + HISTORY)
-
-
-@pytest.fixture
-def source_proxy(source: Database) -> Iterator[Proxy]:
-    with Proxy(source.server) as proxy:
-        source.port = proxy.port
-        yield proxy
-
-
-@pytest.fixture
-def target_proxy(target: Database) -> Iterator[Proxy]:
-    with Proxy(target.server) as proxy:
-        target.port = proxy.port
-        yield proxy
-
-
-def assert_equal(source: Database, target: Database) -> None:
-    for table in ("keyed", "keyless", "whole"):
-        assert_same(source, target, table)
-    assert_history(source, target)
 
 
 def error_count(streamer: Streamer, code: str) -> float:
@@ -110,8 +89,8 @@ async def test_a_source_that_swallows_everything_is_noticed(
     stream: MakeStreamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "SILENCE_SECONDS_MIN", 0.5)
-    monkeypatch.setattr(pipeline, "STATUS_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(feedback, "SILENCE_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(feedback, "STATUS_SECONDS_MAX", 0.2)
     source.parameters = "connect_timeout=2"
     async with stream(TABLES) as streamer:
         await streamer.caught_up()

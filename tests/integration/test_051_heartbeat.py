@@ -76,12 +76,13 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
 ) -> None:
     async with stream(TABLE, settings=FAST) as s:
         await s.caught_up()
-        acknowledgement = s.engine.supervisors[0].pipeline._acknowledgement  # type: ignore[union-attr]
+        pipeline = s.engine.supervisors[0].pipeline
+        assert pipeline is not None
         seen: set[object] = set()
         beats: set[float | None] = set()
 
         async def has_beaten_often() -> bool:
-            seen.add(acknowledgement.stored_at)
+            seen.add(pipeline.acknowledgement.stored_at)
             beats.add(s.engine.supervisors[0].pipeline.heartbeat.arrived_seconds)  # type: ignore[union-attr]
             return len(beats) > 12
 
