@@ -153,7 +153,14 @@ def drop_database(server: Server, name: str) -> None:
         left = f"select 1 from pg_replication_slots where database = '{name}'"
         if not server.execute(left):
             break
+    oids = server.execute(f"select oid from pg_database where datname = '{name}'")
     server.execute(f"drop database if exists {quote_identifier(name)} with (force)")
+    for (oid,) in oids:
+        # Each takes one of the server's places for origins, which other tests may be in want of.
+        server.execute(
+            "select pg_replication_origin_drop(roname) from pg_replication_origin"
+            f" where roname like 'streamer\\_{oid}\\_%'"
+        )
 
 
 @pytest.fixture
