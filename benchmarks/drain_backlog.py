@@ -11,13 +11,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.servers import Run, source_and_target, wait_until, write_config
-from streamer.commands.embedded import Server
-
-TABLE = (
-    "create table {name} (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
-    " note text)"
+from benchmarks.servers import (
+    Run,
+    active,
+    drain_natively,
+    has_everything,
+    make_items,
+    make_subscription,
+    source_and_target,
+    wait_until,
+    write_config,
 )
+
 WORKLOAD = """
 create procedure workload(transactions int, size int) language plpgsql as $$
 declare t int; base int;
@@ -46,13 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     is_binary = options.transport == "binary"
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
-        for server in (source, target):
-            server.execute("create database bench")
-        source.execute(TABLE.format(name="items"), "bench")
+        make_items(source, target)
         source.execute(WORKLOAD, "bench")
-        target.execute("create database native")
-        target.execute(TABLE.format(name="items"), "bench")
-        target.execute(TABLE.format(name="items"), "native")
         config = Path(directory) / "config.yaml"
         write_config(
             config,
@@ -63,14 +63,7 @@ def main() -> None:
             transport=options.transport,
         )
         Run(config, "--stop-when-caught-up").wait()
-        source.execute("create publication native for table items", "bench")
-        source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
-        target.execute(
-            f"create subscription native connection '{source.url('bench')}' publication native with"
-            f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
-            f" binary = {str(is_binary).lower()})",
-            "native",
-        )
+        make_subscription(source, target, f"binary = {str(is_binary).lower()}")
         transactions = options.changes // 20
         source.execute("alter database bench set enable_hashjoin = off", "bench")
         source.execute("alter database bench set enable_seqscan = off", "bench")
@@ -78,17 +71,18 @@ def main() -> None:
         source.execute(f"call workload({transactions}, 20)", "bench")
         source.execute("checkpoint")
         target.execute("checkpoint")
+        end = source.execute("select pg_current_wal_flush_lsn()")[0][0]
         (last,) = source.execute("select count(*), sum(amount), max(at) from items", "bench")
         done = f"select (count(*), sum(amount), max(at)) = row{_literal(last)} from items"
         print(f"{options.changes} changes, {transactions} transactions, {options.transport}")
         results = {}
         if options.only != "native":
             run = Run(config)
-            wait_until(source.url("bench"), _active("streamer_bench"), 60, run)
+            wait_until(source.url("bench"), active("streamer_bench"), 60, run)
             asked = source.execute(_ASKED)[0][0]
             assert ("binary 'true'" in str(asked)) is is_binary, "streamer fell back to text"
             began = time.monotonic()
-            wait_until(target.url("bench"), _caught_up(source), 600, run)
+            wait_until(target.url("bench"), has_everything(end), 600, run)
             results["streamer"] = time.monotonic() - began
             assert target.execute(done, "bench")[0][0], "streamer: the content differs"
             run.sample()
@@ -98,17 +92,7 @@ def main() -> None:
                 f" peak memory {run.peak_kilobytes / 1024:.0f} MB"
             )
         if options.only != "streamer":
-            target.execute("alter subscription native enable", "native")
-            wait_until(source.url("bench"), _active("native"), 60)
-            began = time.monotonic()
-            end = source.execute("select pg_current_wal_flush_lsn()")[0][0]
-            wait_until(
-                source.url("bench"),
-                f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
-                " where slot_name = 'native'",
-                600,
-            )
-            results["native"] = time.monotonic() - began
+            results["native"] = drain_natively(source, target, end, 600)
             assert target.execute(done, "native")[0][0], "native: the content differs"
             print(f"native:   {results['native']:.2f} s")
         if len(results) == 2:
@@ -123,18 +107,6 @@ _ASKED = (
     "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
     " where s.slot_name = 'streamer_bench'"
 )
-
-
-def _active(slot: str) -> str:
-    return f"select active from pg_replication_slots where slot_name = '{slot}'"
-
-
-def _caught_up(source: Server) -> str:
-    end = source.execute("select pg_current_wal_flush_lsn()")[0][0]
-    return (
-        f"select bool_and(end_lsn >= '{end}' or acknowledged_lsn >= '{end}')"
-        " from streamer.source s join streamer.relation r on r.source_id = s.id"
-    )
 
 
 if __name__ == "__main__":

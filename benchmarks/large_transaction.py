@@ -13,12 +13,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.servers import Run, source_and_target, wait_until, write_config
-
-TABLE = (
-    "create table {name} (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
-    " note text)"
+from benchmarks.servers import (
+    Run,
+    active,
+    drain_natively,
+    has_everything,
+    make_items,
+    make_subscription,
+    source_and_target,
+    wait_until,
+    write_config,
 )
+
 TRANSACTION = (
     "insert into items select g, 'name of item ' || g, g * 1.25, now(), md5(g::text)"
     " from generate_series(1, {rows}) g"
@@ -40,14 +46,9 @@ def main() -> None:
 
 def measure(rows: int, streaming: str, only: str | None) -> None:
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
-        for server in (source, target):
-            server.execute("create database bench")
+        make_items(source, target)
         source.execute("alter system set wal_sender_timeout = '5s'")
         source.execute("select pg_reload_conf()")
-        target.execute("create database native")
-        source.execute(TABLE.format(name="items"), "bench")
-        target.execute(TABLE.format(name="items"), "bench")
-        target.execute(TABLE.format(name="items"), "native")
         config, spool = Path(directory) / "config.yaml", Path(directory) / "spool"
         write_config(
             config,
@@ -58,14 +59,7 @@ def measure(rows: int, streaming: str, only: str | None) -> None:
             spool=f"{{directory: {spool}}}",
         )
         Run(config, "--stop-when-caught-up").wait()
-        source.execute("create publication native for table items", "bench")
-        source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
-        target.execute(
-            f"create subscription native connection '{source.url('bench')}' publication native with"
-            f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
-            f" streaming = {streaming})",
-            "native",
-        )
+        make_subscription(source, target, f"streaming = {streaming}")
         source.execute(TRANSACTION.format(rows=rows), "bench")
         source.execute("checkpoint")
         target.execute("checkpoint")
@@ -78,11 +72,7 @@ def measure(rows: int, streaming: str, only: str | None) -> None:
             wait_until(source.url("bench"), active("streamer_bench"), 60, run)
             walsender = source.execute(sender("streamer_bench"))
             began = time.monotonic()
-            caught_up = (
-                f"select bool_and(end_lsn >= '{end}' or acknowledged_lsn >= '{end}')"
-                " from streamer.source s join streamer.relation r on r.source_id = s.id"
-            )
-            wait_until(target.url("bench"), caught_up, 1800, run)
+            wait_until(target.url("bench"), has_everything(end), 1800, run)
             results["streamer"] = time.monotonic() - began
             assert target.execute("select count(*), sum(amount) from items", "bench") == expected
             assert source.execute(sender("streamer_bench")) == walsender, "it had to reconnect"
@@ -96,23 +86,11 @@ def measure(rows: int, streaming: str, only: str | None) -> None:
             assert run.peak_kilobytes < MEMORY_MAX, "more memory than promised"
             assert not left, "the spool is not empty"
         if only != "streamer":
-            target.execute("alter subscription native enable", "native")
-            wait_until(source.url("bench"), active("native"), 60)
-            began = time.monotonic()
-            reached = (
-                f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
-                " where slot_name = 'native'"
-            )
-            wait_until(source.url("bench"), reached, 1800)
-            results["native"] = time.monotonic() - began
+            results["native"] = drain_natively(source, target, end, 1800)
             assert target.execute("select count(*), sum(amount) from items", "native") == expected
             print(f"native:   {results['native']:.1f} s")
         if len(results) == 2:
             print(f"ratio native / streamer: {results['native'] / results['streamer']:.2f}")
-
-
-def active(slot: str) -> str:
-    return f"select active from pg_replication_slots where slot_name = '{slot}'"
 
 
 def sender(slot: str) -> str:

@@ -14,6 +14,10 @@ import psycopg
 
 from streamer.commands.embedded import Server, packaged_binaries
 
+ITEMS = (
+    "create table items (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
+    " note text)"
+)
 SETTINGS = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
@@ -43,6 +47,55 @@ def source_and_target() -> Iterator[tuple[Server, Server]]:
         finally:
             for server in servers:
                 server.stop("immediate")
+
+
+def make_items(source: Server, target: Server) -> None:
+    """Make the table that both sides fill: in the database ``bench``, at the target also in
+    ``native``, for PostgreSQL's own subscription.
+    """
+    for server, name in ((source, "bench"), (target, "bench"), (target, "native")):
+        server.execute(f"create database {name}")
+        server.execute(ITEMS, name)
+
+
+def make_subscription(source: Server, target: Server, options: str) -> None:
+    """Prepare PostgreSQL's own way, from now on, not enabled yet."""
+    source.execute("create publication native for table items", "bench")
+    source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
+    target.execute(
+        f"create subscription native connection '{source.url('bench')}' publication native with"
+        f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
+        f" {options})",
+        "native",
+    )
+
+
+def drain_natively(source: Server, target: Server, end_lsn: object, seconds: float) -> float:
+    """Return how many seconds the prepared subscription takes up to *end_lsn*, from when its
+    walsender starts.
+    """
+    target.execute("alter subscription native enable", "native")
+    wait_until(source.url("bench"), active("native"), 60)
+    began = time.monotonic()
+    reached = (
+        f"select confirmed_flush_lsn >= '{end_lsn}' from pg_replication_slots"
+        " where slot_name = 'native'"
+    )
+    wait_until(source.url("bench"), reached, seconds)
+    return time.monotonic() - began
+
+
+def active(slot: str) -> str:
+    """Return what tells whether somebody reads a slot."""
+    return f"select active from pg_replication_slots where slot_name = '{slot}'"
+
+
+def has_everything(end_lsn: object) -> str:
+    """Return what tells at streamer's target whether it has all up to *end_lsn*."""
+    return (
+        f"select bool_and(end_lsn >= '{end_lsn}' or acknowledged_lsn >= '{end_lsn}')"
+        " from streamer.source s join streamer.relation r on r.source_id = s.id"
+    )
 
 
 def write_config(

@@ -11,4 +11,5 @@ pytest_plugins = [
     "tests.support.streamer",
     "tests.support.combinations",
     "tests.support.admin",
+    "tests.support.proxy",
 ]

@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from streamer.progress.store import Store
 from streamer.runtime import backlog
 from streamer.sync import parts
 from streamer.sync.parts import Pace
-from tests.fault.test_kills import DDL, HISTORY, TABLES, assert_history, write
+from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -35,19 +35,6 @@ def tables(source: Database, target: Database) -> None:
 @pytest.fixture(autouse=True)
 def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "MEASURE_SECONDS", 0.2)
-
-
-@pytest.fixture
-def target_proxy(target: Database) -> Iterator[Proxy]:
-    with Proxy(target.server) as proxy:
-        target.port = proxy.port
-        yield proxy
-
-
-def assert_equal(source: Database, target: Database) -> None:
-    for table in ("keyed", "keyless", "whole"):
-        assert_same(source, target, table)
-    assert_history(source, target)
 
 
 def fill(source: Database, megabytes: int = 1) -> None:

@@ -1,7 +1,6 @@
 """Killed at every step between slot, journal and target, the program goes on as if nothing was."""
 
 import time
-from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -10,12 +9,11 @@ import pytest
 from streamer.failpoints import NAMES
 from tests.fault.test_backlog import (
     SPOOL,
-    assert_equal,
     fill,
     journal_files,
     unconfirmed_bytes,
 )
-from tests.fault.test_kills import DDL, HISTORY, TABLES, write
+from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, eventually
 from tests.support.proxy import Proxy
@@ -25,13 +23,6 @@ pytestmark = pytest.mark.timeout(180)
 
 STEPS = sorted(name for name in NAMES if name.startswith("journal."))
 PROGRAM = "tests.support.small_journals"
-
-
-@pytest.fixture
-def target_proxy(target: Database) -> Iterator[Proxy]:
-    with Proxy(target.server) as proxy:
-        target.port = proxy.port
-        yield proxy
 
 
 def is_read(source: Database) -> bool:

@@ -12,6 +12,7 @@ from itertools import cycle
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
@@ -71,7 +72,7 @@ def end_backends(db: Database) -> None:
 def answers(db: Database) -> bool:
     try:
         return db.value("select 1") == 1
-    except Exception:  # noqa: BLE001  # it recovers
+    except psycopg.OperationalError:  # it recovers
         return False
 
 

@@ -11,8 +11,12 @@ import enum
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, Self, TypeVar
+
+import pytest
+
+from tests.support.postgres import Database
 
 T = TypeVar("T")
 
@@ -239,3 +243,19 @@ class Proxy:
             await self._passes.wait()
             while pair.is_swallowed and not pair.is_closed:
                 await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def source_proxy(source: Database) -> Iterator[Proxy]:
+    """What the program reaches the source through."""
+    with Proxy(source.server) as proxy:
+        source.port = proxy.port
+        yield proxy
+
+
+@pytest.fixture
+def target_proxy(target: Database) -> Iterator[Proxy]:
+    """What the program reaches the target through."""
+    with Proxy(target.server) as proxy:
+        target.port = proxy.port
+        yield proxy

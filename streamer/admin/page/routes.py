@@ -1,5 +1,7 @@
 """All pages, and what needs no login: to log in, and the static files."""
 
+from typing import TYPE_CHECKING, cast
+
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
@@ -12,6 +14,9 @@ from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.errors import StreamerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 FOREVER = "public, max-age=31536000, immutable"
 
@@ -107,15 +112,17 @@ def _install_errors(app: FastAPI) -> None:
 
 
 def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -> None:
-    before = app.exception_handlers.get(key) or app.exception_handlers[HTTPException]
+    before = cast(
+        "Callable[[Request, Exception], Awaitable[Response]]",
+        app.exception_handlers.get(key) or app.exception_handlers[HTTPException],
+    )
 
     async def handle(request: Request, exc: Exception) -> Response:
         is_api = request.url.path == PREFIX or request.url.path.startswith(f"{PREFIX}/")
         if is_api or "text/html" not in request.headers.get("accept", ""):
-            answer: Response = await before(request, exc)  # type: ignore[misc]
-            return answer
+            return await before(request, exc)
         if status == 500:
-            await before(request, exc)  # type: ignore[misc]  # it logs
+            await before(request, exc)  # it logs
         return problem_page(status, message, "go back to the overview")
 
     app.add_exception_handler(key, handle)
