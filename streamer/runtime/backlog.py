@@ -163,17 +163,23 @@ class BacklogGuard:
             group.create_task(self.journaling.run(), name=f"journaling {self.source.label}")
             group.create_task(self._watch(), name=f"backlog {self.source.label}")
 
+    @property
+    def _is_needed(self) -> bool:
+        """Whether there is a limit, or a journal from when there was one."""
+        has_limit = self.source.max_retained_wal_bytes is not None
+        return has_limit or self.journaling.journal is not None
+
     async def _watch(self) -> None:
         backoff = Backoff(first=MEASURE_SECONDS)
         while True:
             self._changed.clear()
-            if self.source.max_retained_wal_bytes is None and self.journaling.journal is None:
+            if not self._is_needed:
                 self.backlog = None
                 await self._pause(MEASURE_SECONDS)
                 continue
             try:
                 async with connection(self.source) as plain:
-                    while not self._changed.is_set():
+                    while self._is_needed and not self._changed.is_set():
                         retained = await read_retained(plain, self.source)
                         await self._judge(retained)
                         backoff = Backoff(first=MEASURE_SECONDS)

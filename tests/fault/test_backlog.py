@@ -423,6 +423,52 @@ async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
     assert_same(source, target, "late")
 
 
+async def test_a_journal_goes_by_a_changed_configuration(
+    source: Database,
+    target: Database,
+    source_proxy: Proxy,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+) -> None:
+    """A limit, a policy and a url that change while the target is away."""
+    async with stream(TABLES, group="max_retained_wal: 1GB") as streamer:
+
+        async def configure(group: str) -> None:
+            write_config(streamer.path, source, target, TABLES, group=group)
+            await streamer.apply()
+
+        await streamer.caught_up()
+        target_proxy.leave()
+        await asyncio.to_thread(write, source, 0, 20)
+        await asyncio.to_thread(fill, source, 4)
+        await asyncio.sleep(1)
+        assert not journal_files(tmp_path)
+
+        await configure(SPOOL)
+        await until(lambda: unconfirmed_bytes(source) < 1024 * 1024, "it is spooled")
+        assert journal_files(tmp_path)
+
+        source_proxy.leave()
+        source.port = None
+        await configure(SPOOL)
+        await asyncio.to_thread(write, source, 20, 40)
+        await asyncio.to_thread(fill, source, 4)
+        await until(lambda: unconfirmed_bytes(source) < 1024 * 1024, "over the new url")
+
+        await configure("on_max_retained_wal: warn")
+        await asyncio.to_thread(write, source, 40, 60)
+        target_proxy.heal()
+        await streamer.caught_up(60)
+        await done_with_journal(streamer, tmp_path)
+
+        async def is_unguarded() -> bool:
+            return (await streamer.status())["backlog"] is None
+
+        await streamer.eventually(is_unguarded)
+    assert_equal(source, target)
+
+
 async def test_two_processes_with_one_configuration(
     source: Database,
     target: Database,
