@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from streamer.admin.api import make_router
-from streamer.cli import app
+from streamer.cli.main import app
 from streamer.config import static
 from streamer.config.settings import Settings, TableSettings
 from streamer.observability.metrics import Metrics

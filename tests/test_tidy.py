@@ -292,7 +292,7 @@ def test_a_driver_is_used_where_its_errors_are_translated(driver: str) -> None:
 CATCH_ALL = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup"}
 SWALLOWS = {
     # The last net of a command: one line for people, the rest for debugging.
-    "cli": 1,
+    "cli.terminal": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
     "sync.spark_job": 2,
     # One relation's failure, whatever it is, is reported the same way.

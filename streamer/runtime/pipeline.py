@@ -25,7 +25,6 @@ from streamer.apply.lane import (
     Hold,
     Lane,
     MappedRelation,
-    QuarantineRequest,
     Share,
     SourceFacts,
 )
@@ -41,7 +40,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.landmark import Landmark, Landmarks
-from streamer.progress.store import Request, SourceLock, SourceRecord
+from streamer.progress.store import SourceLock, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
     Initial,
@@ -54,6 +53,7 @@ from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.link import Link
 from streamer.runtime.relations import Relations, resolve_at
+from streamer.runtime.requests import Requests
 from streamer.runtime.shared import Health, Shared
 from streamer.runtime.telling import tell
 from streamer.runtime.transport import TEXT, choose_transport
@@ -282,6 +282,9 @@ class Pipeline:
         )
         if snapshot is not None:
             self._coordinator.use_snapshot(snapshot)
+        requests = Requests(
+            shared.store, self._record, self._relations, self._coordinator, self._tracker
+        )
         self._begin_copies(self._relations)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
@@ -299,7 +302,7 @@ class Pipeline:
             "progress": self._follow_progress,
             "feedback": self._give_feedback,
             "sync": self._coordinator.run,
-            "requests": self._follow_requests,
+            "requests": lambda: requests.follow(self.requested),
             "telling": lambda: tell(shared, self._record, self._relations, self.heartbeat),
             "failure": self._await_failure,
             "monitor": lambda: self._monitor(lock),
@@ -717,62 +720,6 @@ class Pipeline:
             table=str(mapped.mapping.source),
             error=error,
         )
-
-    # ---- requests ------------------------------------------------------------------------------
-
-    async def _follow_requests(self) -> None:
-        """Do what operators ask for, as soon as they do."""
-        while True:
-            await self.requested.wait()
-            self.requested.clear()
-            requests = await self._shared.store.take_requests(self._record.source_id)
-            failpoint("requests.taken")
-            for request in requests:
-                if (mapped := self._relations.get(request.relation_id)) is None:
-                    continue
-                match request.action:
-                    case "pause":
-                        self._relations.set_state(mapped, State.PAUSED)
-                        self._relations.lane(mapped).keep(Hold.PAUSED)
-                    case "resume":
-                        self._resume(mapped)
-                    case "resync":
-                        await self._resync(mapped, request)
-            for request in await self._shared.store.quarantine_requests(self._record.source_id):
-                if (mapped := self._relations.get(request.relation_id)) is not None:
-                    is_retry = request.action == "quarantine_retry"
-                    ids = request.options.get("ids")
-                    self._relations.lane(mapped).ask(
-                        QuarantineRequest(request.request_id, mapped, is_retry, ids)
-                    )
-
-    def _resume(self, mapped: MappedRelation) -> None:
-        lane = self._relations.lane(mapped)
-        if self._coordinator.is_at(mapped):
-            self._relations.set_state(mapped, State.COPYING)
-        elif Hold.SYNC in lane.hold:
-            if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
-                self._relations.set_state(mapped, State.INIT)
-                self._coordinator.request(mapped)
-        elif self._relations.state(mapped) in (State.PAUSED, State.ERROR):
-            self._relations.set_state(mapped, State.READY)
-        lane.release(Hold.PAUSED | Hold.ERROR)
-
-    async def _resync(self, mapped: MappedRelation, request: Request) -> None:
-        if self._coordinator.is_at(mapped):
-            self._relations.set_state(mapped, State.COPYING)
-            self._relations.lane(mapped).release(Hold.PAUSED)
-            return
-        before = self._relations.lane(mapped)
-        mapped.resync = request.resync
-        self._relations.set_state(mapped, State.INIT)
-        self._relations.hold_for_copy(mapped)
-        self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
-        # Nothing of it may still be on its way to the target when the copy begins.
-        through_lsn = self._tracker.newest_lsn
-        while before.is_applying(through_lsn):
-            await asyncio.sleep(0.02)
-        self._coordinator.request(mapped)
 
 
 async def _endless(run: Callable[[], Awaitable[None]], name: str) -> None:

@@ -1,6 +1,6 @@
 """`python -m streamer` with a journal whose files and records are small, and a guard that looks often."""
 
-from streamer import cli
+from streamer.cli.main import main
 from streamer.runtime import backlog
 from streamer.source.journal import gather
 
@@ -14,4 +14,4 @@ def shrink() -> None:
 
 if __name__ == "__main__":
     shrink()
-    cli.main()
+    main()

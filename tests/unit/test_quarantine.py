@@ -18,7 +18,7 @@ from streamer.apply.quarantine import (
     quarantined,
     to_json,
 )
-from streamer.cli import app
+from streamer.cli.main import app
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, MixedRow, Row

@@ -1,0 +1,61 @@
+"""Options and arguments that several commands have, and how shells complete them."""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
+
+from streamer.cli.terminal import GLOBALS
+from streamer.config import static
+from streamer.errors import StreamerError
+from streamer.route.mapping import Mapping
+
+
+def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:
+    """Return what completes words from the configuration, if that can be read; it says nothing."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        path = ctx.find_root().params.get("config") or GLOBALS.config
+        try:
+            _, mapping = static.load(path, {})
+        except StreamerError:
+            return []
+        return sorted({name for name in names(mapping) if name.startswith(incomplete)})
+
+    return complete
+
+
+def _table_names(mapping: Mapping) -> Iterable[str]:
+    for source in mapping.sources:
+        for rule in source.rules:
+            if not rule.pattern.is_pattern:
+                yield str(rule.pattern).removeprefix("public.")
+
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="The process to ask, as http://127.0.0.1:8000.", metavar="URL"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only of this database.",
+        autocompletion=_completing(lambda mapping: (s.database for s in mapping.sources)),
+    ),
+]
+SidOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only of this sid.",
+        autocompletion=_completing(lambda mapping: (s.sid for s in mapping.sources if s.sid)),
+    ),
+]
+TableArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The source's table, or a pattern such as '*.*'.",
+        metavar="TABLE",
+        autocompletion=_completing(_table_names),
+    ),
+]

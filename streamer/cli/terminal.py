@@ -1,0 +1,75 @@
+"""What every command shares: the options before it, how it fails, and what it prints."""
+
+import asyncio
+import json
+import traceback
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import typer
+
+from streamer.config import static
+from streamer.errors import StreamerError
+from streamer.observability import logs
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Globals:
+    """The options that stand before a command."""
+
+    config: Path = Path("config.yaml")
+    log_level: str = "info"
+    log_format: logs.LogFormat = "text"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_debugging(self) -> bool:
+        return self.log_level == "debug"
+
+
+GLOBALS: Final = Globals()
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong, and end."""
+    typer.echo(f"streamer: {logs.redact(message)}", err=True)
+    raise typer.Exit(code)
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command to its end; an error of ours becomes one line and an exit code."""
+    try:
+        return asyncio.run(coroutine)
+    except StreamerError as exc:
+        if GLOBALS.is_debugging:
+            traceback.print_exc()
+        notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", []))
+        fail(f"{exc}{notes}", exc.exit_code)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as exc:  # noqa: BLE001  # the last net: one line for people, the rest for debugging
+        if GLOBALS.is_debugging:
+            traceback.print_exc()
+        text = str(exc) or type(exc).__name__
+        fail(f"internal error: {type(exc).__name__}: {text}; --log-level debug shows where", 4)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def load() -> Any:
+    """Return the settings, and the mapping that is applied."""
+    try:
+        settings, mapping = static.load(GLOBALS.config, GLOBALS.overrides)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    if settings.mapping_database is not None:
+        from streamer.admin.service import load_applied
+
+        mapping = run_to_end(load_applied(settings))
+    return settings, mapping

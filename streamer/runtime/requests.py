@@ -1,0 +1,83 @@
+"""What operators ask for while a source streams: pause, resume, resync, and quarantined changes."""
+
+import asyncio
+
+from streamer.apply.lane import Hold, MappedRelation, QuarantineRequest
+from streamer.failpoints import failpoint
+from streamer.progress.store import Request, SourceRecord, Store
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.relations import Relations
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.states import State
+
+
+class Requests:
+    """Does what is asked of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        store: Store,
+        record: SourceRecord,
+        relations: Relations,
+        coordinator: SyncCoordinator,
+        tracker: ProgressTracker,
+    ) -> None:
+        self._store = store
+        self._source_id = record.source_id
+        self._relations = relations
+        self._coordinator = coordinator
+        self._tracker = tracker
+
+    async def follow(self, arrived: asyncio.Event) -> None:
+        """Do what operators ask for, as soon as they do."""
+        while True:
+            await arrived.wait()
+            arrived.clear()
+            requests = await self._store.take_requests(self._source_id)
+            failpoint("requests.taken")
+            for request in requests:
+                if (mapped := self._relations.get(request.relation_id)) is None:
+                    continue
+                match request.action:
+                    case "pause":
+                        self._relations.set_state(mapped, State.PAUSED)
+                        self._relations.lane(mapped).keep(Hold.PAUSED)
+                    case "resume":
+                        self._resume(mapped)
+                    case "resync":
+                        await self._resync(mapped, request)
+            for request in await self._store.quarantine_requests(self._source_id):
+                if (mapped := self._relations.get(request.relation_id)) is not None:
+                    is_retry = request.action == "quarantine_retry"
+                    ids = request.options.get("ids")
+                    self._relations.lane(mapped).ask(
+                        QuarantineRequest(request.request_id, mapped, is_retry, ids)
+                    )
+
+    def _resume(self, mapped: MappedRelation) -> None:
+        lane = self._relations.lane(mapped)
+        if self._coordinator.is_at(mapped):
+            self._relations.set_state(mapped, State.COPYING)
+        elif Hold.SYNC in lane.hold:
+            if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
+                self._relations.set_state(mapped, State.INIT)
+                self._coordinator.request(mapped)
+        elif self._relations.state(mapped) in (State.PAUSED, State.ERROR):
+            self._relations.set_state(mapped, State.READY)
+        lane.release(Hold.PAUSED | Hold.ERROR)
+
+    async def _resync(self, mapped: MappedRelation, request: Request) -> None:
+        if self._coordinator.is_at(mapped):
+            self._relations.set_state(mapped, State.COPYING)
+            self._relations.lane(mapped).release(Hold.PAUSED)
+            return
+        before = self._relations.lane(mapped)
+        mapped.resync = request.resync
+        self._relations.set_state(mapped, State.INIT)
+        self._relations.hold_for_copy(mapped)
+        self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
+        # Nothing of it may still be on its way to the target when the copy begins.
+        through_lsn = self._tracker.newest_lsn
+        while before.is_applying(through_lsn):
+            await asyncio.sleep(0.02)
+        self._coordinator.request(mapped)
