@@ -6,6 +6,8 @@ python := .venv/bin/python
 installed := .venv/.installed
 lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --custom-compile-command "make lock"
+# Tests wait more than they compute; each process has servers of its own.
+processes := --numprocesses logical --maxprocesses 4 --dist worksteal
 build_tools := uv hatchling editables setuptools
 
 .PHONY: help demo test matrix torture check fix bench lock
@@ -25,7 +27,7 @@ demo: $(installed)
 	@scripts/with_java.sh $(python) -m streamer demo $(ARGS)
 
 test: $(installed)
-	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(ARGS)
+	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(processes) $(ARGS)
 
 matrix: $(installed)
 	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)
