@@ -69,8 +69,10 @@ class Checker:
         self.source = source
         self.target = target
 
-    def configure(self, tables: str, **options: Any) -> None:
-        write_config(self.path, self.source, self.target, tables, **options)
+    def configure(self, tables: str, *, group: str = "", **options: Any) -> None:
+        if "transport:" not in group:  # what stands in the way of binary would be found everywhere
+            group = f"transport: text\n{group}"
+        write_config(self.path, self.source, self.target, tables, group=group, **options)
 
     async def findings(self) -> list[Finding]:
         # What the servers of tests are set to is of no interest here.
