@@ -1,5 +1,7 @@
 """DDL while streaming: no value ever gets into a wrong column."""
 
+import asyncio
+
 import pytest
 
 from streamer.route.mapping import RelationName, Secret, SourceMapping
@@ -152,7 +154,12 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
     )
     async with stream("p:\nplain:") as streamer:
         await streamer.caught_up()
-        source.execute(
+
+        async def execute(sql: str) -> None:
+            """Without keeping the program from letting go of locks that this waits for."""
+            await asyncio.to_thread(source.execute, sql)
+
+        await execute(
             """
             create table p2 partition of p for values from ('2022-01-01') to ('2023-01-01');
             insert into p values (2, '2022-02-02', 'created', null);
@@ -169,17 +176,15 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
             delete from p2 where id = 2
             """
         )
-        source.execute("delete from plain where id % 3 = 0")
-        source.execute("vacuum full plain")
-        source.execute("update plain set v = 'full' where id % 2 = 0")
-        source.execute(
-            "cluster plain using plain_pkey; update plain set v = 'cluster' where id = 5"
-        )
-        source.execute(
+        await execute("delete from plain where id % 3 = 0")
+        await execute("vacuum full plain")
+        await execute("update plain set v = 'full' where id % 2 = 0")
+        await execute("cluster plain using plain_pkey; update plain set v = 'cluster' where id = 5")
+        await execute(
             "alter table plain alter v type varchar(50); update plain set id = 100 where id = 7"
         )
-        source.execute("vacuum full")
-        source.execute("insert into plain values (200, 'end', repeat('e', 9000))")
+        await execute("vacuum full")
+        await execute("insert into plain values (200, 'end', repeat('e', 9000))")
         await streamer.caught_up()
         assert_same(source, target, "plain")
         # Attaching and detaching move no rows; what was streamed before stays, what came is told.
