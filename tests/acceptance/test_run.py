@@ -95,6 +95,18 @@ def test_sighup_applies_a_good_configuration_and_refuses_a_faulty_one(
         assert process.terminate() == 0
 
 
+def test_commands_that_say_how_it_stands(config: Path) -> None:
+    with Process(config) as process:
+        result = command(config, "wait")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert json.loads(command(config, "wait", "--json").stdout)["caught_up"] is True
+        (source,) = json.loads(command(config, "status", "--json").stdout)["sources"]
+        assert source.keys() == status(config)[0].keys()
+        assert {table["state"] for table in source["tables"]} == {"ready"}
+        assert "ready" in command(config, "status").stdout
+        assert process.terminate() == 0
+
+
 def test_sigterm_under_load(config: Path, source: Database, target: Database) -> None:
     with Process(config) as process:
         caught_up(process)

@@ -1,16 +1,26 @@
 """The program as a process, the way users run it."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+from streamer.admin.service import load_applied
+from streamer.apply.target import TargetAddress
+from streamer.commands import status as status_command
+from streamer.config import static
+from streamer.route.mapping import Mapping
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,16 +103,40 @@ def command(
 
 
 def caught_up(process: Process, seconds: float = 60) -> None:
-    """Wait until everything committed now is visible and every table ready."""
-    result = command(process.config, "wait", "--timeout", str(seconds), seconds=seconds + 30)
-    assert result.returncode == 0, f"{result.stderr}\n{process.output}"
+    """Wait until everything committed now is visible and every table ready, as `streamer wait`."""
+
+    async def wait() -> str | None:
+        address, mapping = await _read(process.config)
+        return await status_command.wait(address, mapping, seconds)
+
+    missing = _in_thread(wait)
+    assert missing is None, f"{missing}\n{process.output}"
 
 
 def status(config: Path) -> list[dict[str, Any]]:
-    result = command(config, "status", "--json")
-    assert result.returncode == 0, result.stderr
-    sources: list[dict[str, Any]] = json.loads(result.stdout)["sources"]
+    """Return what `streamer status --json` prints of each source."""
+
+    async def read() -> list[dict[str, Any]]:
+        statuses = await status_command.read_status(*await _read(config))
+        return [status.to_json() for status in statuses]
+
+    sources: list[dict[str, Any]] = json.loads(json.dumps(_in_thread(read), default=str))
     return sources
+
+
+async def _read(config: Path) -> tuple[TargetAddress, Mapping]:
+    settings, mapping = static.load(config)
+    if settings.mapping_database is not None:
+        mapping = await load_applied(settings)
+    return TargetAddress.parse(settings.target.url), mapping
+
+
+def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* from wherever, be it a running event loop. A process of its own would take two
+    seconds to start, many hundred times.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(lambda: asyncio.run(work())).result()
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
