@@ -108,14 +108,18 @@ class Applier:
             return
         self._forget_stages()
         connection = await TargetConnection.connect(self._address, self._name, applies=True)
-        milliseconds = int(self._lock_seconds * 1000)
-        await connection.fetch_value(
-            "select set_config('lock_timeout', $1, false)", str(milliseconds)
-        )
-        if self._given_up is not None:
-            # It may not know yet that we are gone, and hold what we are about to lock.
-            await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
-            self._given_up = None
+        try:
+            milliseconds = int(self._lock_seconds * 1000)
+            await connection.fetch_value(
+                "select set_config('lock_timeout', $1, false)", str(milliseconds)
+            )
+            if self._given_up is not None:
+                # It may not know yet that we are gone, and hold what we are about to lock.
+                await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
+                self._given_up = None
+        except BaseException:
+            connection.terminate()
+            raise
         self._connection = connection
 
     def disconnect(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from streamer import origin
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
-from streamer.errors import StreamerError, TargetConnectionError, TargetError, TargetFencedError
+from streamer.errors import TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.landmark import Landmark
@@ -660,7 +660,7 @@ class SourceLock:
             holder = await connection.fetch_value(
                 "select holder from streamer.source where id = $1", self._source_id
             )
-        except StreamerError:
+        except BaseException:
             connection.terminate()
             raise
         await connection.close()

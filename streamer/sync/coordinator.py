@@ -544,6 +544,7 @@ class SyncCoordinator:
                 submitted = None
                 continue
             finally:
+                submitting.add_done_callback(_forget)
                 submitting.cancel()
             if failures and not snapshot.is_alive:
                 raise _snapshot_lost()
@@ -695,6 +696,12 @@ class SyncCoordinator:
     async def _analyze(self, target: TargetConnection, copy: TableCopy) -> None:
         with contextlib.suppress(TargetContentionError):
             await target.execute(f"analyze {copy.table}")
+
+
+def _forget(task: "asyncio.Task[Any]") -> None:
+    """Look at how *task* ended, where nobody else did: asyncio logs failures that nobody saw."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _snapshot_lost() -> SnapshotExpiredError:
