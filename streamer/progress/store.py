@@ -7,7 +7,7 @@ they are.
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -571,10 +571,13 @@ class Store:
             )
             await connection.execute(f"notify {CHANNEL}")
 
-    async def take_requests(self, source_id: int) -> list[Request]:
+    async def take_requests(
+        self, source_id: int, pause: Callable[[int], None] = lambda _: None
+    ) -> list[Request]:
         """Take the requests for a source's relations, in order, storing the states they ask for.
 
-        Those that concern rows in quarantine stay, see `quarantine_requests`.
+        *pause* is called with each relation that is to be paused, before anybody can see that it
+        is. Requests that concern rows in quarantine stay, see `quarantine_requests`.
         """
         async with self.connection() as connection, transaction(connection):
             rows = await connection.fetch(
@@ -589,6 +592,8 @@ class Store:
                 if request.action == "resync":
                     requests.append(await _take_resync(connection, request))
                     continue
+                if request.action == "pause":
+                    pause(request.relation_id)
                 await connection.execute(_REQUESTED_STATE_SQL[request.action], request.relation_id)
                 requests.append(request)
         return requests

@@ -33,7 +33,7 @@ class Requests:
         while True:
             await arrived.wait()
             arrived.clear()
-            requests = await self._store.take_requests(self._source_id)
+            requests = await self._store.take_requests(self._source_id, self._pause)
             failpoint("requests.taken")
             for request in requests:
                 if (mapped := self._relations.get(request.relation_id)) is None:
@@ -41,7 +41,7 @@ class Requests:
                 match request.action:
                     case "pause":
                         self._relations.set_state(mapped, State.PAUSED)
-                        self._relations.lane(mapped).keep(Hold.PAUSED)
+                        self._pause(request.relation_id)
                     case "resume":
                         self._resume(mapped)
                     case "resync":
@@ -53,6 +53,11 @@ class Requests:
                     self._relations.lane(mapped).ask(
                         QuarantineRequest(request.request_id, mapped, is_retry, ids)
                     )
+
+    def _pause(self, relation_id: int) -> None:
+        """Hold what comes from now on. Who sees that a table is paused may go by that."""
+        if (mapped := self._relations.get(relation_id)) is not None:
+            self._relations.lane(mapped).keep(Hold.PAUSED)
 
     def _resume(self, mapped: MappedRelation) -> None:
         lane = self._relations.lane(mapped)

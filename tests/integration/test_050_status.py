@@ -1,8 +1,12 @@
 """What status shows of copies and of what is held, from the databases alone."""
 
+import asyncio
 from typing import Any
 
+import pytest
+
 from streamer.commands.requests import request
+from streamer.progress.store import Request, Store
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -92,3 +96,34 @@ async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
 
         await s.eventually(is_forgotten)
     assert target.value("select count(*) from t") == 50
+
+
+async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
+    stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the program takes to go on from having said so."""
+    for db in (source, target):
+        db.execute("create table t (id int primary key); create table u (id int primary key)")
+    take_requests = Store.take_requests
+
+    async def slow(self: Store, *arguments: Any) -> list[Request]:
+        requests = await take_requests(self, *arguments)
+        await asyncio.sleep(2 if requests else 0)
+        return requests
+
+    monkeypatch.setattr(Store, "take_requests", slow)
+    async with stream("t: {initial: none}\nu: {initial: none}") as s:
+        await s.caught_up()
+        await ask(s, "pause", "t")
+        await s.table_state("public.t", "paused")
+        source.execute("insert into t values (1); insert into u values (1)")
+
+        async def is_there() -> bool:
+            return target.value("select count(*) from u") == 1
+
+        await s.eventually(is_there)
+        await asyncio.sleep(0.5)
+        assert target.value("select count(*) from t") == 0
+        await ask(s, "resume", "t")
+        await s.caught_up()
+        assert target.value("select count(*) from t") == 1
