@@ -15,14 +15,23 @@ BINARY = "transport: binary"
 T = "create table t (id int primary key, v text)"
 
 
+BINARY_ASKED = "binary 'true'"
+
+
+def asked(source: Database) -> str | None:
+    """Return how the source was asked for changes; None while it is not."""
+    queries = source.execute(
+        "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
+        f" where s.database = '{source.name}' and not s.temporary and a.query like 'START_REPL%'"
+    )
+    return str(queries[0][0]) if queries else None
+
+
 def is_binary(source: Database) -> bool:
     """Whether the source was asked for binary."""
-    query = source.value(
-        "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
-        f" where s.database = '{source.name}' and not s.temporary"
-    )
-    assert "START_REPLICATION" in str(query)
-    return "binary 'true'" in str(query)
+    query = asked(source)
+    assert query is not None
+    return BINARY_ASKED in query
 
 
 async def until_text(source: Database, streamer: Streamer) -> None:
@@ -31,7 +40,8 @@ async def until_text(source: Database, streamer: Streamer) -> None:
     async def is_text() -> bool:
         pipeline = streamer.engine.supervisors[0].pipeline
         is_up = pipeline is not None and pipeline.health.state == "streaming"
-        return is_up and not is_binary(source)
+        query = asked(source)
+        return is_up and query is not None and BINARY_ASKED not in query
 
     await streamer.eventually(is_text)
 
