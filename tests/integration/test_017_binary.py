@@ -12,10 +12,8 @@ from tests.support.values import ROWS, SAMPLES, TYPES, UPDATES
 pytestmark = pytest.mark.usefixtures("without_spark")
 
 BINARY = "transport: binary"
-T = "create table t (id int primary key, v text)"
-
-
 BINARY_ASKED = "binary 'true'"
+T = "create table t (id int primary key, v text)"
 
 
 def asked(source: Database) -> str | None:
