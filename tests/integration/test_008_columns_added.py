@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamer.commands.embedded import Server
 from streamer.runtime import pipeline
@@ -72,25 +73,21 @@ async def test_stop_names_the_exact_statement(
 
 @pytest.mark.parametrize("kind", ["clone", "history"])
 async def test_add_adds_it(
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
-    kind: str,
-    capsys: pytest.CaptureFixture[str],
+    source: Database, target: Database, stream: MakeStreamer, kind: str
 ) -> None:
     source.execute(DDL)
     tables = f"t: {{initial: none, type: {kind}, on_column_added: add}}"
-    async with stream(tables, sid="eu") as streamer:
-        await begin(source, streamer)
-        await streamer.caught_up()
-        assert source.execute(TYPES) == target.execute(TYPES)
-        assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
-        if kind == "history":
-            closed = rows(target, "id, amount", " where kvsz_end < '9999-01-01'")
-            assert closed == [("(1,)",), ("(2,)",)]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "columns added" in line]
-    assert len(lines) == 1
-    assert '"amount" numeric(10,2)' in lines[0]
+    with capture_logs() as logs:
+        async with stream(tables, sid="eu") as streamer:
+            await begin(source, streamer)
+            await streamer.caught_up()
+            assert source.execute(TYPES) == target.execute(TYPES)
+            assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
+            if kind == "history":
+                closed = rows(target, "id, amount", " where kvsz_end < '9999-01-01'")
+                assert closed == [("(1,)",), ("(2,)",)]
+    (said,) = [entry for entry in logs if entry["event"] == "columns added"]
+    assert '"amount" numeric(10,2)' in said["sql"]
 
 
 @pytest.mark.parametrize("kind", ["clone", "history"])

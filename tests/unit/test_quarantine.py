@@ -23,6 +23,7 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, MixedRow, Row
 from streamer.lsn import Lsn
+from streamer.observability import logs
 from tests.unit.build import apply_plan
 
 TRANSACTION = Transaction(7, Lsn(100), 0)
@@ -110,7 +111,10 @@ def test_keys_are_followed_until_they_are_undone_or_truncated() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["drop", "--yes"], ["drop", "t"], ["drop", "--id", "3"]])
-def test_nothing_is_dropped_by_mistake(arguments: list[str]) -> None:
+def test_nothing_is_dropped_by_mistake(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it stays for the tests that follow
     result = CliRunner().invoke(app, ["quarantine", *arguments])
 
     assert result.exit_code == 2
