@@ -113,7 +113,8 @@ def resync(target: Database) -> None:
 
 
 async def has_copied_twice(target: Database) -> bool:
-    return target.value("select attempt from streamer.relation where source = 'public.t'") == 2
+    attempts = "select attempt >= 2 from streamer.relation where source = 'public.t'"
+    return bool(target.value(attempts))
 
 
 async def test_a_cascade_passes_on_what_it_got_with_its_own_commit_times(

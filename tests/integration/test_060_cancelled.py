@@ -26,6 +26,7 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+    gc.collect()  # futures that asyncpg gave up have more to say than other tests can stand
 
 
 @contextlib.asynccontextmanager
