@@ -2,10 +2,10 @@
 
 ATTACH PARTITION moves no row, so decoding says nothing of those that are there already. They show
 by what wrote them: before the transaction, or the command of it, that wrote the partition's row in
-pg_inherits. Its first pages are looked at, where the oldest rows lie. Where they tell nothing, or
-may not be read, the catalog has to: the row of the system column ctid in pg_attribute is written
-with a table and never again, and CREATE TABLE … PARTITION OF writes that in pg_inherits in the same
-transaction (DefineRelation in tablecmds.c).
+pg_inherits. The first pages are looked at, where the oldest rows lie. That is all there is to tell
+of a table that was made, filled and attached in one transaction. One that was made before (the row
+of the system column ctid in pg_attribute is written with a table and never again) and is larger
+brought rows: its first ones may have been deleted or changed since.
 """
 
 from collections import defaultdict
@@ -16,10 +16,10 @@ from typing import Final
 import psycopg
 
 from streamer.route.mapping import RelationName
-from streamer.source.connection import Connection, fetch_all, fetch_one
+from streamer.source.connection import Connection, fetch_all
 from streamer.sql import quote_qualified
 
-PAGES: Final = 16
+PAGES_MAX: Final = 16
 """So many are looked at."""
 
 
@@ -33,7 +33,7 @@ class Leaf:
     """Which transaction, and command of it, made it and each partition above it one."""
     was_table: bool
     """One of them was made before that transaction."""
-    is_empty: bool
+    pages: int
     may_read: bool
 
 
@@ -57,8 +57,10 @@ with recursive tree as (
 )
 select t.namespace, t.name, t.oid::int8 as oid, n.nspname as leaf_namespace,
        c.relname as leaf_name, t.xids, t.commands, t.was_table,
-       pg_catalog.pg_relation_size(t.oid) = 0 as is_empty,
+       coalesce(pg_catalog.pg_relation_size(t.oid), 0)
+         / pg_catalog.current_setting('block_size')::int8 as pages,
        pg_catalog.has_table_privilege(t.oid, 'select')
+         and pg_catalog.has_schema_privilege(n.oid, 'usage')
          and not pg_catalog.row_security_active(t.oid) as may_read
 from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
@@ -66,12 +68,12 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where t.relkind = 'r'
 """
 
-_OLD_ROWS_SQL: Final = """
-select pg_catalog.bool_or(exists (
-    select from unnest(%s::text[], %s::int8[]) j (xid, command)
-    where pg_catalog.age(r.xmin) > pg_catalog.age(j.xid::xid)
-       or r.xmin = j.xid::xid and r.cmin::text::int8 < j.command)) as are_old
-from {relation} r where r.ctid < %s::tid
+_OLD_ROWS_SQL: Final = f"""
+select exists (
+    select from {{relation}} r, (values {{joins}}) j (xid, command)
+    where r.ctid < '({PAGES_MAX},0)'
+      and (pg_catalog.age(r.xmin) > pg_catalog.age(j.xid)
+           or r.xmin = j.xid and r.cmin::text::int8 < j.command)) as are_old
 """
 
 _PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
@@ -97,7 +99,7 @@ async def read_leaves(
             RelationName(row["leaf_namespace"], row["leaf_name"]),
             tuple(zip(row["xids"], row["commands"], strict=True)),
             row["was_table"],
-            row["is_empty"],
+            row["pages"],
             row["may_read"],
         )
         leaves[RelationName(row["namespace"], row["name"])].append(leaf)
@@ -106,24 +108,20 @@ async def read_leaves(
 
 async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """Whether a partition had rows before it was one; None if that cannot be seen now, because it
-    is locked or gone.
+    is locked or gone. In case of doubt it had: saying so costs a comparison, not to a gap.
     """
-    if leaf.is_empty:
+    if leaf.pages == 0:
         return False
-    if not leaf.may_read:
+    if not leaf.may_read or (leaf.was_table and leaf.pages > PAGES_MAX):
         return leaf.was_table
-    xids, commands = zip(*leaf.joins, strict=True)
-    relation = quote_qualified(leaf.name.namespace, leaf.name.name).replace("%", "%%")
+    joins = ", ".join(f"('{int(xid)}'::xid, {int(command)})" for xid, command in leaf.joins)
+    relation = quote_qualified(leaf.name.namespace, leaf.name.name)
+    # One message, hence one transaction: others use the connection between two.
+    sql = f"{_PATIENCE_SQL}; {_OLD_ROWS_SQL.format(relation=relation, joins=joins)}"
     try:
-        async with connection.transaction():
-            await connection.execute(_PATIENCE_SQL)
-            row = await fetch_one(
-                connection,
-                _OLD_ROWS_SQL.format(relation=relation),
-                list(xids),
-                list(commands),
-                f"({PAGES},0)",
-            )
+        cursor = await connection.execute(sql.encode())
+        cursor.nextset()
+        (row,) = await cursor.fetchall()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
         return None
-    return leaf.was_table if row["are_old"] is None else bool(row["are_old"])
+    return bool(row["are_old"])
