@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -389,10 +389,10 @@ class TargetConnection:
             )
         return int(status.rpartition(" ")[2])
 
-    async def listen(self, channel: str, callback: Any) -> None:
-        """Call *callback* without arguments at every notification on *channel*."""
+    async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
+        """Call *callback* with the payload of every notification on *channel*."""
         with translating():
-            await self._connection.add_listener(channel, lambda *_: callback())
+            await self._connection.add_listener(channel, lambda *args: callback(args[-1]))
 
     def terminate(self) -> None:
         """Close at once, without a word to the server."""

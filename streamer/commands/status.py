@@ -3,6 +3,8 @@ runs.
 """
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,7 +21,9 @@ from streamer.source.catalog import flush_wal, read_flush_lsn
 from streamer.source.connection import connection
 from streamer.source.slot import read_slot, read_visible_lsn
 
-WAIT_POLL_SECONDS: Final = 0.1
+WAIT_POLL_SECONDS: Final = 0.05
+NOTIFY_SECONDS: Final = 1.0
+"""How often `wait` asks the running process to store its positions; it may have restarted."""
 
 
 @dataclass(slots=True)
@@ -237,10 +241,15 @@ async def _wait_for(address: TargetAddress, wanted: dict[str, Lsn], seconds: flo
     store = Store(address, "streamer wait")
     deadline = asyncio.get_running_loop().time() + seconds - 0.2
     missing = "nothing is set up yet: is `streamer run` running?"
+    notified_at = -math.inf
     try:
         while asyncio.get_running_loop().time() < deadline:
             try:
                 found = await _missing(store, wanted)
+                now = time.monotonic()
+                if found is not None and now - notified_at >= NOTIFY_SECONDS:
+                    notified_at = now
+                    await store.ask_for_positions()
             except StreamerError as exc:  # it may restart; there is time
                 found = str(exc)
             if found is None:

@@ -23,7 +23,10 @@ from streamer.route.mapping import Initial, RelationMapping, SourceLabel, Source
 from streamer.route.resync import Resync
 
 CHANNEL: Final = "streamer"
-"""Notified when a request is made."""
+"""Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
+
+WAITING: Final = "wait"
+"""Payload of a notification by `streamer wait`: store positions now, not when it suits."""
 
 TABLES: Final = (
     "held",
@@ -570,6 +573,11 @@ class Store:
                 json.dumps(options or {}),
             )
             await connection.execute(f"notify {CHANNEL}")
+
+    async def ask_for_positions(self) -> None:
+        """Ask the process that streams to store its positions as soon as they move."""
+        async with self.connection() as connection:
+            await connection.execute(f"notify {CHANNEL}, '{WAITING}'")
 
     async def take_requests(
         self, source_id: int, pause: Callable[[int], None] = lambda _: None

@@ -32,7 +32,7 @@ from streamer.config.settings import Settings
 from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics, gauge
-from streamer.progress.store import CHANNEL, Store
+from streamer.progress.store import CHANNEL, WAITING, Store
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
@@ -369,6 +369,14 @@ class Engine:
         """Wake the pipelines when an operator asks for something; look now and then in any case."""
         connection: TargetConnection | None = None
         asked = asyncio.Event()
+
+        def notified(payload: str) -> None:
+            if payload != WAITING:
+                asked.set()
+                return
+            for supervisor in self.supervisors:
+                supervisor.store_position()
+
         try:
             while True:
                 try:
@@ -376,7 +384,7 @@ class Engine:
                         connection = await TargetConnection.connect(
                             self._address, "streamer listener"
                         )
-                        await connection.listen(CHANNEL, asked.set)
+                        await connection.listen(CHANNEL, notified)
                 except StreamerError as exc:
                     self.metrics.count_error(exc)
                 with contextlib.suppress(TimeoutError):

@@ -382,7 +382,8 @@ class Pipeline:
         self.heartbeat.look(self._tracker)
         if self._tracker.is_idle:
             self._durable_time = max(self._durable_time, source_time)
-        if time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS:
+        is_due = time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS
+        if is_due or self.acknowledgement.is_wanted:
             self._advanced.set()
 
     def _dispatch(self, piece: TransactionPiece) -> None:
@@ -481,6 +482,12 @@ class Pipeline:
         if not isinstance(self._stream, ReplicationStream):  # the journal may go when it is done
             self.acknowledgement.is_wanted = True
         await self.acknowledgement.store(self._durable_time)
+
+    def store_position(self) -> None:
+        """Store the position that is durable, and the next one at once if it moves."""
+        if self.is_streaming:
+            self.acknowledgement.is_wanted = True
+            self._advanced.set()
 
     def _check_reached_stop(self) -> None:
         if self.stop_lsn is None:

@@ -124,6 +124,11 @@ class Supervisor:
         if self.pipeline is not None:
             self.pipeline.requested.set()
 
+    def store_position(self) -> None:
+        """Store the acknowledged position as soon as it moves: an operator waits for it."""
+        if self.pipeline is not None:
+            self.pipeline.store_position()
+
     def ask_to_stop(self) -> None:
         self.stop.set()
         if self.pipeline is not None:
