@@ -88,6 +88,13 @@ class SourceRejectedError(SourceError):
     exit_code = 3
 
 
+class SourceContentionError(SourceError):
+    """A session at the source holds a lock that we need: SQLSTATE 55P03."""
+
+    code = "source_busy"
+    retry = Retry.TIMED
+
+
 class SourceUnreadyError(SourceError):
     """The source is not set up for logical replication."""
 

@@ -166,6 +166,7 @@ BETWEEN_STAGES = {
     ("sync.prepare", "source.expressions"),
     ("sync.prepare", "apply.confirm"),
     ("sync.coordinator", "source.slot"),
+    ("sync.coordinator", "source.waits"),
     ("sync.coordinator", "apply.binary"),
     ("sync.coordinator", "apply.lane"),
     ("sync.coordinator", "apply.plan"),

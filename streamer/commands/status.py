@@ -52,6 +52,7 @@ class TableStatus:
     held_changes: int = 0
     held_bytes: int = 0
     retained_wal_bytes: int | None = None
+    waiting_for: str | None = None
 
 
 @dataclass(slots=True)
@@ -156,6 +157,7 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         rows_total=relation.rows_total,
         error=relation.error,
         quarantined=relation.quarantined,
+        waiting_for=relation.waiting_for,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

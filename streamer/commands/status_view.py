@@ -70,6 +70,8 @@ def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
     for row in status.tables:
         if row.error:
             yield Text(f"  {row.source}: {redact(row.error)}")
+        if row.waiting_for:
+            yield Text(f"  {row.source}: waits for {redact(row.waiting_for)}")
         if row.quarantined:
             yield Text(
                 f"  {row.source}: {row.quarantined} changes are in quarantine; "

@@ -174,7 +174,7 @@ _BEGIN_COPY_SQL: Final = """
 update streamer.relation set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
-    error = null,
+    error = null, waiting_for = null,
     snapshot_lsn = case when resync ? 'where' then snapshot_lsn end,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     target_created = target_created or $2,
@@ -193,7 +193,7 @@ update streamer.relation set
     rows_copied = $3, rows_total = $3, bytes_copied = $4,
     declared = declared or $5::int4 is null,
     owns_rows = owns_rows or $6,
-    filling = false, resync = null, error = null, changed_at = now()
+    filling = false, resync = null, error = null, waiting_for = null, changed_at = now()
 where id = $1 and ($5::int4 is null or attempt = $5::int4)
 """
 # A table that is paused before its copy is complete is still being copied.

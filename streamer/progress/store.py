@@ -116,6 +116,7 @@ class RelationRecord:
     bytes_copied: int
     rows_total: int | None
     error: str | None
+    waiting_for: str | None
     target_created: bool
     declared: bool
     owns_rows: bool
@@ -164,8 +165,8 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, target_created, declared, owns_rows,
-       resync, publication_mark, expressions,
+       rows_copied, bytes_copied, rows_total, error, waiting_for, target_created, declared,
+       owns_rows, resync, publication_mark, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -480,20 +481,30 @@ class Store:
         """A relation cannot be copied."""
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.relation set state = 'error', error = $2, changed_at = now()"
-                " where id = $1",
+                "update streamer.relation set state = 'error', error = $2, waiting_for = null,"
+                " changed_at = now() where id = $1",
                 relation_id,
                 error,
             )
 
     async def set_waiting(self, relation_ids: list[int], reason: str | None) -> None:
-        """Show what the copies of relations wait for, if anything."""
+        """Store what relations wait for, or that they wait no longer."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set waiting_for = $2 where id = any ($1::int8[])"
+                " and waiting_for is distinct from $2",
+                relation_ids,
+                reason,
+            )
+
+    async def set_copy_error(self, relation_ids: list[int], error: str | None) -> None:
+        """Store why copies under way have to begin again; None when they go on."""
         async with self.connection() as connection:
             await connection.execute(
                 "update streamer.relation set error = $2 where id = any ($1::int8[])"
                 " and state = 'copying' and error is distinct from $2",
                 relation_ids,
-                reason,
+                error,
             )
 
     async def leaves(self, relation_ids: list[int]) -> dict[int, list[int]]:
@@ -628,7 +639,7 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
 # under way cannot end as the new attempt; a whole copy that is under way will do.
 _RESYNC_SQL: Final = """
 update streamer.relation set
-    state = 'init', error = null, changed_at = now(),
+    state = 'init', error = null, waiting_for = null, changed_at = now(),
     resync = case when snapshot_lsn is null then $2::text::jsonb - 'where' else $2::text::jsonb end,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
     snapshot_lsn = case when $2::text::jsonb ? 'where' then snapshot_lsn end

@@ -42,6 +42,7 @@ from streamer.source.slot import (
     read_slot,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
+from streamer.source.waits import Reported
 
 log = structlog.get_logger()
 
@@ -68,6 +69,7 @@ class Link:
         self._record = record
         self._relations = relations
         self._marks: dict[int, str] = {}
+        self._reported = Reported()
         self._lock = asyncio.Lock()
         """Held while publications are changed or compared with what they were."""
 
@@ -228,8 +230,10 @@ class Link:
             f"--database {self._source.database}{sid}"
         )
 
-    async def _tell(self, what: str) -> None:
-        log.warning("waiting", source=self._source.label, reason=what)
+    async def _tell(self, awaited: str) -> None:
+        what = f"making a slot waits for {awaited}"
+        if self._reported.is_new(awaited):
+            log.warning("the start waits", source=self._source.label, waiting_for=what)
         await self._store.set_source_state(self._record.source_id, "starting", what)
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:

@@ -18,6 +18,7 @@ from streamer.errors import (
     SlotMissingError,
     SnapshotExpiredError,
     SourceConnectionError,
+    SourceContentionError,
     SourceError,
     SourceRejectedError,
     SourceUnreadyError,
@@ -38,6 +39,7 @@ _CONNECTION_DEFAULTS: Final = {
 }
 
 _BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {
+    "55P03": SourceContentionError,  # lock_not_available
     "42501": SourceRejectedError,  # insufficient_privilege
     "3D000": SourceRejectedError,  # invalid_catalog_name: no such database
     "55006": SlotInUseError,  # object_in_use

@@ -8,7 +8,6 @@ pg_replication_slots.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -26,6 +25,7 @@ from streamer.lsn import Lsn
 from streamer.route.mapping import SourceMapping
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
+from streamer.source.waits import Tell, read_blockers
 from streamer.sql import quote_identifier, quote_literal
 
 LOOK_SECONDS: Final = 1.0
@@ -199,9 +199,6 @@ class ExportedSnapshot:
         await self.close()
 
 
-Tell = Callable[[str], Awaitable[None]]
-
-
 async def create_slot(
     source: SourceMapping, name: str, version: int, *, temporary: bool = False, tell: Tell
 ) -> ExportedSnapshot:
@@ -252,10 +249,10 @@ async def _watched(
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
-                    awaited = await _awaited(plain, pid)
+                    awaited = await read_blockers(plain, pid)
                     if awaited and awaited != told:
                         told = awaited
-                        await tell(f"making a slot waits for {awaited}")
+                        await tell(awaited)
                     await asyncio.wait([creating], timeout=LOOK_SECONDS)
         except BaseException as exc:
             await asyncio.shield(_terminate(plain, pid))
@@ -272,20 +269,3 @@ async def _watched(
 async def _terminate(plain: Connection, pid: int) -> None:
     with contextlib.suppress(psycopg.Error):
         await plain.execute("select pg_catalog.pg_terminate_backend(%s)", (pid,))
-
-
-async def _awaited(plain: Connection, pid: int) -> str:
-    """Say which transactions the backend *pid* waits for."""
-    rows = await fetch_all(
-        plain,
-        "select a.pid, coalesce(a.usename, '') as role, a.xact_start::text as since"
-        " from pg_catalog.unnest(pg_catalog.pg_blocking_pids(%s)) b (pid)"
-        " left join pg_catalog.pg_stat_activity a on a.pid = b.pid",
-        pid,
-    )
-    return ", ".join(
-        f'the transaction of pid {row["pid"]} (role "{row["role"]}", since {row["since"]})'
-        if row["pid"]
-        else "a prepared transaction (pg_prepared_xacts)"
-        for row in rows
-    )

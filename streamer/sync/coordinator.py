@@ -60,6 +60,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
+from streamer.source.waits import Reported
 from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
@@ -141,6 +142,7 @@ class SyncCoordinator:
         """What was taken from `_waiting` and is neither handed over nor in error."""
         self._wanted = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
+        self._reported = Reported()
 
     def request(self, mapped: MappedRelation) -> None:
         """Copy *mapped*, in the next round."""
@@ -254,9 +256,9 @@ class SyncCoordinator:
 
     async def _tell(self, copies: list[TableCopy], what: str | None) -> None:
         """Show what copies wait for."""
-        if what is not None:
+        if what is not None and self._reported.is_new(what):
             tables = [copy.name for copy in copies]
-            log.warning("waiting", source=self._source.label, tables=tables, reason=what)
+            log.warning("copies wait", source=self._source.label, tables=tables, waiting_for=what)
         await self._store.set_waiting([copy.mapped.relation_id for copy in copies], what)
 
     async def _end_former_tasks(self) -> None:

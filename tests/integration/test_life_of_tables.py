@@ -259,7 +259,7 @@ async def test_a_transaction_from_before_is_waited_for_and_named(
 
             async def names_it() -> bool:
                 table = await streamer.table("public.b")
-                return f"pid {pid}" in (table["error"] or "") and table["state"] == "copying"
+                return f"pid {pid}" in (table["waiting_for"] or "") and table["state"] == "copying"
 
             await streamer.eventually(names_it)
             source.execute("insert into a values (1)")

@@ -1,0 +1,124 @@
+"""Waiting at a source: for how long at most, and for whom.
+
+A lock that an application holds, or a transaction that has to end first, can make any statement of
+ours wait. Every such wait is bounded by ``lock_timeout`` and shown with the sessions that hold it
+up, so that an operator can decide about them.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from streamer.errors import SourceContentionError
+from streamer.route.mapping import SourceMapping
+from streamer.source.connection import Connection, connection, fetch_all
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 10
+"""How long a statement waits for a lock before it is given up and tried again later."""
+
+Tell = Callable[[str], Awaitable[None]]
+
+_CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
+"""Inside a transaction pg_stat_activity would show what it showed at first."""
+
+_DESCRIBE_SQL: Final = """
+       case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
+         pg_catalog.format('pid %%s (role "%%s", query %%s s old, transaction %%s s old)',
+           b.pid, coalesce(a.usename, '?'),
+           coalesce(pg_catalog.floor(extract(epoch from
+             pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
+           coalesce(pg_catalog.floor(extract(epoch from
+             pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end as session
+"""
+_BLOCKERS_SQL: Final = f"""
+select b.pid, {_DESCRIBE_SQL}
+from pg_catalog.unnest(pg_catalog.pg_blocking_pids(%s)) b (pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+order by b.pid
+"""
+_LOCKED_SQL: Final = f"""
+select distinct l.relation::int8 as relation, b.pid, {_DESCRIBE_SQL}
+from pg_catalog.pg_stat_activity w
+join pg_catalog.pg_locks l on l.pid = w.pid and not l.granted and l.relation is not null
+cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+where w.application_name = %s and w.datname = pg_catalog.current_database()
+  and w.wait_event_type = 'Lock' and w.usename = current_user
+order by 1, 2
+"""
+
+
+class Reported:
+    """Keeps a log from repeating a wait of which only the age has changed."""
+
+    def __init__(self) -> None:
+        self._pids: list[str] = []
+
+    def is_new(self, awaited: str) -> bool:
+        """Whether *awaited* names other sessions than last time."""
+        before, self._pids = self._pids, re.findall(r"pid \d+", awaited)
+        return self._pids != before or not self._pids
+
+
+async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> None:
+    """Let no statement of *plain* wait for a lock for longer than *seconds*."""
+    await plain.execute(f"set lock_timeout = {round(seconds * 1000)}".encode())
+
+
+async def read_blockers(plain: Connection, pid: int) -> str:
+    """Name the sessions that the backend *pid* waits for; empty if it waits for none."""
+    await plain.execute(_CLEAR_SQL)
+    return ", ".join(row["session"] for row in await fetch_all(plain, _BLOCKERS_SQL, pid))
+
+
+async def read_locked(plain: Connection, application_name: str) -> dict[int, str]:
+    """Name the sessions that backends of *application_name* wait for, by the OID of the table."""
+    await plain.execute(_CLEAR_SQL)
+    found: dict[int, list[str]] = {}
+    for row in await fetch_all(plain, _LOCKED_SQL, application_name):
+        sessions = found.setdefault(row["relation"], [])
+        if row["session"] not in sessions:
+            sessions.append(row["session"])
+    return {relation: ", ".join(sessions) for relation, sessions in found.items()}
+
+
+async def watch(source: SourceMapping, pid: int, tell: Tell) -> None:
+    """Tell which sessions the backend *pid* waits for, for as long as this runs.
+
+    A connection of its own is made for it, after a moment: most work waits for nobody.
+    """
+    await asyncio.sleep(LOOK_SECONDS)
+    async with connection(source) as plain:
+        while True:
+            if awaited := await read_blockers(plain, pid):
+                await tell(awaited)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def watched(source: SourceMapping, plain: Connection, work: Awaitable[T], tell: Tell) -> T:
+    """Do *work*, which uses *plain*, and tell for whom it waits meanwhile.
+
+    Raises SourceContentionError with the sessions that held it up.
+    """
+    told: list[str] = []
+
+    async def remember(awaited: str) -> None:
+        told[:] = [awaited]
+        await tell(awaited)
+
+    watching = asyncio.ensure_future(watch(source, plain.info.backend_pid, remember))
+    try:
+        return await work
+    except SourceContentionError as exc:
+        if told:
+            exc.message = f"{exc.message}; it waited for {told[0]}"
+        raise
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.exception()  # looking is not what matters
