@@ -10,6 +10,8 @@ from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnre
 from streamer.lsn import Lsn
 from streamer.route.mapping import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all, fetch_one
+from streamer.source.identity import RelationIdentity
+from streamer.source.watch import read_identities
 
 VERSION_MIN: Final = 12_00_00
 
@@ -61,17 +63,9 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourceRelation:
-    """A table or partitioned table of a source.
+    """A table or partitioned table of a source."""
 
-    ``key``: columns of its replica identity, empty if it has no usable one or if it is FULL.
-    """
-
-    oid: int
-    name: RelationName
-    is_partitioned: bool
-    is_unlogged: bool
-    replica_identity: str
-    key: tuple[str, ...]
+    identity: RelationIdentity
     primary_key: tuple[str, ...]
     columns: tuple[SourceColumn, ...]
     row_count_estimate: int
@@ -79,20 +73,37 @@ class SourceRelation:
     row_security: bool
     owned: bool
     selectable: bool
-    full_needs_generated: bool = False
-    """From PostgreSQL 18 on, REPLICA IDENTITY FULL is refused where columns are generated."""
+
+    @property
+    def oid(self) -> int:
+        return self.identity.root.oid
+
+    @property
+    def name(self) -> RelationName:
+        return self.identity.name
+
+    @property
+    def is_partitioned(self) -> bool:
+        return self.identity.is_partitioned
+
+    @property
+    def replica_identity(self) -> str:
+        """pg_class.relreplident of the table itself, whatever its partitions have."""
+        return self.identity.root.kind
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of its replica identity; empty without a usable one, and where it is FULL."""
+        return self.identity.root.key
 
     @property
     def has_generated_key(self) -> bool:
-        """Whether the key has a generated column: it is not sent, so the rest identifies no row."""
-        return any(column.generated and column.name in self.key for column in self.columns)
+        return self.identity.root.has_generated_key
 
     @property
     def has_usable_identity(self) -> bool:
         """Whether UPDATE and DELETE can be published without making them fail at the source."""
-        if self.replica_identity == "f":
-            return not (self.full_needs_generated and any(c.generated for c in self.columns))
-        return bool(self.key) and not self.has_generated_key
+        return self.identity.is_usable
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -157,18 +168,7 @@ async def _read_server(connection: Connection, identity_sql: str) -> SourceServe
 
 _RELATIONS_SQL: Final = """
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
-       c.relkind = 'p' as is_partitioned,
        c.relpersistence = 'u' as is_unlogged,
-       c.relreplident as replica_identity,
-       coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
-          from pg_catalog.pg_index i,
-               pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position),
-               pg_catalog.pg_attribute a
-         where i.indrelid = c.oid and i.indisvalid and i.indimmediate
-           and (c.relreplident = 'd' and i.indisprimary
-                or c.relreplident = 'i' and i.indisreplident)
-           and k.position <= i.indnkeyatts
-           and a.attrelid = c.oid and a.attnum = k.attnum), '{}') as key,
        coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
           from pg_catalog.pg_index i,
                pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position),
@@ -190,8 +190,7 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
          and not (select rolsuper or rolbypassrls from pg_catalog.pg_roles
                    where rolname = current_user) as row_security,
        pg_catalog.pg_has_role(c.relowner, 'usage') as owned,
-       pg_catalog.has_table_privilege(c.oid, 'select') as selectable,
-       current_setting('server_version_num')::int4 >= 180000 as full_needs_generated
+       pg_catalog.has_table_privilege(c.oid, 'select') as selectable
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
   and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
@@ -238,14 +237,19 @@ async def read_relations(
         [name.namespace for name in names],
         [name.name for name in names],
     )
+    identities = await read_identities(connection, names)
     columns: dict[int, list[SourceColumn]] = {row["oid"]: [] for row in rows}
     for column in await fetch_all(connection, _COLUMNS_SQL, list(columns)):
         columns[column.pop("relid")].append(SourceColumn(**column))
     relations = {}
     for row in rows:
         name = RelationName(row.pop("namespace"), row.pop("name"))
-        row["key"], row["primary_key"] = tuple(row["key"]), tuple(row["primary_key"])
-        relations[name] = SourceRelation(name=name, columns=tuple(columns[row["oid"]]), **row)
+        identity = identities.get(name)
+        if identity is None or identity.root.oid != row["oid"]:
+            continue  # dropped or replaced between two queries: not there
+        del row["is_unlogged"]
+        row["primary_key"] = tuple(row["primary_key"])
+        relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
 
 

@@ -112,9 +112,9 @@ def publishable_filters(
         condition, relation = mapping.rule.filter, by_name.get(mapping.source)
         if version < FILTERS_SINCE or condition is None or relation is None:
             continue
-        used = set(condition.names).intersection(relation.column_names)
-        covers = relation.replica_identity == "f" or used <= set(relation.key)
-        is_safe = covers or not relation.has_usable_identity  # then only inserts are published
+        used = frozenset(condition.names).intersection(relation.column_names)
+        identity = relation.identity
+        is_safe = identity.covers(used) or not identity.is_usable  # then it publishes only inserts
         if condition.is_plain and is_safe and not relation.is_partitioned:
             filters[mapping.source] = condition.text
     return filters

@@ -20,6 +20,7 @@ from streamer.route.mapping import (
     parse_relation,
 )
 from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.identity import RelationIdentity, TableIdentity
 
 EQUALS = "operator(pg_catalog.=)"
 
@@ -198,15 +199,18 @@ def source_relation(
     primary_key: tuple[str, ...] = (),
     replica_identity: str = "d",
 ) -> SourceRelation:
+    described = tuple(source_column(c) if isinstance(c, str) else c for c in columns)
+    root = TableIdentity(
+        16385,
+        parse_name(name),
+        replica_identity,
+        key,
+        has_generated_key=any(c.generated and c.name in key for c in described),
+    )
     return SourceRelation(
-        oid=16385,
-        name=parse_name(name),
-        is_partitioned=False,
-        is_unlogged=False,
-        replica_identity=replica_identity,
-        key=key,
+        RelationIdentity(root, (), False, tuple(c.name for c in described)),
         primary_key=primary_key,
-        columns=tuple(source_column(c) if isinstance(c, str) else c for c in columns),
+        columns=described,
         row_count_estimate=0,
         size_bytes=0,
         row_security=False,

@@ -7,7 +7,6 @@ from typing import Final
 
 from streamer.commands.check.findings import (
     Finding,
-    Fix,
     Place,
     at_source,
     error,
@@ -19,9 +18,9 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
+from streamer.commands.check.identities import check_identity
 from streamer.commands.check.source_facts import (
     ROWS_BY_A_FILTER,
-    IdentityDetails,
     SourceFacts,
 )
 from streamer.commands.check.target_facts import TargetFacts
@@ -33,7 +32,7 @@ from streamer.errors import (
 )
 from streamer.lsn import NOTHING
 from streamer.progress.store import SourceRecord
-from streamer.route.mapping import Initial, RelationMapping, SourceMapping, TableType
+from streamer.route.mapping import Initial, RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.publication import publication_sql
 from streamer.source.slot import check_slot, drop_slot_sql
@@ -418,7 +417,7 @@ def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fin
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
-        yield from check_identity(facts, mapping, relation)
+        yield from check_identity(_place(facts, mapping), mapping, relation, facts.identities)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
         if target is not None:
@@ -456,48 +455,6 @@ def check_readable(
             "row level security would hide rows from the copy",
             at_source(f"alter role {quote_identifier(role)} bypassrls"),
         )
-
-
-def check_identity(
-    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
-) -> Iterable[Finding]:
-    """Whether updates and deletes are published at all."""
-    if relation.has_usable_identity:
-        return
-    details = facts.identities[relation.oid]
-    lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
-    reason = "has no primary key"
-    if relation.replica_identity == "n":
-        reason = "has REPLICA IDENTITY NOTHING"
-    elif relation.replica_identity == "i":
-        reason = "has a replica identity whose index is gone or not valid"
-    elif relation.replica_identity == "f":
-        reason = (
-            "has REPLICA IDENTITY FULL and generated columns, which PostgreSQL 18 cannot publish"
-        )
-    elif relation.has_generated_key:
-        reason = "has a generated column in its replica identity, which is not published"
-    elif details.has_deferrable_primary_key:
-        reason = "has a primary key that is deferrable, which is of no use here"
-    yield warning(
-        _place(facts, mapping),
-        f"{reason}, so {lost} are not replicated",
-        _identity_fix(relation, details),
-    )
-
-
-def _identity_fix(relation: SourceRelation, details: IdentityDetails) -> Fix:
-    alter = f"alter table {quote_relation(relation.name)} replica identity"
-    if details.is_primary_key_usable:
-        return at_source(f"{alter} default")
-    if details.usable_index is not None:
-        return at_source(f"{alter} using index {quote_identifier(details.usable_index)}")
-    if relation.full_needs_generated and any(column.generated for column in relation.columns):
-        return in_words("add a primary key, or a unique index over NOT NULL columns, that has none")
-    words = "or, which is faster, add a primary key"
-    if details.has_deferrable_primary_key:
-        words = "or, which is faster, make the primary key anew without DEFERRABLE"
-    return at_source(f"{alter} full", words=words)
 
 
 def check_rule(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streamer.commands.check.findings import Finding
@@ -20,9 +20,11 @@ from streamer.source.catalog import (
 )
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.expressions import describe_expressions
+from streamer.source.identity import key_identity
 from streamer.source.publication import Publication, read_publications
 from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
+from streamer.sql import quote_identifier
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; what takes longer waits for a lock on a table."""
@@ -62,11 +64,25 @@ class PublicationDetails:
 
 @dataclass(frozen=True, slots=True)
 class IdentityDetails:
-    """What could be a relation's replica identity."""
+    """What could be a table's replica identity: its fitting indexes, with the columns of each."""
 
-    has_deferrable_primary_key: bool
-    is_primary_key_usable: bool
-    usable_index: str | None
+    indexes: dict[str, list[str]]
+    """The one with the fewest columns first."""
+    primary_key: list[str] | None
+    """Columns of the primary key, if it fits."""
+
+    @property
+    def usable_index(self) -> str | None:
+        return next(iter(self.indexes), None)
+
+    def way_to(self, identity: str) -> str | None:
+        """Return what follows REPLICA IDENTITY to make it *identity*, a key; None without a way."""
+        if self.primary_key is not None and key_identity(self.primary_key) == identity:
+            return "default"
+        for index, columns in self.indexes.items():
+            if key_identity(columns) == identity:
+                return f"using index {quote_identifier(index)}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +266,14 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
     oids = [relation.oid for relation in facts.relations.values()]
-    for row in await fetch_all(plain, _IDENTITIES_SQL, oids, oids):
-        oid = row.pop("relid")
-        facts.identities[oid] = IdentityDetails(**row)
+    identities = [relation.identity for relation in facts.relations.values()]
+    tables = [table.oid for each in identities for table in (each.root, *each.leaves)]
+    facts.identities = {oid: IdentityDetails({}, None) for oid in tables}
+    for row in await fetch_all(plain, _INDEXES_SQL, tables):
+        details = facts.identities[row["relid"]]
+        details.indexes[row["name"]] = row["columns"]
+        if row["is_primary"]:
+            facts.identities[row["relid"]] = replace(details, primary_key=row["columns"])
     rows = await fetch_all(
         plain,
         "select nspname as name from pg_catalog.pg_namespace"
@@ -279,25 +300,18 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
 
 # An index can be a replica identity if it is unique, immediate and complete, over plain columns
 # that are NOT NULL; and of use to us if none of them is generated.
-_IDENTITIES_SQL: Final = """
-with indexes as (
-  select i.indrelid, x.relname, i.indisprimary, i.indnkeyatts
-    from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
-   where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
-     and i.indpred is null and i.indexprs is null
-     and not exists (
-       select from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-        where k.position <= i.indnkeyatts and (not a.attnotnull or a.attgenerated <> '')))
-select c.oid::int8 as relid,
-       exists (select from pg_catalog.pg_index i
-                where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
-         as has_deferrable_primary_key,
-       exists (select from indexes i where i.indrelid = c.oid and i.indisprimary)
-         as is_primary_key_usable,
-       (select i.relname from indexes i where i.indrelid = c.oid
-         order by i.indnkeyatts, i.relname limit 1) as usable_index
-from pg_catalog.pg_class c where c.oid = any (%s)
+_INDEXES_SQL: Final = """
+select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primary, k.columns
+  from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,
+       lateral (
+         select pg_catalog.array_agg(a.attname::text order by k.position) as columns,
+                pg_catalog.bool_and(a.attnotnull and a.attgenerated = '') as fit
+           from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+           join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+          where k.position <= i.indnkeyatts) k
+ where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
+   and i.indpred is null and i.indexprs is null and k.fit
+ order by i.indnkeyatts, x.relname
 """
 _SEQUENCES_SQL: Final = """
 select pg_catalog.format('%%s.%%s', n.nspname, s.relname) as name

@@ -22,7 +22,6 @@ from streamer.commands.check.findings import (
     Finding,
     Fix,
     Place,
-    at_source,
     at_target,
     error,
     in_words,
@@ -30,6 +29,7 @@ from streamer.commands.check.findings import (
     quote_relation,
     warning,
 )
+from streamer.commands.check.identities import key_fix
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
@@ -405,7 +405,7 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
         yield warning(
             pair.place,
             "has no key, so every update and delete compares whole rows: slow",
-            _no_key_fix(pair),
+            key_fix(pair.relation, pair.facts.identities),
         )
     elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
         if not plan.target.leading_index_columns.intersection(key):
@@ -416,16 +416,6 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
         sql = f"create unique index on {pair.quoted} ({quote_columns(key)})"
         problem = f"target table {pair.name} has no unique index on ({', '.join(key)}): slow"
         yield warning(pair.place, problem, at_target(sql))
-
-
-def _no_key_fix(pair: Pair) -> Fix:
-    alter = f"alter table {quote_relation(pair.mapping.source)} replica identity"
-    details = pair.facts.identities[pair.relation.oid]
-    if details.is_primary_key_usable:
-        return at_source(f"{alter} default")
-    if details.usable_index is not None:
-        return at_source(f"{alter} using index {quote_identifier(details.usable_index)}")
-    return in_words("add a primary key at the source, or a unique index over NOT NULL columns here")
 
 
 def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:

@@ -1,0 +1,99 @@
+"""Replica identities that keep updates and deletes back, and the statements that give better ones.
+
+PostgreSQL goes by the identity of each partition, so a partitioned table needs a statement for
+itself and one for every partition. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from streamer.commands.check.findings import (
+    Finding,
+    Fix,
+    Place,
+    at_source,
+    in_words,
+    quote_relation,
+    warning,
+)
+from streamer.commands.check.source_facts import IdentityDetails
+from streamer.route.mapping import RelationMapping, TableType
+from streamer.source.catalog import SourceRelation
+from streamer.source.identity import FULL, TableIdentity, key_identity
+from streamer.sql import quote_identifier
+
+Details = Mapping[int, IdentityDetails]
+"""By the oid of a table."""
+
+
+def check_identity(
+    place: Place, mapping: RelationMapping, relation: SourceRelation, details: Details
+) -> Iterable[Finding]:
+    """Whether updates and deletes are published at all."""
+    if relation.has_usable_identity:
+        return
+    lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
+    yield warning(
+        place,
+        f"{relation.identity.obstacle}, so {lost} are not replicated",
+        _identity_fix(relation, details),
+    )
+
+
+def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
+    """Keep the table's own identity if it is of use, and give every partition the same."""
+    root = relation.identity.root
+    if root.obstacle is None:
+        return _fix(relation, details, root.published, own=None)
+    if (key_fix := _key_fix(relation, details)) is not None:
+        return key_fix
+    if root.refuses_full:
+        return in_words("add a primary key, or a unique index over NOT NULL columns, that has none")
+    words = "or, which is faster, add a primary key"
+    if root.has_deferrable_primary_key:
+        words = "or, which is faster, make the primary key anew without DEFERRABLE"
+    return _fix(relation, details, FULL, own="full", words=words)
+
+
+def key_fix(relation: SourceRelation, details: Details) -> Fix:
+    """Give a table a key in place of whole rows."""
+    words = "add a primary key at the source, or a unique index over NOT NULL columns here"
+    return _key_fix(relation, details) or in_words(words)
+
+
+def _key_fix(relation: SourceRelation, details: Details) -> Fix | None:
+    own = details[relation.oid]
+    if own.primary_key is not None:
+        return _fix(relation, details, key_identity(own.primary_key), own="default")
+    if own.usable_index is not None:
+        wanted = key_identity(own.indexes[own.usable_index])
+        index = f"using index {quote_identifier(own.usable_index)}"
+        return _fix(relation, details, wanted, own=index)
+    return None
+
+
+def _fix(
+    relation: SourceRelation,
+    details: Details,
+    wanted: str,
+    *,
+    own: str | None,
+    words: str | None = None,
+) -> Fix:
+    """Make *wanted* the identity of the partitions; of the table itself by what *own* says."""
+    statements = [] if own is None else [_alter(relation.identity.root, own)]
+    for leaf in relation.identity.leaves:
+        if leaf.published == wanted:
+            continue
+        way = "full" if wanted == FULL else details[leaf.oid].way_to(wanted)
+        if way is not None:
+            statements.append(_alter(leaf, way))
+        else:
+            words = (
+                f'make a unique index over the columns of that key on partition "{leaf.name}", and '
+                "then its replica identity of that index"
+            )
+    return at_source(*statements, words=words) if statements else in_words(words or "")
+
+
+def _alter(table: TableIdentity, way: str) -> str:
+    return f"alter table {quote_relation(table.name)} replica identity {way}"

@@ -1,0 +1,129 @@
+"""Which rows an UPDATE or DELETE means: the one judgement of what may be published of a relation.
+
+PostgreSQL asks the table that gets a change for its replica identity. Of a partitioned table that
+is the partition, and a partition does not inherit REPLICA IDENTITY. The stream, however, names the
+root and the root's key. So updates and deletes of a partitioned table can be published only while
+every leaf logs the old rows that the root announces: otherwise the application's own statement
+fails, or the stream brings a key that tells nothing.
+
+Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.route.mapping import RelationName
+
+NONE: Final = "none"
+"""What `RelationIdentity.published` is where only inserts may be published."""
+FULL: Final = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class TableIdentity:
+    """What one table logs of the old row. ``kind`` is pg_class.relreplident; ``key`` names the
+    columns of the index that it chooses, if that index is valid.
+    """
+
+    oid: int
+    name: RelationName
+    kind: str
+    key: tuple[str, ...] = ()
+    has_generated_key: bool = False
+    """The stream leaves generated columns out, so the rest of such a key tells nothing."""
+    refuses_full: bool = False
+    """From PostgreSQL 18 on, the server refuses to publish FULL where columns are generated."""
+    has_deferrable_primary_key: bool = False
+    is_unlogged: bool = False
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why neither UPDATE nor DELETE of this table can be published; None if they can."""
+        if self.kind == "f":
+            if not self.refuses_full:
+                return None
+            return (
+                "has REPLICA IDENTITY FULL and generated columns, which PostgreSQL 18 cannot "
+                "publish"
+            )
+        if self.kind == "n":
+            return "has REPLICA IDENTITY NOTHING"
+        if self.has_generated_key:
+            return "has a generated column in its replica identity, which is not published"
+        if self.key:
+            return None
+        if self.kind == "i":
+            return "has a replica identity whose index is gone or not valid"
+        if self.has_deferrable_primary_key:
+            return "has a primary key that is deferrable, which is of no use here"
+        return "has no primary key"
+
+    @property
+    def published(self) -> str:
+        """``full``, ``key`` with the names of its columns, or ``none``."""
+        if self.obstacle is not None:
+            return NONE
+        return FULL if self.kind == "f" else key_identity(self.key)
+
+
+def key_identity(columns: Iterable[str]) -> str:
+    """Return what `TableIdentity.published` is for an index over *columns*. Pure."""
+    return f"key {', '.join(sorted(columns))}"
+
+
+@dataclass(frozen=True, slots=True)
+class RelationIdentity:
+    """A mapped relation with its leaves: the tables that have its rows, if it is partitioned."""
+
+    root: TableIdentity
+    leaves: tuple[TableIdentity, ...]
+    is_partitioned: bool
+    columns: tuple[str, ...]
+
+    @property
+    def name(self) -> RelationName:
+        return self.root.name
+
+    @property
+    def is_unlogged(self) -> bool:
+        return self.root.is_unlogged
+
+    @property
+    def refuses_full(self) -> bool:
+        return self.root.refuses_full
+
+    @property
+    def differing(self) -> tuple[TableIdentity, ...]:
+        """The leaves that do not log the old rows that the root announces."""
+        announced = self.root.published
+        return tuple(leaf for leaf in self.leaves if leaf.published != announced)
+
+    @property
+    def published(self) -> str:
+        """What the stream can tell old rows by: ``full``, ``key …`` or ``none``."""
+        return NONE if self.differing else self.root.published
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether updates and deletes may be published without harm to anybody."""
+        return self.published != NONE
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why only inserts may be published; None if everything may."""
+        if (own := self.root.obstacle) is not None:
+            return own
+        if not (differing := self.differing):
+            return None
+        leaf = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        reason = leaf.obstacle or f"has another replica identity ({leaf.published})"
+        return (
+            f'its partition "{leaf.name}"{more} {reason}, while the replica identity of the table '
+            f"itself is: {self.root.published}"
+        )
+
+    def covers(self, columns: frozenset[str]) -> bool:
+        """Whether the old rows have these *columns*, so that a row filter may use them."""
+        return self.published == FULL or (self.is_usable and columns <= set(self.root.key))

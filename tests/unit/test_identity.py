@@ -1,0 +1,43 @@
+"""What may be published of a relation goes by its root and every leaf."""
+
+import pytest
+
+from streamer.route.mapping import RelationName
+from streamer.source.identity import NONE, RelationIdentity, TableIdentity
+
+
+def table(kind: str, key: tuple[str, ...] = (), name: str = "leaf") -> TableIdentity:
+    return TableIdentity(1, RelationName("public", name), kind, key)
+
+
+@pytest.mark.parametrize(
+    ("root", "leaves", "published"),
+    [
+        (table("d", ("id",)), [], "key id"),
+        (table("d"), [], NONE),
+        (table("n", ("id",)), [], NONE),
+        (table("f"), [table("f"), table("f")], "full"),
+        (table("f"), [table("f"), table("d", ("id",))], NONE),
+        (table("f"), [table("d")], NONE),
+        (table("d", ("id",)), [table("f")], NONE),
+        # Which index it is matters to nobody, only what the stream brings of the old row.
+        (table("d", ("a", "b")), [table("i", ("b", "a"))], "key a, b"),
+        (table("i", ("a",)), [table("i", ("b",))], NONE),
+        (table("d"), [table("f")], NONE),
+        (table("i"), [], NONE),
+    ],
+)
+def test_only_what_every_leaf_logs_like_the_root_is_published(
+    root: TableIdentity, leaves: list[TableIdentity], published: str
+) -> None:
+    identity = RelationIdentity(root, tuple(leaves), bool(leaves), ())
+    assert identity.published == published
+    assert (identity.obstacle is None) == (published != NONE)
+
+
+def test_a_row_filter_needs_columns_that_every_old_row_has() -> None:
+    key = RelationIdentity(table("d", ("id", "region")), (), False, ())
+    assert key.covers(frozenset({"region"}))
+    assert not key.covers(frozenset({"region", "amount"}))
+    assert RelationIdentity(table("f"), (), False, ()).covers(frozenset({"amount"}))
+    assert not RelationIdentity(table("n"), (), False, ()).covers(frozenset())
