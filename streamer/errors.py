@@ -182,6 +182,14 @@ class TargetContentionError(TargetError):
     retry = Retry.TIMED
 
 
+class TargetReadOnlyError(TargetError):
+    """The target answers but accepts no writes, because it is a standby."""
+
+    code = "target_read_only"
+    retry = Retry.TIMED
+    exit_code = 3
+
+
 class TargetFencedError(TargetError):
     """Another process has moved a table's progress; this one must not write it any more."""
 

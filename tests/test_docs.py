@@ -57,7 +57,7 @@ def metric_names() -> set[str]:
         for metric in Metrics().registry.collect()
     }
     text = "".join(path.read_text() for path in (ROOT / "streamer").rglob("*.py"))
-    return registered | set(re.findall(r'\bgauge\(\s*"(streamer_\w+)"', text))
+    return registered | set(re.findall(r'(?:\bgauge|GaugeMetricFamily)\(\s*"(streamer_\w+)"', text))
 
 
 def error_codes() -> set[str]:

@@ -23,6 +23,7 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import Store
 from streamer.runtime.supervisor import Supervisor
+from streamer.runtime.target_watch import TargetHealth
 
 log = structlog.get_logger()
 
@@ -47,6 +48,9 @@ class Watched(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    @property
+    def target(self) -> TargetHealth: ...
+
 
 @dataclass(slots=True)
 class Seen:
@@ -58,6 +62,7 @@ class Seen:
     changes: dict[str, int] = field(default_factory=dict)
     """Applied since the process began."""
     rates: dict[str, float] = field(default_factory=dict)
+    target: dict[str, Any] | None = None
     at: float = 0.0
 
 
@@ -101,6 +106,13 @@ class Events:
     def known_states(self) -> dict[tuple[str, str | None], tuple[str, str | None]]:
         """Return state and error of sources and tables as this process knows them now."""
         return self._look().states
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """Return what this process knows of the target now."""
+        return self._engine.target.to_json() | {
+            "silent_seconds": self._engine.target.silent_seconds
+        }
 
     async def close(self) -> None:
         """End all streams; a server that stops waits for them."""
@@ -201,6 +213,7 @@ class Events:
     def _as_snapshot(self) -> dict[str, Any]:
         seen = self._seen
         return {
+            "target": seen.target,
             "states": [as_state(key, value) for key, value in seen.states.items()],
             "lag": [_lag(label, lag) for label, lag in seen.lags.items()],
             "rates": [
@@ -210,7 +223,7 @@ class Events:
         }
 
     def _look(self) -> Seen:
-        seen = Seen(at=asyncio.get_running_loop().time())
+        seen = Seen(at=asyncio.get_running_loop().time(), target=self._engine.target.to_json())
         applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:
             label, health = supervisor.source.label, supervisor.health
@@ -271,6 +284,8 @@ def _progress(copy: CopyProgress) -> dict[str, Any]:
 
 
 def changes_between(before: Seen, now: Seen) -> Iterable[Event]:
+    if now.target is not None and now.target != before.target:
+        yield "target", now.target
     for key, value in now.states.items():
         if before.states.get(key) != value:
             yield "state", as_state(key, value)

@@ -28,7 +28,7 @@ from streamer.commands.check.source import check_source
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
 from streamer.commands.requests import request
-from streamer.commands.status import read_status
+from streamer.commands.status import read_report
 from streamer.config.settings import Settings
 from streamer.config.source import parse_document, read_text, replace_variables
 from streamer.errors import (
@@ -294,11 +294,12 @@ class AdminService:
 
     async def status(self) -> Row:
         """Return what `streamer status --json` says, and how the draft is."""
-        statuses = await read_status(self._address, self.mapping)
+        report = await read_report(self._address, self.mapping)
         return {
             "mode": "static" if self.is_static else "admin",
             "draft": await self.draft(),
-            "sources": [_redacted(status.to_json()) for status in statuses],
+            "target": report.target.to_json(),
+            "sources": [_redacted(status.to_json()) for status in report.sources],
         }
 
     async def discover(self, url: str | None, number: int | None) -> Row:

@@ -103,6 +103,8 @@ def as_line(event: Event, now: datetime) -> str:
     name, data = event
     where = " ".join(str(data[key]) for key in ("source", "table") if data.get(key))
     match name:
+        case "target":
+            text = f"target {data['state']}" + (f": {data['error']}" if data["error"] else "")
         case "state":
             text = data["state"] + (f": {data['error']}" if data["error"] else "")
         case "progress":

@@ -128,11 +128,14 @@ def status(
     if watch:
         run_to_end(status_view.watch(address, mapping, interval, Console(), as_json=as_json))
         return
-    statuses = run_to_end(status_command.read_status(address, mapping))
+    report = run_to_end(status_command.read_report(address, mapping))
     if as_json:
-        print_json({"sources": [status.to_json() for status in statuses]})
+        print_json(report.to_json())
     else:
-        Console().print(status_view.render_status(statuses))
+        Console().print(status_view.render_target(report.target))
+        Console().print(status_view.render_status(report.sources))
+    if report.exit_code:
+        fail("; ".join(filter(None, (report.target.error, report.target.hint))), report.exit_code)
 
 
 @app.command()

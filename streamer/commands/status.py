@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from streamer.apply.target import TargetAddress
-from streamer.errors import SourceError, StreamerError
+from streamer.errors import SourceError, StreamerError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Mapping, SourceLabel, SourceMapping
 from streamer.runtime.backlog import Backlog
+from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.source.backlog import read_retained
 from streamer.source.catalog import flush_wal, read_flush_lsn
 from streamer.source.connection import connection
@@ -24,6 +25,9 @@ from streamer.source.slot import read_slot, read_visible_lsn
 WAIT_POLL_SECONDS: Final = 0.05
 NOTIFY_SECONDS: Final = 1.0
 """How often `wait` asks the running process to store its positions; it may have restarted."""
+UNKNOWN: Final = "unknown"
+"""The state of a source while the target, which stores it, does not answer."""
+_NO_BOOKS: Final = "the target holds the state of this source and does not answer"
 
 
 @dataclass(slots=True)
@@ -100,6 +104,40 @@ class _Bookkeeping:
         return replace(self, held={})
 
 
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """All that ``status`` shows: the target first, because without it the rest is not known."""
+
+    target: TargetHealth
+    sources: list[SourceStatus]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target.to_json(),
+            "sources": [status.to_json() for status in self.sources],
+        }
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.target.error is None or self.target.is_read_only else 3
+
+
+async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
+    """Read the status of the target and every source; an outage of either is part of the report."""
+    target = await look_once(address, "streamer status")
+    if target.is_well or target.is_read_only:
+        try:
+            return StatusReport(target, await read_status(address, mapping))
+        except TargetError as exc:
+            target.judge(exc, address)
+    statuses = [
+        SourceStatus(source.database, source.sid, UNKNOWN, source.slot, error=_NO_BOOKS)
+        for source in mapping.sources
+    ]
+    await _add_all_positions(statuses, mapping, _Bookkeeping())
+    return StatusReport(target, statuses)
+
+
 async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
     """Read the status of every mapped source. Raises TargetConnectionError, TargetRejectedError."""
     books = await _read_bookkeeping(address)
@@ -119,13 +157,19 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
                 for relation in books.of(record)
             ]
         statuses.append(status)
+    await _add_all_positions(statuses, mapping, books)
+    return statuses
+
+
+async def _add_all_positions(
+    statuses: list[SourceStatus], mapping: Mapping, books: _Bookkeeping
+) -> None:
     await asyncio.gather(
         *(
             _add_positions(status, source, books)
             for status, source in zip(statuses, mapping.sources, strict=True)
         )
     )
-    return statuses
 
 
 async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:

@@ -14,20 +14,33 @@ from rich.text import Text
 
 from streamer.apply.target import TargetAddress
 from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
-from streamer.commands.status import SourceStatus, TableStatus, read_status
-from streamer.errors import StreamerError
+from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
 from streamer.observability.logs import redact
 from streamer.route.mapping import Mapping
+from streamer.runtime.target_watch import TargetHealth
 
 STATE_STYLES = {
     "streaming": "green",
     "ready": "green",
+    "reachable": "green",
+    "refused": "bold red",
+    "read-only": "bold red",
     "error": "bold red",
     "unreachable": "bold red",
     "stopped": "yellow",
     "paused": "yellow",
     "waiting": "yellow",
 }
+
+
+def render_target(target: TargetHealth) -> Text:
+    """Return the line of the target."""
+    line = Text.assemble("target ", target.name, ": ", _state(target.state))
+    if target.error is not None:
+        line.append(f": {redact(target.error)}")
+    if target.hint is not None:
+        line.append(f"\n  to do: {redact(target.hint)}")
+    return line
 
 
 def render_status(statuses: Sequence[SourceStatus]) -> Group:
@@ -135,7 +148,7 @@ async def watch(
     """Show the status every *interval* seconds until interrupted; on no terminal, one below the
     other, or one JSON object a line.
 
-    Raises what the first look raises; later, a target that is away is shown and waited for.
+    An outage of the target is shown, and waited for.
     """
     await until_interrupted(_watch(address, mapping, interval, console, as_json=as_json))
 
@@ -143,34 +156,30 @@ async def watch(
 async def _watch(
     address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, as_json: bool
 ) -> None:
-    statuses = await read_status(address, mapping)
-    trouble: str | None = None
+    report = await read_report(address, mapping)
     is_live = console.is_terminal and not as_json
     screen = Live(console=console, screen=True, auto_refresh=False) if is_live else None
     with screen or contextlib.nullcontext():
         while True:
             if screen is not None:
-                screen.update(_screen(statuses, trouble), refresh=True)
+                screen.update(_screen(report), refresh=True)
             elif as_json:
-                found = {"sources": [status.to_json() for status in statuses], "error": trouble}
+                found = report.to_json() | {"error": report.target.error}
                 console.file.write(json.dumps(found, default=str) + "\n")
                 console.file.flush()
             else:
-                console.print(_screen(statuses, trouble))
+                console.print(_screen(report))
                 console.file.flush()
             await asyncio.sleep(interval)
-            try:
-                statuses, trouble = await read_status(address, mapping), None
-            except StreamerError as exc:
-                trouble = redact(str(exc))
+            report = await read_report(address, mapping)
 
 
-def _screen(statuses: Sequence[SourceStatus], trouble: str | None) -> Group:
+def _screen(report: StatusReport) -> Group:
     """Return a page: what asks for attention first, because the end of a long one is cut off."""
-    now = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}"
-    head = Text(now) if trouble is None else Text(f"{now}  {trouble}", "bold red")
+    head = Text(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}")
+    statuses = report.sources
     for status in statuses:
         status.tables.sort(key=lambda table: (table.state == "ready", table.source))
     calm = [s for s in statuses if s.state == "streaming" and s.error is None]
     ordered = [*(status for status in statuses if status not in calm), *calm]
-    return Group(head, render_status(ordered))
+    return Group(head, render_target(report.target), render_status(ordered))

@@ -18,14 +18,14 @@ from functools import partial
 from typing import Final
 
 import structlog
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.apply.columns import TypeKey
 from streamer.apply.commit import Applier
 from streamer.apply.drainer import Drainer
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
-from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.apply.target import TargetAddress
 from streamer.apply.worker import LOCK_SECONDS, Budget, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
@@ -40,6 +40,7 @@ from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.shared import SOURCE_STATES, Shared
 from streamer.runtime.supervisor import Supervisor
+from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
@@ -53,7 +54,6 @@ log = structlog.get_logger()
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 QUEUE_BYTES_PER_WORKER_MAX: Final = 16 * 1024 * 1024
-REQUEST_POLL_SECONDS: Final = 5.0
 STOP_SECONDS: Final = 9.0
 
 
@@ -96,7 +96,14 @@ class Engine:
         self._running: dict[Supervisor, asyncio.Task[None]] = {}
         self._guards: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
         self._guarding: asyncio.TaskGroup | None = None
+        self._target_watch = TargetWatch(
+            self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
+        )
         self.metrics.collect_with(self._collect)
+
+    @property
+    def target(self) -> TargetHealth:
+        return self._target_watch.health
 
     def stop(self) -> None:
         """Ask to stop in order."""
@@ -116,6 +123,7 @@ class Engine:
         try:
             async with asyncio.TaskGroup() as guarding:
                 self._guarding = guarding
+                watching = guarding.create_task(self._target_watch.run(), name="target")
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(store)
@@ -125,6 +133,7 @@ class Engine:
                     await self._run_tasks(shared)
                 for _, task in self._guards.values():
                     task.cancel()
+                watching.cancel()
         finally:
             await planner.close()
             await store.close()
@@ -204,6 +213,7 @@ class Engine:
             target_namespace=settings.target.schema_,
             by_transaction=settings.consistency == "transaction",
             heartbeat_interval=settings.heartbeat_interval,
+            target=self.target,
         )
 
     async def _run_tasks(self, shared: Shared) -> None:
@@ -214,7 +224,6 @@ class Engine:
             ]
             services.append(group.create_task(shared.drainer.run(), name="drainer"))
             services.append(group.create_task(shared.launcher.run(), name="launcher"))
-            services.append(group.create_task(self._listen(), name="listen"))
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(
                     self._address, lambda: self._mapping, shared.target_namespace, self.metrics
@@ -365,43 +374,33 @@ class Engine:
                     run_there=drop_slot_sql(record.slot),
                 )
 
-    async def _listen(self) -> None:
-        """Wake the pipelines when an operator asks for something; look now and then in any case."""
-        connection: TargetConnection | None = None
-        asked = asyncio.Event()
+    def _is_request(self, payload: str) -> bool:
+        """Handle a notification; return whether it stands for an operator's request."""
+        if payload != WAITING:
+            return True
+        for supervisor in self.supervisors:
+            supervisor.store_position()
+        return False
 
-        def notified(payload: str) -> None:
-            if payload != WAITING:
-                asked.set()
-                return
-            for supervisor in self.supervisors:
-                supervisor.store_position()
-
-        try:
-            while True:
-                try:
-                    if connection is None or connection.is_closed:
-                        connection = await TargetConnection.connect(
-                            self._address, "streamer listener"
-                        )
-                        await connection.listen(CHANNEL, notified)
-                except StreamerError as exc:
-                    self.metrics.count_error(exc)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REQUEST_POLL_SECONDS):
-                        await asked.wait()
-                for supervisor in self.supervisors:
-                    supervisor.look_for_requests(was_asked=asked.is_set())
-                asked.clear()
-        finally:
-            if connection is not None:
-                await connection.close()
+    def _pass_request(self, was_asked: bool) -> None:
+        for supervisor in self.supervisors:
+            supervisor.look_for_requests(was_asked=was_asked)
 
     # ---- what operators see --------------------------------------------------------------------
 
     def readiness(self) -> list[dict[str, str]]:
         """Return why not everything is in step; empty when it is."""
         reasons = []
+        target = self.target
+        if target.error is not None:
+            reasons.append(
+                {
+                    "target": target.name,
+                    "state": target.state.value,
+                    "error": target.error,
+                    "hint": target.hint or "",
+                }
+            )
         for supervisor in self.supervisors:
             health, label = supervisor.health, supervisor.source.label
             journaling = supervisor.guard.journaling
@@ -443,6 +442,16 @@ class Engine:
             "Time from a commit at the source until everything up to it is durable here",
             labels,
         )
+        up = GaugeMetricFamily(
+            "streamer_target_up",
+            "1 while the target answers and accepts writes",
+            value=float(self.target.is_well),
+        )
+        silent = GaugeMetricFamily(
+            "streamer_target_silent_seconds",
+            "Seconds since the target last confirmed that it accepts writes; 0 while it does",
+            value=self.target.silent_seconds,
+        )
         sources = gauge(
             "streamer_source_state", "1 for the state a source is in", (*labels, "state")
         )
@@ -473,8 +482,8 @@ class Engine:
                     retained.add_metric(names, max(0, health.wal_end_lsn - health.restart_lsn))
                 if health.safe_wal_bytes is not None:
                     safe.add_metric(names, health.safe_wal_bytes)
-                if (beat := pipeline.heartbeat.seconds) is not None:
-                    heartbeat.add_metric(names, beat)
+            if (beat := supervisor.heartbeat_seconds) is not None:
+                heartbeat.add_metric(names, beat)
             if pipeline is None and (backlog := supervisor.guard.backlog) is not None:
                 retained.add_metric(names, backlog.retained_bytes)
             for its in SOURCE_STATES:
@@ -486,7 +495,7 @@ class Engine:
                 quarantined.add_metric((*names, table), count)
         return (
             *(lag, seconds, retained, safe, heartbeat, ratio, journal),
-            *(sources, states, quarantined),
+            *(sources, states, quarantined, up, silent),
         )
 
 

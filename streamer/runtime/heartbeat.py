@@ -47,6 +47,9 @@ class Heartbeat:
         own = source.heartbeat_interval
         self._interval = shared.heartbeat_interval if own is None else own
         self._told = shared.without_heartbeat
+        self._target = shared.target
+        self.confirmed_at: float | None = None
+        """When the last heartbeat that arrived was sent, in monotonic time."""
         self._sent_at: float | None = None
         self._lsn = NOTHING
         self._alone_from = self._alone_through = NOTHING
@@ -101,6 +104,7 @@ class Heartbeat:
         # yet past it.
         if self._sent_at is not None and tracker.flush_lsn > self._lsn:
             self.arrived_seconds = time.monotonic() - self._sent_at
+            self.confirmed_at = self._sent_at
             self._sent_at = None
 
     @property
@@ -110,17 +114,21 @@ class Heartbeat:
 
     @property
     def seconds(self) -> float | None:
-        """How long a commit takes now: as the last one took, or the present one already has."""
-        travelling = self.travelling_seconds
+        """How long a commit takes now: as the last one took, or the present one already has.
+
+        Where nothing is in flight a heartbeat arrives without a commit at the target, so the time
+        for which the target has confirmed nothing counts as well.
+        """
+        waited = max(self.travelling_seconds, self._target.silent_seconds)
         if self.arrived_seconds is None:
-            return travelling or None
-        return max(self.arrived_seconds, travelling)
+            return waited or None
+        return max(self.arrived_seconds, waited)
 
     @property
     def overdue_seconds(self) -> float | None:
         """How long the present one has been on its way, if that is too long."""
-        travelling = self.travelling_seconds
-        return travelling if travelling > OVERDUE_SECONDS else None
+        waited = max(self.travelling_seconds, self._target.silent_seconds)
+        return waited if waited > OVERDUE_SECONDS else None
 
     def wrote_all(self, from_lsn: Lsn, through_lsn: Lsn) -> bool:
         """Whether nothing but heartbeats was written at the source between two positions.

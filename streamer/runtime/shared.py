@@ -10,6 +10,7 @@ from streamer.apply.worker import Budget, Worker
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store
+from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.coordinator import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 
@@ -30,6 +31,7 @@ class Shared:
     target_namespace: str
     by_transaction: bool
     heartbeat_interval: float
+    target: TargetHealth
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
 

@@ -49,9 +49,21 @@ class Supervisor:
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """Why binary transport was given up; it is not tried again with this configuration."""
+        self._confirmed_at: float | None = None
+        """When the last heartbeat that arrived in an earlier attempt was sent."""
         self._is_to_begin_anew = False
         self._may_stream = asyncio.Event()
         self._may_stream.set()
+
+    @property
+    def heartbeat_seconds(self) -> float | None:
+        """How long a commit takes to become visible; it grows between attempts to stream."""
+        heartbeat = self.pipeline.heartbeat if self.pipeline is not None else None
+        if heartbeat is not None and heartbeat.arrived_seconds is not None:
+            return heartbeat.seconds
+        if self._confirmed_at is not None:
+            return time.monotonic() - self._confirmed_at
+        return None if heartbeat is None else heartbeat.seconds
 
     # ---- what the backlog guard asks (Runner) --------------------------------------------------
 
@@ -183,6 +195,7 @@ class Supervisor:
             await self._shared.store.set_source_state(record.source_id, "stopped")
             self.failure = None
         finally:
+            self._confirmed_at = pipeline.heartbeat.confirmed_at or self._confirmed_at
             self.pipeline = None
 
     async def _report(self, error: StreamerError) -> None:

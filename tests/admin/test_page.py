@@ -289,7 +289,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
                       "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
                       "confirmed_flush_lsn": None, "tables": tables, "heartbeat_seconds": 0.012,
                       "backlog": {"state": "throttled", "limit_bytes": 2048, "spooled_bytes": 1024}}  # fmt: skip
-            return {"sources": [source]}
+            return {"sources": [source], "target": {"state": "reachable"}}
 
         monkeypatch.setattr(admin.service, "status", status)
         pages = await asyncio.gather(*(client.get("/") for _ in range(5)))

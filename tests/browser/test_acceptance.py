@@ -53,7 +53,7 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
         # Broken at the target; found, mended and let go on from the page alone.
         target.execute("alter table items drop column price")
         source.execute("insert into items values (2, 1, 5)")
-        attention = page.get_by_role("region", name="Needs somebody")
+        attention = page.get_by_role("region", name="Needs attention")
         expect(attention).to_contain_text("shop:eu public.items")
         look(page, "acceptance-broken")
         attention.get_by_role("link", name="shop:eu public.items").click()

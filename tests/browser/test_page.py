@@ -162,7 +162,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     source.execute("alter table t add v text; insert into t values (1, 'one')")
     row = row_of(page, "public.t")
     expect(row).to_contain_text("error")
-    attention = page.get_by_role("region", name="Needs somebody")
+    attention = page.get_by_role("region", name="Needs attention")
     expect(attention).to_contain_text("add column")
     assert has_stayed(page)
     look(page, "in-error")

@@ -22,6 +22,7 @@ from streamer.config.settings import Settings
 from streamer.observability.http import make_app
 from streamer.observability.metrics import Metrics
 from streamer.route.mapping import Mapping
+from streamer.runtime.target_watch import TargetHealth
 
 if TYPE_CHECKING:
     from streamer.errors import StreamerError
@@ -44,6 +45,7 @@ class FakeEngine:
         self.refusal: StreamerError | None = None
         self.supervisors: list[Supervisor] = []
         self.metrics = Metrics()
+        self.target = TargetHealth()
 
     async def apply(self, mapping: Mapping) -> None:
         if self.refusal is not None:

@@ -12,6 +12,7 @@ from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.route.mapping import Secret, SourceMapping
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.target_watch import TargetHealth
 from streamer.source.heartbeat import Beat
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_interval=5)
@@ -21,7 +22,8 @@ class Beating:
     """A heartbeat whose source writes what the test says, at the times it says."""
 
     def __init__(self) -> None:
-        shared: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set())
+        self.target = TargetHealth()
+        shared: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set(), target=self.target)
         self.heartbeat = Heartbeat(SOURCE, shared)
         self.tracker = ProgressTracker(Lsn(1))
         self.now = 100.0

@@ -8,10 +8,17 @@ from fastapi import APIRouter, Request, Response
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, row_number
 from streamer.errors import NotFoundError, StreamerError
+from streamer.runtime.target_watch import TargetState
 
 KEEP_SECONDS: Final = 2.0
 """How old a status may be: many pages may be open, and every source is asked for it."""
 TABLES_PER_PAGE: Final = 200
+_WITHOUT_STATUS: Final = (
+    TargetState.UNREACHABLE,
+    TargetState.REFUSED,
+    TargetState.ERROR,
+)
+"""States of the target in which its bookkeeping cannot be read."""
 WAIT_SECONDS: Final = 3.0
 """How long a page waits for it; a source that is out of reach keeps it much longer."""
 
@@ -42,6 +49,9 @@ class StatusReader:
                 except StreamerError as exc:
                     self._last, self._read_at = None, float("-inf")
                     return self._known(), str(exc)
+                if self._last["target"]["state"] in _WITHOUT_STATUS:
+                    reason, self._last = str(self._last["target"]["error"]), None
+                    return self._known(), reason
         if self._last is None or not self._is_current(self._last):
             return self._known(), reason
         sources: list[Row] = self._last["sources"]
@@ -113,12 +123,14 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         databases: list[Row] = []
         if is_empty:
             databases = (await frame.service.store.content())["databases"]
+        target = frame.events.target
         return await frame.page(
             request,
             "overview.html",
-            sources=[view.source_view(source) for source in sources],
-            attention=view.attention(sources),
-            summary=view.summary(sources),
+            target=target,
+            sources=[view.source_view(source, target=target) for source in sources],
+            attention=view.attention(sources, target),
+            summary=view.summary(sources, target),
             reason=reason,
             is_empty=is_empty,
             databases=databases,
@@ -129,6 +141,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     @router.get("/source")
     async def one_source(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
+        target = frame.events.target
         label = view.label_of(source["database"], source["sid"])
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
@@ -137,8 +150,8 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         return await frame.page(
             request,
             "source.html",
-            source=view.source_view(source | {"tables": part}, is_whole=True),
-            attention=view.attention([source]),
+            source=view.source_view(source | {"tables": part}, target=target, is_whole=True),
+            attention=view.attention([source], target),
             errors=frame.events.errors(label),
             reason=reason,
             wanted=wanted,

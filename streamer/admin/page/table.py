@@ -27,7 +27,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def table(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
         name = _name(request.query_params.get("name", ""))
-        shown = view.source_view(source, is_whole=True)
+        shown = view.source_view(source, target=frame.events.target, is_whole=True)
         found = next((each for each in shown["tables"] if each["source"] == name), None)
         if found is None:
             raise NotFoundError(

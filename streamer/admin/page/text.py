@@ -72,6 +72,7 @@ def moment(value: str | datetime | None) -> str:
 
 _STATES: Final = {
     "streaming": "good",
+    "reachable": "good",
     "ready": "good",
     "copying": "busy",
     "catching_up": "busy",
@@ -82,6 +83,8 @@ _STATES: Final = {
     "not started": "quiet",
     "waiting": "warning",
     "unreachable": "warning",
+    "refused": "bad",
+    "read-only": "bad",
     "error": "bad",
 }
 

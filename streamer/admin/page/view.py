@@ -28,8 +28,11 @@ def table_address(source: Row, table: str) -> str:
     return address("/table", database=source["database"], sid=source["sid"], name=table)
 
 
-def source_view(source: Row, *, is_whole: bool = False) -> Row:
-    """Return a source of the status with what a card shows of it."""
+def source_view(source: Row, *, target: Row | None = None, is_whole: bool = False) -> Row:
+    """Return a source of the status with what a card shows of it.
+
+    While the target does not answer, nothing confirms what was last known of a source.
+    """
     tables = [_table_view(source, table) for table in source["tables"]]
     shown = tables
     if not is_whole and len(tables) > TABLES_MAX:
@@ -42,6 +45,7 @@ def source_view(source: Row, *, is_whole: bool = False) -> Row:
         "address": address("/source", database=source["database"], sid=source["sid"]),
         "tables": shown,
         "table_count": len(tables),
+        "is_confirmed": target is None or not target["error"],
         "heartbeat_seconds": source.get("heartbeat_seconds"),
         "backlog": source.get("backlog"),
     }
@@ -91,9 +95,12 @@ def matching(tables: list[Row], text: str) -> list[Row]:
     ]
 
 
-def attention(sources: Iterable[Row]) -> list[Row]:
-    """Return what waits for somebody: what it is, and where more is to be seen."""
-    found = []
+def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
+    """Return what needs an operator, the target first: what it is, and the page with more."""
+    found: list[Row] = []
+    if target is not None and target["error"]:
+        what = "; ".join(filter(None, (target["error"], target["hint"])))
+        found.append({"place": "Target", "what": what, "address": None, "kind": "bad"})
     for source in sources:
         label = label_of(source["database"], source["sid"])
         page = address("/source", database=source["database"], sid=source["sid"])
@@ -125,8 +132,12 @@ _BACKLOG: Final = {
 }
 
 
-def summary(sources: list[Row]) -> str:
+def summary(sources: list[Row], target: Row | None = None) -> str:
     """Say in a line how things are."""
+    if target is not None and target["error"]:
+        words = {"unreachable": "is unreachable", "refused": "refuses the role"}
+        state = words.get(target["state"], f"is {target['state']}")
+        return f"The target {state}: nothing is streamed until it answers"
     if not sources:
         return "Nothing is streamed yet"
     tables = [table for source in sources for table in source["tables"]]

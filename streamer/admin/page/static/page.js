@@ -198,6 +198,7 @@ const on = {
     }
     soon(); // for the rate, and the time that is left
   },
+  target: soon,
   state: soon,
   draft: soon,
   applied: soon,

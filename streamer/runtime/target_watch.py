@@ -1,0 +1,264 @@
+"""The target as a thing with a state of its own: what readiness, page, status and metrics report.
+
+One connection does nothing but ask the target whether it answers and accepts writes, and listen for
+operators' requests. The state therefore does not depend on changes that happen to be in flight: an
+idle source notices an outage of the target as soon as a busy one. An answer that takes longer than
+`ANSWER_SECONDS` counts as an outage, so a network that swallows packets is an outage as well.
+
+States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
+answer in time), `refused` (authentication or privileges), `read-only`, `error`.
+"""
+
+import asyncio
+import contextlib
+import enum
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.conninfo import parse_conninfo
+from streamer.errors import (
+    StreamerError,
+    TargetConnectionError,
+    TargetReadOnlyError,
+    TargetRejectedError,
+)
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 5.0
+REQUEST_POLL_SECONDS: Final = 5.0
+"""Requests are also polled, because a notification is lost with its connection."""
+
+# default_transaction_read_only is no obstacle: every session of ours sets it to off.
+_IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
+
+
+class TargetState(enum.StrEnum):
+    STARTING = "starting"
+    REACHABLE = "reachable"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    READ_ONLY = "read-only"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class TargetHealth:
+    """What one process knows of the target. ``confirmed_at``: the monotonic time of its last
+    answer.
+    """
+
+    name: str = "target"
+    state: TargetState = TargetState.STARTING
+    error: str | None = None
+    hint: str | None = None
+    commands: list[str] = field(default_factory=list)
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+    confirmed_at: float | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return self.state is TargetState.REACHABLE
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the target can be read although it accepts no writes."""
+        return self.state is TargetState.READ_ONLY
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the target last confirmed that it accepts writes; 0 while it does."""
+        if self.is_well or self.confirmed_at is None:
+            return 0.0
+        return time.monotonic() - self.confirmed_at
+
+    def confirm(self) -> None:
+        self.confirmed_at = time.monotonic()
+        self._enter(TargetState.REACHABLE, None)
+
+    def judge(self, error: StreamerError, address: TargetAddress) -> None:
+        """Take the state that *error* stands for, with what an operator can do about it."""
+        match error:
+            case TargetConnectionError():
+                state = TargetState.UNREACHABLE
+            case TargetRejectedError():
+                state = TargetState.REFUSED
+            case TargetReadOnlyError():
+                state = TargetState.READ_ONLY
+            case _:
+                state = TargetState.ERROR
+        self.commands = [probe_command(address)] if state is TargetState.UNREACHABLE else []
+        self.hint = error.hint
+        if state is TargetState.UNREACHABLE:
+            self.hint = (
+                "start its server or restore the network, and test with: "
+                f"{self.commands[0]}; every source then continues by itself"
+            )
+        self._enter(state, error.message)
+
+    def _enter(self, state: TargetState, error: str | None) -> None:
+        if state is TargetState.REACHABLE:
+            self.hint, self.commands = None, []
+        if state is not self.state:
+            self.since = datetime.now(UTC)
+        self.state, self.error = state, error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what status, readiness and page show."""
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "error": self.error,
+            "hint": self.hint,
+            "commands": list(self.commands),
+            "since": self.since.isoformat(timespec="seconds"),
+        }
+
+
+def target_name(address: TargetAddress) -> str:
+    """Return database, host and port of the target, without role and password."""
+    host, port, database = _parts(address)
+    return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
+
+
+def probe_command(address: TargetAddress) -> str:
+    """Return the command that tests whether the target accepts connections."""
+    host, port, database = _parts(address)
+    arguments = ["pg_isready", *(("-h", host) if host else ()), "-p", port]
+    return shlex.join([*arguments, *(("-d", database) if database else ())])
+
+
+def _parts(address: TargetAddress) -> tuple[str, str, str]:
+    given = parse_conninfo(address.dsn.reveal())
+    return given.get("host", ""), given.get("port", "5432"), given.get("dbname", "")
+
+
+async def ask(connection: TargetConnection) -> None:
+    """Raise TargetError unless the target answers in time and accepts writes."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            is_read_only = await connection.fetch_value(_IS_READ_ONLY_SQL)
+    except TimeoutError:
+        connection.terminate()
+        raise TargetConnectionError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
+    if is_read_only:
+        raise TargetReadOnlyError(
+            "target: the server is a standby and accepts no writes",
+            hint="promote it with select pg_promote(), or point target.url at the primary",
+        )
+
+
+async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:
+    """Connect, ask once and return the state: for commands, which have no process to ask."""
+    health = TargetHealth(target_name(address))
+    try:
+        connection = await _connect(address, application_name)
+        try:
+            await ask(connection)
+        finally:
+            await connection.close(ANSWER_SECONDS)
+        health.confirm()
+    except StreamerError as exc:
+        health.judge(exc, address)
+    return health
+
+
+class TargetWatch:
+    """Keeps a `TargetHealth` current, and passes operators' requests on."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        channel: str,
+        is_request: Callable[[str], bool],
+        on_request: Callable[[bool], None],
+        on_error: Callable[[StreamerError], None],
+    ) -> None:
+        """*on_request* is called with True after a notification that *is_request*, with False to
+        poll.
+        """
+        self.health = TargetHealth(target_name(address))
+        self._address = address
+        self._channel = channel
+        self._is_request = is_request
+        self._on_request = on_request
+        self._on_error = on_error
+        self._asked = asyncio.Event()
+        self._connection: TargetConnection | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        polled_at = time.monotonic()
+        try:
+            while True:
+                await self._look()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._asked.wait()
+                was_asked = self._asked.is_set()
+                if was_asked or time.monotonic() - polled_at >= REQUEST_POLL_SECONDS:
+                    self._asked.clear()
+                    polled_at = time.monotonic()
+                    self._on_request(was_asked)
+        finally:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _look(self) -> None:
+        before = self.health.state
+        try:
+            if self._connection is None or not await self._still_answers(self._connection):
+                self._connection = await _connect(self._address, "streamer listener")
+                await self._connection.listen(self._channel, self._notified)
+                await ask(self._connection)
+            self.health.confirm()
+        except StreamerError as exc:
+            self.health.judge(exc, self._address)
+            self._on_error(exc)
+        if self.health.state is not before:
+            self._log(before)
+
+    def _notified(self, payload: str) -> None:
+        if self._is_request(payload):
+            self._asked.set()
+
+    async def _still_answers(self, connection: TargetConnection) -> bool:
+        """Return False for a connection that was lost: that alone says nothing of the server."""
+        if connection.is_closed:
+            return False
+        try:
+            await ask(connection)
+        except TargetConnectionError:
+            if not connection.is_closed:
+                connection.terminate()
+            return False
+        return True
+
+    def _log(self, before: TargetState) -> None:
+        health = self.health
+        if not health.is_well:
+            log.error(
+                "target not available",
+                target=health.name,
+                state=health.state.value,
+                error=health.error,
+                hint=health.hint,
+            )
+        elif before is not TargetState.STARTING:
+            log.info("target reachable again", target=health.name, was=before.value)
+
+
+async def _connect(address: TargetAddress, application_name: str) -> TargetConnection:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await TargetConnection.connect(address, application_name)
+    except TimeoutError:
+        raise TargetConnectionError(f"target: no answer for {ANSWER_SECONDS:g} s") from None

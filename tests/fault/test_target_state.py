@@ -1,0 +1,104 @@
+"""The target as a thing with a state of its own, while nothing streams and nobody writes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.status import read_report
+from streamer.route.mapping import Secret
+from streamer.runtime import target_watch
+from streamer.runtime.target_watch import TargetState, look_once
+from tests.support.postgres import Database
+from tests.support.proxy import Proxy
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(autouse=True)
+def tables(source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+
+
+def metric(streamer: Streamer, name: str, **labels: str) -> float | None:
+    return streamer.engine.metrics.registry.get_sample_value(name, labels)
+
+
+@pytest.mark.parametrize("way", ["leave", "blackhole"])
+async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
+    target_proxy: Proxy, stream: MakeStreamer, way: str
+) -> None:
+    shop = {"database": "shop", "sid": ""}
+    async with stream("t: {initial: none}", settings="heartbeat_interval: 0.2") as streamer:
+        await streamer.caught_up()
+
+        async def has_beaten() -> bool:
+            return metric(streamer, "streamer_heartbeat_seconds", **shop) is not None
+
+        await streamer.eventually(has_beaten, 60)
+        assert streamer.engine.readiness() == []
+        assert metric(streamer, "streamer_target_up") == 1
+
+        getattr(target_proxy, way)()
+
+        async def is_reported() -> bool:
+            return bool(streamer.engine.readiness())
+
+        await eventually(is_reported)
+        (first, *_) = streamer.engine.readiness()
+        assert first["state"] == "unreachable"
+        assert "pg_isready" in first["hint"]
+        assert metric(streamer, "streamer_target_up") == 0
+
+        async def ages_grow() -> bool:
+            silent = metric(streamer, "streamer_target_silent_seconds") or 0
+            beat = metric(streamer, "streamer_heartbeat_seconds", **shop) or 0
+            return silent > 3 and beat > 3
+
+        await eventually(ages_grow)
+
+        target_proxy.heal()
+        await streamer.caught_up(60)
+
+        async def is_well() -> bool:
+            return streamer.engine.readiness() == [] and (
+                metric(streamer, "streamer_target_silent_seconds") == 0
+            )
+
+        await streamer.eventually(is_well, 60)
+
+
+async def test_a_target_that_is_a_standby_is_not_well(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_watch, "_IS_READ_ONLY_SQL", "select true")
+    health = await look_once(TargetAddress.parse(Secret(target.url)), "streamer test")
+    assert health.state is TargetState.READ_ONLY
+    assert "pg_promote" in (health.hint or "")
+
+
+async def test_status_reports_a_target_that_is_down_and_still_asks_the_sources(
+    target_proxy: Proxy, stream: MakeStreamer
+) -> None:
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+        target_proxy.leave()
+        report = (await read_report(address, streamer.mapping)).to_json()
+        target_proxy.heal()
+    assert report["target"]["state"] == "unreachable"
+    assert report["target"]["commands"][0].startswith("pg_isready ")
+    (shop,) = report["sources"]
+    assert shop["state"] == "unknown"
+    assert shop["confirmed_flush_lsn"] is not None
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+    """Wait for *condition* without asking the target anything, unlike `Streamer.eventually`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
