@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,7 @@ from streamer.apply.target import TargetAddress
 from streamer.commands import status as status_command
 from streamer.config import static
 from streamer.route.mapping import Mapping
+from tests.support.forks import ForkedProcess
 
 T = TypeVar("T")
 
@@ -43,15 +44,14 @@ class Process:
         self.config = config
         self.log = config.parent / f"run-{time.monotonic_ns()}.log"
         program = program or ("streamer" if spark else "tests.support.plain_streamer")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", program, "--config", str(config), "run", *arguments],
-                cwd=ROOT,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | (environment or {}),
-                start_new_session=True,
-            )
+        self.log.touch()
+        self.process = ForkedProcess(
+            program,
+            ["--config", str(config), "run", *arguments],
+            environment=os.environ | (environment or {}),
+            stdout=Path(os.devnull),
+            stderr=self.log,
+        )
 
     def __enter__(self) -> "Process":
         return self
@@ -93,13 +93,14 @@ def command(
     config: Path, *arguments: str, seconds: float = 60
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command of the program to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "streamer", "--config", str(config), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    with tempfile.TemporaryDirectory() as directory:
+        stdout, stderr = Path(directory, "stdout"), Path(directory, "stderr")
+        given = ["--config", str(config), *arguments]
+        process = ForkedProcess(
+            "streamer", given, environment=dict(os.environ), stdout=stdout, stderr=stderr
+        )
+        code = process.wait(seconds)
+        return subprocess.CompletedProcess(given, code, stdout.read_text(), stderr.read_text())
 
 
 def caught_up(process: Process, seconds: float = 60) -> None:

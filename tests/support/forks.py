@@ -1,0 +1,173 @@
+"""Processes of the program without its imports: a server imports them once, and forks.
+
+Importing what `streamer run` needs takes more than a second of CPU, some hundred times in a run of
+the suite. A forked process is a process like any other: it has a session, an environment and
+standard streams of its own, is killed by a signal and exits with a code. As it is not a child of
+the tests, a keeper between it and the server writes its exit code into a file.
+
+Requests are lines of JSON on standard input, answers lines of JSON on standard output.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+POLL_SECONDS = 0.01
+
+
+class ForkedProcess:
+    """The part of `subprocess.Popen` that tests use."""
+
+    def __init__(
+        self,
+        program: str,
+        arguments: list[str],
+        *,
+        environment: dict[str, str],
+        stdout: Path,
+        stderr: Path,
+    ) -> None:
+        self.returncode: int | None = None
+        self._exit = stderr.with_name(f"{stderr.name}.exit-{time.monotonic_ns()}")
+        self.pid: int = _server.ask(
+            program=program,
+            arguments=arguments,
+            environment=environment,
+            stdout=str(stdout),
+            stderr=str(stderr),
+            exit=str(self._exit),
+        )["pid"]
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._exit.exists():
+            self.returncode = int(self._exit.read_text())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if timeout is not None and deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # the keeper is about to say so
+                os.kill(self.pid, number)
+
+
+class _Server:
+    """The process that forks, started when it is first wanted."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.forks"],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+                atexit.register(self._close)
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            return answer
+
+    def _close(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+_server = _Server()
+
+
+def _serve() -> dict[str, Any] | None:
+    """Fork for every request; return it in each process that is to fulfil it, None at the end."""
+    while line := sys.stdin.readline():
+        request: dict[str, Any] = json.loads(line)
+        reading, writing = os.pipe()
+        if keeper := os.fork():
+            os.close(writing)
+            with os.fdopen(reading) as pipe:
+                pid = int(pipe.read())
+            sys.stdout.write(json.dumps({"pid": pid, "keeper": keeper}) + "\n")
+            sys.stdout.flush()
+            continue
+        os.close(reading)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if not (child := os.fork()):
+            os.close(writing)
+            return request
+        _release_streams()
+        os.write(writing, str(child).encode())
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        path = Path(request["exit"])
+        path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
+        path.with_suffix(".part").rename(path)
+        os._exit(0)
+    return None
+
+
+def _release_streams() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Be the process that *request* asks for, up to running its program."""
+    os.setsid()
+    for number, name in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    time.tzset()
+    from streamer import failpoints
+
+    failpoints._armed.update(failpoints._parse(os.environ.get(failpoints.VARIABLE, "")))
+    sys.argv = [request["program"], *request["arguments"]]
+
+
+def _import_program() -> None:
+    import streamer.cli.main
+    import streamer.commands.run  # noqa: F401
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no waiting for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import_program()
+    if (request := _serve()) is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _become(request)
+        runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
