@@ -120,20 +120,24 @@ def status(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks of --watch.", min=0.2)
     ] = 2.0,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="All columns, however narrow the terminal is.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is where, from the databases alone."""
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
     if watch:
-        run_to_end(status_view.watch(address, mapping, interval, Console(), as_json=as_json))
+        run_to_end(
+            status_view.watch(address, mapping, interval, Console(), is_wide=wide, as_json=as_json)
+        )
         return
     report = run_to_end(status_command.read_report(address, mapping))
     if as_json:
         print_json(report.to_json())
     else:
-        Console().print(status_view.render_target(report.target))
-        Console().print(status_view.render_status(report.sources))
+        status_view.print_status(report, Console(), is_wide=wide)
     if report.exit_code:
         fail("; ".join(filter(None, (report.target.error, report.target.hint))), report.exit_code)
 

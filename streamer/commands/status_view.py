@@ -1,18 +1,28 @@
-"""What ``streamer status`` prints, and the screen of ``--watch``."""
+"""What ``streamer status`` prints, and the pages of ``--watch``.
+
+A summary stands first, then the problems, then every source with its tables. `render_lines` leaves
+out columns where a terminal is narrow; it never cuts or wraps a name.
+"""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+import os
+import sys
+import termios
+import tty
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from streamer.apply.target import TargetAddress
+from streamer.commands.requests import command_for
 from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
 from streamer.observability.logs import redact
@@ -31,24 +41,84 @@ STATE_STYLES = {
     "paused": "yellow",
     "waiting": "yellow",
 }
+_GAP: Final = 2
+_SOURCE_ADVICE: Final = {
+    "not started": "no process has run this source yet; start: streamer run",
+    "stopped": "no process reads its slot, so the source keeps its WAL; start: streamer run",
+}
 
 
-def render_target(target: TargetHealth) -> Text:
-    """Return the line of the target."""
-    line = Text.assemble("target ", target.name, ": ", _state(target.state))
+def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
+    """Return the status as lines for people. Columns are left out to fit *width*; None: none is."""
+    ordered = sorted(report.sources, key=lambda status: not _is_troubled(status))
+    lines = [_target_line(report.target), _summary(report.sources)]
+    problems = [*_target_problems(report.target)]
+    problems += [line for status in ordered for line in _problems(status)]
+    if problems:
+        lines += [Text(), Text("Problems:", "bold"), *problems]
+    for status in ordered:
+        lines += [Text(), _heading(status), *_table_lines(status, width)]
+    return lines
+
+
+def _target_line(target: TargetHealth) -> Text:
+    return Text.assemble("target ", target.name, ": ", _state(target.state))
+
+
+def _target_problems(target: TargetHealth) -> Iterator[Text]:
     if target.error is not None:
-        line.append(f": {redact(target.error)}")
+        yield Text(f"  target {target.name}: {redact(target.error)}")
     if target.hint is not None:
-        line.append(f"\n  to do: {redact(target.hint)}")
-    return line
+        yield Text(f"    to do: {redact(target.hint)}")
 
 
-def render_status(statuses: Sequence[SourceStatus]) -> Group:
-    """Return statuses for people."""
-    return Group(*(part for status in statuses for part in _render_source(status)))
+def _is_troubled(status: SourceStatus) -> bool:
+    return any(True for _ in _problems(status))
 
 
-def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
+def _summary(statuses: Sequence[SourceStatus]) -> Text:
+    tables = [table for status in statuses for table in status.tables]
+    text = Text()
+    for what, states in (
+        ("source", [status.state for status in statuses]),
+        ("table", [table.state for table in tables]),
+    ):
+        text.append("; " if text else "")
+        text.append(f"{len(states)} {what}{'' if len(states) == 1 else 's'}", "bold")
+        counts = sorted(Counter(states).items(), key=lambda item: STATE_STYLES.get(item[0], ""))
+        for number, (state, count) in enumerate(counts):
+            text.append(", " if number else ": ")
+            text.append(f"{count} ").append(state, STATE_STYLES.get(state, ""))
+    return text
+
+
+def _problems(status: SourceStatus) -> Iterator[Text]:
+    """Return one line for each thing that needs attention, of the source first."""
+    error = status.error or _SOURCE_ADVICE.get(status.state)
+    if error is not None:
+        yield Text.assemble(f"  {status.label} (", _state(status.state), f"): {redact(error)}")
+    for row in _ordered(status.tables):
+        where = f"  {status.label} {row.source}"
+        if row.error:
+            yield Text.assemble(f"{where} (", _state(row.state), f"): {redact(row.error)}")
+        if row.waiting_for:
+            yield Text(f"{where}: waits for {redact(row.waiting_for)}")
+        if not row.error and row.state == "paused":
+            resume = command_for("resume", row.source, status.database, status.sid)
+            yield Text.assemble(f"{where} (", _state(row.state), f"): it goes on with: {resume}")
+        if row.quarantined:
+            yield Text(
+                f"{where}: {row.quarantined} changes are in quarantine; "
+                "streamer quarantine list shows them"
+            )
+
+
+def _ordered(tables: Iterable[TableStatus]) -> list[TableStatus]:
+    """Return tables with an error first, then those that are not ready, then by name."""
+    return sorted(tables, key=lambda t: (not t.error, t.state == "ready", t.source))
+
+
+def _heading(status: SourceStatus) -> Text:
     title = Text.assemble(f"{status.label}: ", _state(status.state))
     if status.lag_bytes is None:
         title.append(", lag ?")
@@ -64,32 +134,64 @@ def _render_source(status: SourceStatus) -> Iterable[RenderableType]:
     title.append(f", WAL retained {'?' if retained is None else format_bytes(retained)}")
     if status.backlog is not None:
         title.append(_backlog(status.backlog))
-    table = Table(title=title, title_justify="left", title_style="", expand=False)
-    for column in ("table", "target", "type", "state", "position", "copied", "held"):
-        table.add_column(column, overflow="fold")
-    for row in status.tables:
-        table.add_row(
-            Text(row.source),
-            Text(row.target),
-            row.type,
-            _state(row.state),
-            row.end_lsn,
-            _copied(row),
-            _held(row),
-        )
-    yield table
-    if status.error:
-        yield Text(f"  error: {redact(status.error)}")
-    for row in status.tables:
-        if row.error:
-            yield Text(f"  {row.source}: {redact(row.error)}")
-        if row.waiting_for:
-            yield Text(f"  {row.source}: waits for {redact(row.waiting_for)}")
-        if row.quarantined:
-            yield Text(
-                f"  {row.source}: {row.quarantined} changes are in quarantine; "
-                "streamer quarantine list shows them"
-            )
+    return title
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    show: Callable[[TableStatus], Text]
+    leaves: int
+    """Columns with the highest number are left out first; those with 0 always stay."""
+
+
+_COLUMNS: Final = (
+    _Column("table", lambda row: Text(row.source), 0),
+    _Column("state", lambda row: _state(row.state), 0),
+    _Column("held", lambda row: Text(_held(row)), 1),
+    _Column("target", lambda row: Text(row.target), 4),
+    _Column("type", lambda row: Text(row.type), 3),
+    _Column("copied", lambda row: Text(_copied(row)), 2),
+    _Column("position", lambda row: Text(row.end_lsn), 5),
+)
+
+
+def _table_lines(status: SourceStatus, width: int | None) -> list[Text]:
+    rows = _ordered(status.tables)
+    if not rows:
+        return []
+    columns = [
+        [Text(column.title, "bold"), *(column.show(row) for row in rows)] for column in _COLUMNS
+    ]
+    # A column without a value says nothing.
+    shown = [n for n, cells in enumerate(columns) if any(cell.plain for cell in cells[1:])]
+    widths = {n: max(cell.cell_len for cell in columns[n]) for n in shown}
+
+    def needed() -> int:
+        return sum(widths[n] + _GAP for n in shown)
+
+    while width is not None and needed() > width:
+        last = max(shown, key=lambda n: _COLUMNS[n].leaves)
+        if _COLUMNS[last].leaves == 0:
+            break  # names alone are wider: the line is longer than the terminal
+        shown.remove(last)
+    lines = []
+    for number in range(len(rows) + 1):
+        line = Text()
+        for n in shown:
+            cell = columns[n][number]
+            line.append(" " * _GAP).append_text(cell)
+            if n != shown[-1]:
+                line.append(" " * (widths[n] - cell.cell_len))
+        lines.append(line)
+    return lines
+
+
+def print_status(report: StatusReport, console: Console, *, is_wide: bool) -> None:
+    """Print the status; in a pipe, or where *is_wide*, with all columns."""
+    width = console.width if console.is_terminal and not is_wide else None
+    for line in render_lines(report, width):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _backlog(backlog: dict[str, Any]) -> Text:
@@ -143,43 +245,119 @@ async def watch(
     interval: float,
     console: Console,
     *,
+    is_wide: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Show the status every *interval* seconds until interrupted; on no terminal, one below the
-    other, or one JSON object a line.
+    """Show the status every *interval* seconds until interrupted: in pages on a terminal; elsewhere
+    one below the other, or one JSON object a line.
 
     An outage of the target is shown, and waited for.
     """
-    await until_interrupted(_watch(address, mapping, interval, console, as_json=as_json))
+    if console.is_terminal and not as_json:
+        showing = _watch_screen(address, mapping, interval, console, is_wide=is_wide)
+    else:
+        showing = _watch_lines(address, mapping, interval, console, as_json=as_json)
+    await until_interrupted(showing)
 
 
-async def _watch(
+async def _watch_lines(
     address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, as_json: bool
 ) -> None:
+    while True:
+        report = await read_report(address, mapping)
+        if as_json:
+            found = report.to_json() | {"error": report.target.error}
+            console.file.write(json.dumps(found, default=str) + "\n")
+        else:
+            console.print(_clock(), soft_wrap=True, highlight=False)
+            print_status(report, console, is_wide=True)
+        console.file.flush()
+        await asyncio.sleep(interval)
+
+
+async def _watch_screen(
+    address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, is_wide: bool
+) -> None:
     report = await read_report(address, mapping)
-    is_live = console.is_terminal and not as_json
-    screen = Live(console=console, screen=True, auto_refresh=False) if is_live else None
-    with screen or contextlib.nullcontext():
+    pager = Pager()
+    with (
+        _keys() as keys,
+        Live(console=console, screen=True, auto_refresh=False) as screen,
+    ):
+        looked_at = asyncio.get_running_loop().time()
         while True:
-            if screen is not None:
-                screen.update(_screen(report), refresh=True)
-            elif as_json:
-                found = report.to_json() | {"error": report.target.error}
-                console.file.write(json.dumps(found, default=str) + "\n")
-                console.file.flush()
-            else:
-                console.print(_screen(report))
-                console.file.flush()
-            await asyncio.sleep(interval)
+            width = None if is_wide else console.width
+            lines = render_lines(report, width)
+            page = pager.page(_clock(), lines, console.height)
+            for line in page:
+                line.no_wrap, line.overflow = True, "crop"
+            screen.update(Group(*page), refresh=True)
+            left = looked_at + interval - asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    if not pager.press(await keys.get()):
+                        return
+                continue
+            except TimeoutError:
+                pass
             report = await read_report(address, mapping)
+            looked_at = asyncio.get_running_loop().time()
 
 
-def _screen(report: StatusReport) -> Group:
-    """Return a page: what asks for attention first, because the end of a long one is cut off."""
-    head = Text(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}")
-    statuses = report.sources
-    for status in statuses:
-        status.tables.sort(key=lambda table: (table.state == "ready", table.source))
-    calm = [s for s in statuses if s.state == "streaming" and s.error is None]
-    ordered = [*(status for status in statuses if status not in calm), *calm]
-    return Group(head, render_target(report.target), render_status(ordered))
+def _clock() -> Text:
+    return Text(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}")
+
+
+class Pager:
+    """Which part of the lines a screen shows. Pure."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def press(self, key: str) -> bool:
+        """Turn pages; return False if the key asks for the end."""
+        if key in (" ", "\n", "\r", "n", "\x1b[6~", "\x1b[B"):
+            self._number += 1
+        elif key in ("b", "p", "\x1b[5~", "\x1b[A"):
+            self._number = max(0, self._number - 1)
+        elif key in ("g", "\x1b[H"):
+            self._number = 0
+        return key != "q"
+
+    def page(self, head: Text, lines: Sequence[Text], height: int) -> list[Text]:
+        """Return *head*, the lines of the page that is shown, and where there are more, a foot."""
+        if len(lines) + 1 <= height:
+            self._number = 0
+            return [head, *lines]
+        size = max(1, height - 2)
+        count = -(-len(lines) // size)
+        self._number = min(self._number, count - 1)
+        shown = lines[self._number * size : (self._number + 1) * size]
+        foot = f"page {self._number + 1} of {count}; space: next, b: back, q: end"
+        return [head, *shown, Text(foot, "reverse")]
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator["asyncio.Queue[str]"]:
+    """Queue the keys that are pressed while the block runs; none if stdin is no terminal."""
+    keys: asyncio.Queue[str] = asyncio.Queue()
+    if not sys.stdin.isatty():
+        yield keys
+        return
+    descriptor = sys.stdin.fileno()
+    loop = asyncio.get_running_loop()
+    before = termios.tcgetattr(descriptor)
+
+    def read() -> None:
+        if data := os.read(descriptor, 32):
+            keys.put_nowait(data.decode(errors="replace"))
+        else:
+            loop.remove_reader(descriptor)
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, read)
+    try:
+        yield keys
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,121 @@
+"""What `streamer status` prints: names stay whole, problems come first."""
+
+import io
+
+from rich.console import Console
+from rich.text import Text
+
+from streamer.commands.status import SourceStatus, StatusReport, TableStatus
+from streamer.commands.status_view import Pager, print_status, render_lines
+from streamer.runtime.target_watch import TargetHealth
+
+LONG = "warehouse." + "quarterly_" * 9 + "figures"
+
+
+def table(name: str, state: str = "ready", error: str | None = None, held: int = 0) -> TableStatus:
+    return TableStatus(name, name, "clone", state, "0/1A2B300", 10, 10, error, 0, held_changes=held)
+
+
+def source(sid: str, state: str = "streaming", *tables: TableStatus) -> SourceStatus:
+    return SourceStatus("shop", sid, state, f"streamer_shop_{sid}", tables=list(tables))
+
+
+def report(statuses: list[SourceStatus]) -> StatusReport:
+    target = TargetHealth("dw")
+    target.confirm()
+    return StatusReport(target, statuses)
+
+
+def shown(statuses: list[SourceStatus], width: int | None = None) -> list[str]:
+    """Return the lines below that of the target."""
+    lines = [line.plain for line in render_lines(report(statuses), width)]
+    assert lines[0] == "target dw: reachable"
+    return lines[1:]
+
+
+def test_the_line_below_the_target_counts_sources_and_tables_by_state() -> None:
+    lines = shown(
+        [
+            source("eu", "streaming", table("a"), table("b", "error", "no")),
+            source("us", "error"),
+        ]
+    )
+    assert lines[0] == "2 sources: 1 error, 1 streaming; 2 tables: 1 error, 1 ready"
+
+
+def test_problems_come_before_everything_that_is_well() -> None:
+    broken = table("public.orders", "error", "the target lacks a column")
+    lines = shown([source("eu", "streaming", table("a")), source("us", "streaming", broken)])
+    assert lines[2:4] == [
+        "Problems:",
+        "  shop:us public.orders (error): the target lacks a column",
+    ]
+    headings = [line for line in lines if line.startswith("shop:")]
+    assert [heading.partition(",")[0] for heading in headings] == [
+        "shop:us: streaming",
+        "shop:eu: streaming",
+    ]
+
+
+def test_tables_that_are_not_ready_stand_first_in_their_source() -> None:
+    lines = shown(
+        [source("eu", "streaming", table("a"), table("b", "copying"), table("c", "error", "x"))]
+    )
+    names = [
+        line.split()[0]
+        for line in lines[lines.index("shop:eu: streaming, lag ?, WAL retained ?") + 2 :]
+    ]
+    assert names == ["c", "b", "a"]
+
+
+def test_a_source_that_nobody_runs_and_a_paused_table_say_the_command_that_helps() -> None:
+    lines = shown([source("eu", "stopped", table("my table", "paused"))])
+    assert "start: streamer run" in lines[3]
+    assert lines[4].endswith("streamer resume 'my table' --database shop --sid eu")
+
+
+def test_without_a_width_a_line_has_all_columns_and_whole_names() -> None:
+    line = shown([source("eu", "streaming", table(LONG, held=3))])[-1]
+    assert line.count(LONG) == 2  # as source and as target
+    assert "0/1A2B300" in line
+    assert "3 changes" in line
+
+
+def test_columns_are_left_out_before_a_name_is_cut() -> None:
+    lines = shown([source("eu", "streaming", table(LONG))], 130)
+    assert lines[-2].split() == ["table", "state", "copied"]
+    assert LONG in lines[-1]
+    assert len(lines[-1]) <= 130
+
+
+def test_a_name_wider_than_the_terminal_is_still_whole() -> None:
+    assert LONG in shown([source("eu", "streaming", table(LONG))], 40)[-1]
+
+
+def test_in_a_pipe_no_line_is_wrapped() -> None:
+    out = io.StringIO()
+    statuses = [source("eu", "streaming", table(LONG, "error", "long " * 60))]
+    print_status(report(statuses), Console(file=out, width=80), is_wide=False)
+    assert out.getvalue().splitlines()[1:] == shown(statuses)
+
+
+def test_a_long_status_is_shown_in_pages_that_keys_turn() -> None:
+    pager, lines, head = Pager(), [Text(str(n)) for n in range(25)], Text("now")
+
+    def numbers() -> list[str]:
+        return [line.plain for line in pager.page(head, lines, 12)][1:]
+
+    assert numbers()[0] == "0"
+    assert numbers()[-1] == "page 1 of 3; space: next, b: back, q: end"
+    assert pager.press(" ")
+    assert numbers()[0] == "10"
+    for _ in range(5):
+        pager.press("n")
+    assert numbers()[0] == "20"  # not beyond the last page
+    pager.press("b")
+    assert numbers()[0] == "10"
+    assert not pager.press("q")
+
+
+def test_what_fits_is_shown_without_a_foot() -> None:
+    assert [t.plain for t in Pager().page(Text("now"), [Text("a")], 10)] == ["now", "a"]
