@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from random import Random
 from typing import Any, Protocol, Self, TypeVar
 
 import pytest
@@ -122,6 +123,20 @@ class Proxy:
     def cut(self, *, reset: bool = False) -> None:
         """End all connections, in order or with a reset."""
         self._do(lambda: self._close_all(reset=reset))
+
+    def cut_some(self, random: Random) -> None:
+        """End a random share of the connections; the others stay."""
+
+        def cut() -> None:
+            for pair in sorted(self._pairs, key=id):
+                if random.random() < 0.4:
+                    pair.close(reset=True)
+
+        self._do(cut)
+
+    def move_to(self, server: Listening) -> None:
+        """Pass new connections on to another server; the present ones stay where they are."""
+        self._do(lambda: setattr(self, "_server", server))
 
     def cut_after(self, size: int, way: Way) -> None:
         """End all connections when *size* more bytes have passed in one direction."""

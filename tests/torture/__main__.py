@@ -2,12 +2,14 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.world import Options, describe, torture
+from tests.torture.schedule import NAMES, describe, torture
+from tests.torture.world import Options
 
 
 def _say(text: str) -> None:
@@ -21,6 +23,10 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2,3,8", help="numbers to choose from at a start")
     parser.add_argument("--streaming", choices=("on", "off"), default="on")
     parser.add_argument("--postgres", default="18", help="15, 16, 18; or SOURCE:TARGET")
+    parser.add_argument("--patience", type=float, default=180, help="seconds to come to rest")
+    parser.add_argument(
+        "--fault", action="append", choices=NAMES, default=[], help="repeatable; all if not given"
+    )
     given = parser.parse_args()
     source_version, _, target_version = given.postgres.partition(":")
     options = Options(
@@ -30,7 +36,10 @@ def main() -> int:
         streaming=given.streaming == "on",
         source_version=source_version,
         target_version=target_version or source_version,
+        faults=tuple(given.fault),
+        patience=given.patience,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers on the way out
     _say(str(options))
     directory = Path(tempfile.mkdtemp(prefix="streamer-torture-"))
     directory.chmod(0o755)

@@ -36,6 +36,8 @@ class Kind:
     compare: Compare = Compare.EQUAL
     columns: str = "*"
     """What is compared."""
+    faults: tuple[str, ...] = ()
+    """The faults that it belongs to: it is there if one of them is chosen. Empty: always."""
 
 
 def text(random: Random) -> str:
@@ -161,6 +163,67 @@ def _wide_insert(random: Random) -> list[str]:
     return [
         f"insert into wide (id, {names}) values ({random.randrange(KEYS)}, {values}) on conflict do nothing"
     ]
+
+
+def _simple(table: str) -> tuple[Operation, ...]:
+    return (_upsert(table), _insert(table), _update(table), _delete(table))
+
+
+def _refused_without_identity(table: str) -> tuple[Operation, ...]:
+    """Inserts, and statements that change nothing: PostgreSQL refuses these where a publication
+    publishes updates of a leaf without a replica identity.
+    """
+    return (
+        lambda r: [
+            f"insert into {table} values ({r.choice((1, 2))}, {r.randrange(10**8)}, '{text(r)}')"
+        ],
+        lambda r: [f"update {table} set v = v where id % 40 = {r.randrange(40)}"],
+        lambda r: [f"delete from {table} where false"],
+    )
+
+
+def _upsert_free(table: str) -> Operation:
+    """Insert rows whose keys are free: ON CONFLICT takes no deferrable key."""
+    return lambda r: [
+        (
+            f"insert into {table} (id, v) select g, '{text(r)}' from generate_series(0, {KEYS}) g"
+            f" where g % 10 = {r.randrange(10)} and not exists (select 1 from {table} where id = g)"
+        )
+    ]
+
+
+def _shift(table: str) -> Operation:
+    """Keys that are duplicates in the middle of a statement or transaction: the key is deferrable."""
+
+    def make(random: Random) -> list[str]:
+        one, size = random.randrange(KEYS), random.randrange(2, 8)
+        born = f"insert into {table} (id, v) values ({one}, '{text(random)}')"
+        up = [
+            f"delete from {table} where id = {one + size}",
+            f"update {table} set id = id + 1 where id between {one} and {one + size - 1}",
+        ]
+        down = [
+            f"delete from {table} where id = {one - 1}",
+            f"update {table} set id = id - 1 where id between {one} and {one + size}",
+        ]
+        exchange = [
+            f"update {table} set id = {2 * one + 1} - id where id in ({one}, {one + 1})",
+            f"update {table} set v = v || '.' where id = {one}",
+        ]
+        replaced = [
+            "set constraints all deferred",
+            born,
+            f"delete from {table} where ctid = (select min(ctid) from {table} where id = {one})",
+        ]
+        given_up = [
+            "set constraints all deferred",
+            f"insert into {table} (id, v) values ({one}, 'twice')",
+            f"update {table} set v = v || '!' where id = {one}",
+            f"delete from {table} where id = {one} and v like 'twice%'",
+        ]
+        return random.choice((up, down, exchange, replaced, given_up))
+
+    return make
 
 
 _KEYED_COLUMNS = "(id int primary key, v text)"
@@ -306,6 +369,114 @@ KINDS = (
     ),
     Kind("quiet", "create table quiet (id int primary key, v text)", ()),
     Kind("grown", f"create table grown {_KEYED_COLUMNS}", _keyed("grown")),
+    Kind(
+        "deferred",
+        "create table deferred (id int primary key deferrable initially immediate, v text);"
+        " alter table deferred replica identity full",
+        (
+            *(_shift("deferred"), _shift("deferred"), _shift("deferred"), _upsert_free("deferred")),
+            *(_update("deferred"), _delete("deferred"), _truncate("deferred")),
+        ),
+        faults=("deferrable_keys",),
+    ),
+    Kind(
+        "deferred_made",
+        "create table deferred_made (id int primary key deferrable initially immediate, v text);"
+        " alter table deferred_made replica identity full",
+        (*(_shift("deferred_made"), _shift("deferred_made")), _upsert_free("deferred_made")),
+        target_ddl="create table deferred_made"
+        " (id int primary key deferrable initially immediate, v text)",
+        faults=("deferrable_keys",),
+    ),
+    Kind(
+        "leafless",
+        "create table leafless (part int, id int, v text) partition by list (part);"
+        " create table leafless_1 partition of leafless for values in (1);"
+        " create table leafless_2 partition of leafless for values in (2);"
+        " alter table leafless replica identity full",
+        _refused_without_identity("leafless"),
+        faults=("leaf_identity",),
+    ),
+    Kind(
+        "leaf_keyed",
+        "create table leaf_keyed (part int, id int, v text) partition by list (part);"
+        " create table leaf_keyed_1 partition of leaf_keyed for values in (1);"
+        " create table leaf_keyed_2 partition of leaf_keyed for values in (2);"
+        " alter table leaf_keyed replica identity full;"
+        " alter table leaf_keyed_1 add primary key (id);"
+        " alter table leaf_keyed_2 add primary key (id)",
+        _refused_without_identity("leaf_keyed"),
+        faults=("leaf_identity",),
+    ),
+    Kind(
+        "leafful",
+        "create table leafful (part int, id int, v text) partition by list (part);"
+        " create table leafful_1 partition of leafful for values in (1);"
+        " create table leafful_2 partition of leafful for values in (2);"
+        " alter table leafful replica identity full;"
+        " alter table leafful_1 replica identity full;"
+        " alter table leafful_2 replica identity full",
+        (
+            lambda r: [
+                f"insert into leafful values ({r.choice((1, 2))}, {r.randrange(KEYS)}, '{text(r)}')"
+            ],
+            lambda r: [f"update leafful set v = '{text(r)}' where id % 40 = {r.randrange(40)}"],
+            lambda r: [f"delete from leafful where id % 40 = {r.randrange(40)}"],
+        ),
+        faults=("leaf_identity",),
+    ),
+    Kind(
+        "filled",
+        f"create table filled {_KEYED_COLUMNS}",
+        _simple("filled"),
+        faults=("add_and_fill",),
+    ),
+    Kind(
+        "remade",
+        f"create table remade {_KEYED_COLUMNS}",
+        _simple("remade"),
+        faults=("drop_and_create", "drop_while_copied"),
+    ),
+    Kind(
+        "swapped",
+        f"create table swapped {_KEYED_COLUMNS}",
+        _simple("swapped"),
+        faults=("swap_by_rename",),
+    ),
+    Kind(
+        "readded",
+        "create table readded (id int primary key, v text, w text)",
+        (
+            *_simple("readded"),
+            lambda r: [
+                f"insert into readded (id, v) values ({r.randrange(KEYS)}, 'w') on conflict do nothing"
+            ],
+        ),
+        faults=("readd_column",),
+    ),
+    Kind(
+        "gaining",
+        "create table gaining (id int, v text);"
+        " insert into gaining select g, 'first' from generate_series(1, 200) g",
+        (lambda r: [f"insert into gaining values ({r.randrange(500)}, '{text(r)}')"],),
+        faults=("gain_identity",),
+    ),
+    Kind(
+        "gaining_key",
+        "create table gaining_key (id int generated always as identity, v text);"
+        " insert into gaining_key (v) select 'first' from generate_series(1, 200)",
+        (lambda r: [f"insert into gaining_key (v) values ('{text(r)}')"],),
+        faults=("gain_identity",),
+    ),
+    Kind(
+        "reattached",
+        f"create table reattached {_KEYED_COLUMNS} partition by range (id);"
+        " create table reattached_low partition of reattached for values from (minvalue) to (40);"
+        " create table reattached_high partition of reattached for values from (40) to (maxvalue)",
+        _simple("reattached"),
+        faults=("reattach_partition",),
+    ),
+    Kind("bulk", "create table bulk (tx int, v text)", (), faults=("resync_in_large",)),
     Kind(
         "ledger",
         "create table ledger (id bigint primary key)",

@@ -7,10 +7,12 @@ beyond that position must have these numbers at the target.
 
 import contextlib
 import threading
+import time
 from random import Random
 
 import psycopg
 
+from streamer.commands.embedded import Server
 from streamer.lsn import Lsn
 from tests.torture.tables import Kind
 
@@ -43,6 +45,10 @@ class Ledger:
         with self._lock:
             self._committed[number] = lsn
 
+    def keep_only(self, numbers: set[int]) -> None:
+        with self._lock:
+            self._committed = {n: lsn for n, lsn in self._committed.items() if n in numbers}
+
     def through(self, lsn: Lsn) -> set[int]:
         """Return the numbers that were committed before *lsn*."""
         with self._lock:
@@ -60,10 +66,25 @@ class Source:
         prefix = "tenant_" if sid else ""
         self.ledger = Ledger((f"{prefix}ledger", f"{prefix}ledger_keyless"))
         self.transactions = 0
+        self._tolerant_until = 0.0
 
     @property
     def slot(self) -> str:
         return f"streamer_{self.database}_{self.sid}" if self.sid else f"streamer_{self.database}"
+
+    def tolerate_missing_identity(self, seconds: float) -> None:
+        """Let PostgreSQL refuse updates for that long because a table has no replica identity."""
+        self._tolerant_until = time.monotonic() + seconds
+
+    @property
+    def is_tolerant(self) -> bool:
+        return time.monotonic() < self._tolerant_until
+
+    def move_to(self, server: Server) -> None:
+        """Go on at a standby that was promoted. What it lacks never happened."""
+        self.url = server.url(self.url.rpartition("/")[2])
+        rows = self.execute(f"select id from {self.ledger.tables[1]}")
+        self.ledger.keep_only({int(str(number)) for (number,) in rows})
 
     def execute(self, sql: str) -> list[tuple[object, ...]]:
         """Run SQL; return the rows of the last statement if it has any."""
@@ -87,6 +108,11 @@ class Session(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
+
+    def check(self) -> None:
+        """Raise what has ended this session: the application was harmed."""
+        if self.failure is not None:
+            raise self.failure
 
     def run(self) -> None:
         while not self._ended.is_set():
@@ -125,6 +151,11 @@ class Session(threading.Thread):
                 return
             connection.execute("commit")
         except _APPLICATION_ERRORS:
+            connection.execute("rollback")
+            return
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            if not self._source.is_tolerant:
+                raise
             connection.execute("rollback")
             return
         self._source.transactions += 1

@@ -1,0 +1,192 @@
+"""One run: a storm of random faults over random work, then rest and comparison."""
+
+import contextlib
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from tests.support.postgres import Database, running, versions
+from tests.support.proxy import Proxy
+from tests.torture import definitions, faults, installations
+from tests.torture.tables import KINDS, TENANT_KINDS
+from tests.torture.workload import Session, Source
+from tests.torture.world import SOURCE_SETTINGS, TARGET_SETTINGS, Options, World
+
+Fault = Callable[[World], None]
+
+FREQUENT: tuple[tuple[Fault, int], ...] = (
+    (faults.kill, 6),
+    (faults.restart, 2),
+    (faults.suspend, 2),
+    (faults.cut, 4),
+    (faults.cut_in_the_middle, 4),
+    (faults.lose_answers, 3),
+    (faults.lose_bookkeeping_answers, 2),
+    (faults.blackhole, 2),
+    (faults.slow, 1),
+    (faults.restart_server, 4),
+    (faults.terminate_backends, 4),
+    (faults.lock, 3),
+    (faults.ask, 4),
+    (faults.rewrite, 2),
+    (faults.grow, 1),
+    (faults.change_identity, 1),
+    (faults.write_elsewhere, 1),
+    (faults.leave_alone, 3),
+)
+"""Faults with their weights."""
+RARE: tuple[Fault, ...] = (
+    definitions.add_and_fill,
+    definitions.drop_and_create,
+    definitions.drop_while_copied,
+    definitions.gain_identity,
+    definitions.leaf_identity,
+    definitions.lock_unmapped,
+    definitions.readd_column,
+    definitions.reattach_partition,
+    definitions.resync_in_large,
+    definitions.swap_by_rename,
+    installations.fail_over_source,
+    installations.fail_over_target,
+    installations.second_installation,
+)
+"""Faults that take long. Each comes once before any of them comes again."""
+RARE_SHARE = 0.35
+WORK_ONLY = ("deferrable_keys",)
+"""Names that choose tables for the sessions, and no fault of their own."""
+NAMES = (
+    *(fault.__name__ for fault, _ in FREQUENT),
+    *(fault.__name__ for fault in RARE),
+    *WORK_ONLY,
+)
+
+
+class _Deck:
+    """Deals faults: rare ones in a random order, frequent ones by their weights."""
+
+    def __init__(self, options: Options, random: Random) -> None:
+        self._random = random
+        self._frequent = [
+            fault
+            for fault, weight in FREQUENT
+            if options.has(fault.__name__)
+            for _ in range(weight)
+        ]
+        self._rare = [fault for fault in RARE if options.has(fault.__name__)]
+        self._left: list[Fault] = []
+
+    def deal(self) -> Fault:
+        is_rare = self._random.random() < RARE_SHARE
+        if self._rare and (is_rare or not self._frequent):
+            if not self._left:
+                self._left = self._random.sample(self._rare, len(self._rare))
+            return self._left.pop()
+        return self._random.choice(self._frequent or [faults.leave_alone])
+
+
+@contextlib.contextmanager
+def _sessions(world: World) -> Iterator[list[Session]]:
+    sessions = [
+        Session(source, f"{world.options.seed}-{source.slot}-{number}")
+        for source in world.sources
+        for number in range(world.options.sessions)
+    ]
+    for session in sessions:
+        session.start()
+    try:
+        yield sessions
+    finally:
+        for session in sessions:
+            session.end()
+        for session in sessions:
+            session.join(60)
+    for session in sessions:
+        session.check()
+
+
+@contextlib.contextmanager
+def _made(options: Options, directory: Path) -> Iterator[World]:
+    here = versions()
+    source_settings = dict(SOURCE_SETTINGS)
+    with (
+        running(
+            directory / "source", here[options.source_version], source_settings
+        ) as source_server,
+        running(
+            directory / "target", here[options.target_version], TARGET_SETTINGS
+        ) as target_server,
+        Proxy(source_server) as source_proxy,
+        Proxy(target_server) as target_proxy,
+        Proxy(target_server) as standby_proxy,
+        contextlib.ExitStack() as servers,
+    ):
+        target_server.execute("create database dw")
+        sources = []
+        for database, sid, kinds in (
+            ("lone", None, KINDS),
+            ("shop", "eu", TENANT_KINDS),
+            ("shop", "us", TENANT_KINDS),
+        ):
+            name = f"{database}_{sid}" if sid else database
+            source_server.execute(f"create database {name}")
+            chosen = tuple(kind for kind in kinds if not kind.faults or options.has(*kind.faults))
+            sources.append(Source(database, sid, chosen, source_server.url(name)))
+            sources[-1].execute("; ".join(kind.ddl for kind in chosen))
+            sources[-1].execute("create table unmapped (id int)")
+        target = Database(target_server, "dw")
+        for kind in KINDS:
+            if kind.target_ddl and (not kind.faults or options.has(*kind.faults)):
+                target.execute(kind.target_ddl)
+        random = Random(options.seed)
+        candidates = [
+            (source, kind)
+            for source in sources
+            for kind in source.kinds
+            if kind.operations and kind.target_ddl is None and not kind.faults
+        ]
+        world = World(
+            options, directory, source_server, target_server, source_proxy, target_proxy,
+            standby_proxy, servers, target, sources, random, directory / "config.yaml", random.sample(candidates, 4),
+        )  # fmt: skip
+        try:
+            yield world
+        finally:
+            if world.process is not None:
+                with world.process:
+                    pass
+
+
+def torture(options: Options, directory: Path) -> World:
+    """Run the whole test. Raises Violation, with the schedule as a note."""
+    with _made(options, directory) as world:
+        try:
+            with _sessions(world) as sessions:
+                time.sleep(1)
+                world.start()
+                if options.seed % 3:
+                    world.wait()  # otherwise the first copies are made in the storm
+                world.note("the storm begins")
+                deadline = time.monotonic() + options.seconds
+                deck = _Deck(options, world.random)
+                while time.monotonic() < deadline:
+                    fault = deck.deal()
+                    world.note(fault.__name__.replace("_", " "))
+                    fault(world)
+                    world._assert_alive()
+                    world.operate()
+                    time.sleep(world.random.random() * 1.5)
+                    for session in sessions:
+                        session.check()
+            world.end()
+        except BaseException as exc:
+            exc.add_note(describe(world))
+            raise
+        return world
+
+
+def describe(world: World) -> str:
+    """Return what was done, for who has to find out why."""
+    done = textwrap.indent("\n".join(world.schedule), "  ")
+    return f"torture {world.options}\nin {world.directory}\n{done}"
