@@ -143,6 +143,13 @@ class ProtocolError(StreamerError):
     code = "protocol"
 
 
+class IdentityError(ProtocolError):
+    """A change does not say which row it is about in the way its table's definition promises."""
+
+    code = "identity"
+    retry = Retry.MANUAL
+
+
 class TransportError(StreamerError):
     """What came in binary cannot be applied as it came; the source has to send it as text."""
 

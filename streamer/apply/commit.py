@@ -139,7 +139,8 @@ class Applier:
     async def begin(self) -> None:
         self._used_stages.clear()
         self._conflicts.clear()
-        await self._target.execute("begin")
+        # A deferrable constraint is checked at the source's commit at the latest, not before.
+        await self._target.execute("begin; set constraints all deferred")
 
     def _forget_stages(self) -> None:
         # Staging tables made in a transaction go with it; asking for them again is cheap.

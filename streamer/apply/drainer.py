@@ -30,6 +30,7 @@ from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
 from streamer.decode.transactions import Changes
 from streamer.errors import (
+    ProtocolError,
     Retry,
     StreamerError,
     TargetConnectionError,
@@ -250,18 +251,27 @@ class _Turn:
             self._lane.put_back(shares[done:])
 
     async def _window(self, shares: list[Share]) -> tuple[LaneWindow, StreamerError | None]:
-        """Plan shares up to the first that cannot be planned, if it is not the very first."""
+        """Plan shares up to the first that cannot be planned or read, if it is not the very
+        first.
+        """
         window = LaneWindow(self._lane)
         self._applier.start_window()
-        for share in shares:
+        for number, share in enumerate(shares):
             try:
                 plans = await self._planner.plans(share)
                 kept = await self._applier.follow(share, plans)
+                window.add(share, plans, kept)
+            except ProtocolError as exc:
+                _add_context(exc, share)
+                if not number:
+                    raise
+                # The window has parts of this share by now.
+                window, error = await self._window(shares[:number])
+                return window, error or exc
             except StreamerError as exc:
                 if not window.shares or exc.retry is Retry.TIMED:
                     raise
                 return window, exc
-            window.add(share, plans, kept)
         return window, None
 
     async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:

@@ -36,13 +36,16 @@ class SourceFacts:
     """What applying a relation's changes needs to know of its source, beyond what RELATION says.
 
     ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
+    ``unique_keys``: columns whose values no two rows share, not even within a transaction.
     """
 
     database: str
     sid: str | None
     binary_types: frozenset[int]
     primary_key: tuple[str, ...]
+    unique_keys: tuple[tuple[str, ...], ...]
     has_partial_key: bool
+    is_partitioned: bool
     types: dict[str, str]
 
 

@@ -95,7 +95,8 @@ def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
 class ApplyPlan:
     """See the module. ``key``: those of `columns` that find a row; for Identity.ROW all.
 
-    ``inputs``: the source's columns that `filter` and `set` use.
+    ``version_key``: those of `columns` that tell the rows of a history table apart. ``inputs``: the
+    source's columns that `filter` and `set` use.
     """
 
     relation: Relation
@@ -105,6 +106,8 @@ class ApplyPlan:
     columns: tuple[PlanColumn, ...]
     key: tuple[PlanColumn, ...]
     identity: Identity
+    version_key: tuple[PlanColumn, ...] = ()
+    is_partitioned: bool = False
     binary: bool = False
     number: int = field(default=0, compare=False)
     inputs: tuple[PlanInput, ...] = ()
@@ -233,7 +236,9 @@ def make_plan(
     *,
     sid: str | None,
     primary_key: tuple[str, ...] = (),
+    source_keys: tuple[tuple[str, ...], ...] = (),
     has_partial_key: bool = False,
+    is_partitioned: bool = False,
     type_names: dict[str, str] | None = None,
     binary: bool = False,
     number: int = 0,
@@ -242,12 +247,14 @@ def make_plan(
 ) -> ApplyPlan:
     """Decide how changes of *relation* are applied.
 
-    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *has_partial_key*:
-    columns of the key are generated, so they are not sent and the others tell no rows apart.
-    *type_names*: the source's types by column, to name in an ALTER TABLE. *input_types*: the same,
-    with their collations, for columns that expressions use; *computed_types*: what expressions
-    give, by the target's columns. Raises TargetSchemaError with what to run at the target,
-    MappingError for an expression that does not fit the source.
+    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
+    its unique indexes that are not deferrable. *has_partial_key*: columns of the key are generated,
+    so they are not sent and the others tell no rows apart. *is_partitioned*: its
+    partitions may have replica identities of their own. *type_names*: the source's types by column,
+    to name in an ALTER TABLE. *input_types*: the same, with their collations, for columns that
+    expressions use; *computed_types*: what expressions give, by the target's columns. Raises
+    TargetSchemaError with what to run at the target, MappingError for an expression that does not
+    fit the source.
     """
     if target is None:
         raise TargetSchemaError(
@@ -282,7 +289,7 @@ def make_plan(
     identity: Identity = Identity.NONE
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
-        identity, key = _identify(relation, mapping, target, columns, primary_key)
+        identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
     if identity is not Identity.NONE:
         _check_identity_columns(target, columns, key)
     return ApplyPlan(
@@ -293,6 +300,8 @@ def make_plan(
         columns=columns,
         key=key,
         identity=identity,
+        is_partitioned=is_partitioned,
+        version_key=key if identity is Identity.KEY else _named(columns, mapping, primary_key),
         binary=binary,
         number=number,
         inputs=_inputs(relation, mapping, columns, input_types or {}),
@@ -440,6 +449,7 @@ def _identify(
     target: TargetRelation,
     columns: tuple[PlanColumn, ...],
     primary_key: tuple[str, ...],
+    source_keys: tuple[tuple[str, ...], ...],
 ) -> tuple[Identity, tuple[PlanColumn, ...]]:
     by_position = {column.position: column for column in columns}
     if relation.replica_identity in "di":
@@ -463,18 +473,34 @@ def _identify(
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":
         return Identity.NONE, ()
-    # FULL sends whole old rows. Columns that the target keeps unique find them faster. A history
-    # table holds a key many times over, and rows that a filter keeps out may have the key of one
-    # that it lets in, so there the source's own key has to be trusted.
+    # FULL sends whole old rows. Columns that the target keeps unique find them faster: where two
+    # rows of the source share a key for a while, the target refuses the second. A history table
+    # holds a key many times over, an append table keeps rows whose key another one has now, and
+    # rows that a filter keeps out may have the key of one that it lets in. There the source itself
+    # must keep the key unique at every moment, which a deferrable constraint does not.
     by_name = {column.name: column for column in columns if column.expression is None}
     candidates = target.unique_keys
+    trusted = [{mapping.target_column(name) or "" for name in key} for key in source_keys]
     if mapping.type is TableType.HISTORY or mapping.rule.filter is not None:
         candidates = (tuple(mapping.target_column(name) or "" for name in primary_key),)
+    elif mapping.type is TableType.CLONE:
+        trusted = [set()]
     for names in candidates:
+        if not any(key <= set(names) for key in trusted):
+            continue
         key_names = [name for name in names if name != SID or SID in by_name]
         if key_names and all(n in by_name and by_name[n].target.not_null for n in key_names):
             return Identity.KEY, tuple(by_name[name] for name in key_names)
     return Identity.ROW, columns
+
+
+def _named(
+    columns: tuple[PlanColumn, ...], mapping: RelationMapping, names: tuple[str, ...]
+) -> tuple[PlanColumn, ...]:
+    """Return the written columns of the source's columns *names*; none unless all are written."""
+    by_name = {column.name: column for column in columns if column.expression is None}
+    wanted = [mapping.target_column(name) or "" for name in names]
+    return tuple(by_name[name] for name in wanted) if set(wanted) <= set(by_name) else ()
 
 
 def two_sids(mapping: RelationMapping) -> TargetSchemaError:

@@ -409,17 +409,21 @@ end"""
     def _open_version(self, since: str, *, first: bool, values: list[str]) -> str:
         begin = since
         prelude = ""
-        if first and self.plan.identity is Identity.KEY:
+        if first and self.plan.version_key:
+            same_key = self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
             prelude = (
                 f"select case when exists (select from {self.plan.table} t "
-                f"where {self._matches_new_key}) then {since} else {HISTORY_BEGIN} end "
-                "into streamer_since;\n"
-                f"if exists (select from {self.plan.table} t where {self._matches_new_key} "
-                f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
-                "errcode = 'unique_violation', "
-                "message = 'an open version of this key is already there', "
-                f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
+                f"where {same_key}) then {since} else {HISTORY_BEGIN} end into streamer_since;\n"
             )
+            # Only a key that is checked late may be there twice, and then the target checks it.
+            if self.plan.identity is Identity.KEY:
+                prelude += (
+                    f"if exists (select from {self.plan.table} t where {same_key} "
+                    f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
+                    "errcode = 'unique_violation', "
+                    "message = 'an open version of this key is already there', "
+                    f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
+                )
             begin = "streamer_since"
         elif first:
             begin = HISTORY_BEGIN
@@ -431,6 +435,7 @@ end"""
             return self._missing_identity()
         return (
             f"{self._clear_new_key()}{self._search()}\n"
+            f"{self._refuse_partial_old()}"
             f"if streamer_ctid is null then {self._write_missing(partial)} end if;\n"
             f"if streamer_ctid is not null then {self._write_found(partial)} end if;"
         )
@@ -474,7 +479,7 @@ end"""
     def _same_key(self) -> str:
         return " and ".join(
             f"s.{self.old(column)} {column.target.equality} s.{self.new(column)}"
-            for column in self.plan.key
+            for column in self.plan.version_key
         )
 
     def _missing_identity(self) -> str:
@@ -486,7 +491,7 @@ end"""
     def _open_next_version(self, partial: bool) -> str:
         table = self.plan.table
         deleted = "false"
-        if self.plan.identity is Identity.KEY:
+        if self.plan.version_key:
             deleted = f"not ({self._same_key()})"
         close = (
             f"update {table} t "
@@ -509,7 +514,24 @@ end"""
             return self._missing_identity()
         if self.plan.type is TableType.APPEND:
             return "null;"
-        return f"{self._search()}\nif streamer_ctid is not null then {self._remove_found()} end if;"
+        return (
+            f"{self._search()}\n{self._refuse_partial_old()}"
+            f"if streamer_ctid is not null then {self._remove_found()} end if;"
+        )
+
+    def _refuse_partial_old(self) -> str:
+        """A partition with a key of its own sends that key, and NULL for the rest of the old row.
+
+        Only the target can tell whether a NULL is a value: it has such a row or it has not.
+        """
+        if self.plan.identity is not Identity.ROW or not self.plan.is_partitioned:
+            return ""
+        nulls = " or ".join(f"s.{self.old(c)} is null" for c in self.plan.staged_key)
+        complain = self._missing(
+            "no row is like the old row; if a partition of the source table has another replica "
+            "identity than the table, give it the same and resync the table"
+        )
+        return f"if streamer_ctid is null and ({nulls or 'false'}) then {complain} end if;\n"
 
     def _remove_found(self) -> str:
         """Remove the row that was found, or end its version."""

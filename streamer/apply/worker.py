@@ -187,7 +187,7 @@ class Worker:
     async def _fill(self) -> None:
         turn_began = time.monotonic()
         while True:
-            if not self._queue:
+            while not self._queue:  # what arrived may have been taken back before this task ran
                 self._arrived.clear()
                 await self._arrived.wait()
                 turn_began = time.monotonic()

@@ -248,7 +248,9 @@ class Pipeline:
                 sid=source.sid,
                 binary_types=self._binary_types,
                 primary_key=relation.primary_key,
+                unique_keys=relation.unique_keys,
                 has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
+                is_partitioned=relation.is_partitioned,
                 types={column.name: column.type for column in relation.columns},
             )
             mapped = MappedRelation(

@@ -73,6 +73,10 @@ class SourceRelation:
     row_security: bool
     owned: bool
     selectable: bool
+    unique_keys: tuple[tuple[str, ...], ...] = ()
+    """Column sets of the valid, complete unique indexes that are checked at once."""
+    primary_key_timing: str = ""
+    """How a deferrable primary key is declared: SQL to add to the constraint."""
 
     @property
     def oid(self) -> int:
@@ -176,6 +180,20 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
          where i.indrelid = c.oid and i.indisprimary and i.indisvalid
            and k.position <= i.indnkeyatts
            and a.attrelid = c.oid and a.attnum = k.attnum), '{}') as primary_key,
+       coalesce((select pg_catalog.jsonb_agg(
+                    (select pg_catalog.jsonb_agg(a.attname order by k.position)
+                       from pg_catalog.unnest(i.indkey::int2[])
+                              with ordinality as k (attnum, position)
+                       join pg_catalog.pg_attribute a
+                         on a.attrelid = c.oid and a.attnum = k.attnum
+                      where k.position <= i.indnkeyatts))
+          from pg_catalog.pg_index i
+         where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
+           and i.indpred is null and i.indexprs is null), '[]') as unique_keys,
+       coalesce((select case when k.condeferred then ' deferrable initially deferred'
+                             when k.condeferrable then ' deferrable' end
+          from pg_catalog.pg_constraint k
+         where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
        greatest(case when c.relkind = 'p' then
            (select pg_catalog.sum(greatest(l.reltuples, 0))
               from pg_catalog.pg_partition_tree(c.oid) t
@@ -249,6 +267,7 @@ async def read_relations(
             continue  # dropped or replaced between two queries: not there
         del row["is_unlogged"]
         row["primary_key"] = tuple(row["primary_key"])
+        row["unique_keys"] = tuple(map(tuple, row["unique_keys"]))
         relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
 

@@ -197,6 +197,7 @@ class Preparation:
             copy.target,
             sid=mapped.source.sid,
             primary_key=mapped.source.primary_key,
+            source_keys=mapped.source.unique_keys,
             has_partial_key=mapped.source.has_partial_key,
             type_names=types,
             input_types=facts.with_collations(types),

@@ -7,7 +7,7 @@ defaults are not needed for the same reason. Partitioned tables become plain one
 
 A history table also gets ``kvsz_id`` (the order of versions that begin at the same time), the three
 history columns, a primary key of key and ``kvsz_id``, and a unique index that lets each key have
-one open version.
+one open version. A key that is deferrable at the source is deferrable here too.
 
 Building statements is pure; `create_table` runs them.
 """
@@ -31,6 +31,7 @@ HISTORY_COLUMNS_SQL: Final = (
     "kvsz_end timestamptz not null default '9999-01-01 00:00:00+00'",
     "kvsz_deleted boolean not null default false",
 )
+_OPEN: Final = "kvsz_end = '9999-01-01 00:00:00+00'"
 
 
 def published_relation(relation: SourceRelation) -> Relation:
@@ -63,17 +64,18 @@ def create_table_sql(
     key = _key(relation, mapping)
     names = ([SID] if sid is not None else []) + key
     is_history = mapping.type is TableType.HISTORY
+    timing = "" if relation.key else relation.primary_key_timing
     constraint = ""
     if is_history:
         constraint = f", primary key ({quote_columns([*(names if key else []), 'kvsz_id'])})"
+        if key and timing:  # of constraints that can be deferred, only this one may be partial
+            listed = ", ".join(f"{quote_identifier(name)} with =" for name in names)
+            constraint += f", exclude using btree ({listed}) where ({_OPEN}){timing}"
     elif key:
-        constraint = f", primary key ({quote_columns(names)})"
+        constraint = f", primary key ({quote_columns(names)}){timing}"
     statements = [f"create table {quoted} ({', '.join(columns)}{constraint})"]
-    if is_history and key:
-        statements.append(
-            f"create unique index on {quoted} ({quote_columns(names)}) "
-            "where kvsz_end = '9999-01-01 00:00:00+00'"
-        )
+    if is_history and key and not timing:
+        statements.append(f"create unique index on {quoted} ({quote_columns(names)}) where {_OPEN}")
     return statements
 
 

@@ -144,6 +144,7 @@ def apply_plan(
         relation_mapping(table_type=table_type),
         target_relation(there, unique_keys=[tuple(key)] if key else []),
         sid=sid,
+        source_keys=(tuple(key),) if key else (),
         binary=binary,
         number=number,
     )
@@ -198,6 +199,7 @@ def source_relation(
     key: tuple[str, ...] = (),
     primary_key: tuple[str, ...] = (),
     replica_identity: str = "d",
+    primary_key_timing: str = "",
 ) -> SourceRelation:
     described = tuple(source_column(c) if isinstance(c, str) else c for c in columns)
     root = TableIdentity(
@@ -216,6 +218,7 @@ def source_relation(
         row_security=False,
         owned=True,
         selectable=True,
+        primary_key_timing=primary_key_timing,
     )
 
 
@@ -231,7 +234,9 @@ def mapped_relation(
         sid=None,
         binary_types=frozenset(),
         primary_key=(),
+        unique_keys=(),
         has_partial_key=False,
+        is_partitioned=False,
         types={},
     )
     mapping = relation_mapping(source=source, target=source, table_type=table_type)

@@ -6,7 +6,7 @@ from streamer.apply.fold import Counts, Fold, NotFoldable, OrderedChange, read_c
 from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, UNCHANGED, Row
-from streamer.errors import ProtocolError
+from streamer.errors import IdentityError, ProtocolError
 from streamer.route.mapping import TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
@@ -175,6 +175,63 @@ def test_binary_keys_are_told_apart_by_their_bytes() -> None:
 def test_a_null_key_is_not_the_text_that_stands_for_null() -> None:
     folded = fold(encode.insert(T, [None, b"a", b"b"]), insert(b"\\N"), insert(b"\\U"))
     assert len(folded.inserts) == 3
+
+
+# ---- which row a change is about ---------------------------------------------------------------
+
+
+def whole_move(old: bytes, key: bytes, name: bytes) -> bytes:
+    return encode.update(T, [key, name, b"b"], old=[old, name, b"b"])
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [whole_move(b"1", b"2", b"x"), whole_move(b"2", b"3", b"y")],
+        [whole_move(b"1", b"2", b"x"), whole_move(b"2", b"1", b"y")],
+        [insert(b"1", b"new"), encode.delete(T, old=[b"1", b"old", b"b"])],
+        [
+            encode.update(T, [b"1", b"z", b"b"], old=[b"1", b"x", b"b"]),
+            encode.delete(T, old=[b"1", b"y", b"b"]),
+        ],
+    ],
+    ids=["shift", "swap", "inserted before the other goes", "updated, and the other goes"],
+)
+def test_an_old_row_that_is_not_the_pending_one_is_not_folded(payloads: list[bytes]) -> None:
+    with pytest.raises(NotFoldable):
+        fold(*payloads, plan=FULL)
+
+
+def test_an_old_row_that_is_the_pending_one_is_folded() -> None:
+    moved = fold(whole_move(b"1", b"2", b"x"), whole_move(b"2", b"3", b"x"), plan=FULL)
+    assert left(moved) == ([b"1"], [], [], [[b"3", b"x", b"b"]])
+
+
+@pytest.mark.parametrize(
+    ("plan", "payload"),
+    [
+        (FULL, update(b"1", b"m", b"b")),
+        (FULL, move(b"1", b"2", b"m", b"b")),
+        (FULL, delete(b"1")),
+        (apply_plan(COLUMNS, identity="f"), update(b"1", b"m", b"b")),
+        (apply_plan(COLUMNS, identity="f"), delete(b"1")),
+        (PLAN, encode.delete(T, key=[None, b"n", None])),
+        (PLAN, encode.update(T, [b"1", b"m", b"b"], key=[None, b"n", None])),
+        (apply_plan(COLUMNS, ("id", "name")), encode.delete(T, key=[b"1", None, None])),
+        (
+            apply_plan(COLUMNS, ("id",), binary=True),
+            encode.delete(T, key=[None, b"n", None], binary=True),
+        ),
+    ],
+)
+def test_a_change_that_lacks_its_old_values_is_never_guessed_at(
+    plan: ApplyPlan, payload: bytes
+) -> None:
+    with pytest.raises(IdentityError, match="replica identity"):
+        list(read_changes(plan, [payload]))
+    if not plan.must_order:
+        with pytest.raises(IdentityError, match="replica identity"):
+            fold(payload, plan=plan)
 
 
 # ---- tables without a key ----------------------------------------------------------------------

@@ -362,10 +362,29 @@ def test_a_history_table_trusts_the_sources_primary_key() -> None:
     target = target_relation(there, unique_keys=[("b",)])
     mapping = relation_mapping(table_type=TableType.HISTORY)
     definition = relation(["a", "b"], identity="f")
-    plan = make_plan(definition, mapping, target, sid=None, primary_key=("a",))
+
+    def plan_with(*keys: tuple[str, ...]) -> ApplyPlan:
+        return make_plan(
+            definition, mapping, target, sid=None, primary_key=("a",), source_keys=keys
+        )
+
+    plan = plan_with(("a",))
     assert key_of(plan) == ["a"]
     assert plan.must_order
     assert make_plan(definition, mapping, target, sid=None).identity is Identity.ROW
+    # A deferrable one tells versions apart, but not the rows of a transaction.
+    late = plan_with()
+    assert late.identity is Identity.ROW
+    assert [column.name for column in late.version_key] == ["a"]
+
+
+def test_an_append_table_trusts_no_key_that_the_source_checks_late() -> None:
+    target = target_relation(["a", "b"], unique_keys=[("a",)])
+    mapping = relation_mapping(table_type=TableType.APPEND)
+    definition = relation(["a", "b"], identity="f")
+    assert make_plan(definition, mapping, target, sid=None).identity is Identity.ROW
+    plan = make_plan(definition, mapping, target, sid=None, source_keys=(("a",),))
+    assert key_of(plan) == ["a"]
 
 
 def test_a_history_table_needs_its_columns() -> None:

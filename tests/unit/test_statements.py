@@ -60,6 +60,7 @@ def hostile_plan(
         dataclasses.replace(target, name=name),
         sid="e'u\\; drop table x; --",
         primary_key=tuple(HOSTILE[:2]),
+        source_keys=(tuple(HOSTILE[:2]),),
         number=3,
     )
 

@@ -215,7 +215,8 @@ def expected_relation(pair: Pair) -> TargetRelation:
         for name in HISTORY_COLUMNS:
             columns[name] = _column(name, "timestamp with time zone", has_default=True)
     primary_key = ((SID,) if pair.sid is not None else ()) + key if key else ()
-    is_unique = primary_key and mapping.type is not TableType.HISTORY
+    is_late = relation.primary_key_timing and not relation.key
+    is_unique = primary_key and not is_late and mapping.type is not TableType.HISTORY
     return TargetRelation(
         oid=0,
         name=pair.name,
@@ -290,6 +291,7 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
         target,
         sid=pair.sid,
         primary_key=relation.primary_key,
+        source_keys=relation.unique_keys,
         type_names=types,
         input_types=pair.expressions.with_collations(types),
         computed_types=pair.expressions.types,

@@ -1,0 +1,54 @@
+"""A partition whose replica identity is not its root's: nothing is guessed, the table stops."""
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+# Whoever changes a partition's identity while it is published is caught by what it sends.
+WHOLE = """
+create table whole (id int not null, v text) partition by list (id);
+create table whole_1 partition of whole for values in (1, 2);
+alter table whole replica identity full; alter table whole_1 replica identity full
+"""
+KEYED = """
+create table keyed (id int primary key, u int not null, v text) partition by list (id);
+create table keyed_1 partition of keyed for values in (1, 2);
+create unique index keyed_u on keyed_1 (u)
+"""
+SPOIL = {
+    "whole": "alter table whole_1 add primary key (id), replica identity default",
+    "keyed": "alter table keyed_1 replica identity using index keyed_u",
+}
+MEND = {
+    "whole": "alter table whole_1 replica identity full",
+    "keyed": "alter table keyed_1 replica identity default",
+}
+
+
+async def test_a_partition_that_identifies_rows_otherwise_stops_its_table(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    source.execute(WHOLE)
+    source.execute(KEYED)
+    source.execute("insert into whole values (1, 'a'), (2, 'b')")
+    source.execute("insert into keyed values (1, 10, 'a'), (2, 20, 'b')")
+    async with stream("whole:\nkeyed:") as streamer:
+        await streamer.caught_up()
+        for name, spoil in SPOIL.items():
+            before = target.execute(f"select * from {name} order by 1")
+            source.execute(f"begin; {spoil}; delete from {name} where id = 1; commit")
+            await streamer.table_state(f"public.{name}", "error", 40)
+            table = await streamer.table(f"public.{name}")
+            assert "replica identity" in table["error"]
+            assert target.execute(f"select * from {name} order by 1") == before
+        for name, mend in MEND.items():
+            source.execute(mend)
+            target.execute(
+                "insert into streamer.request (relation_id, action) select id, 'resync'"
+                f" from streamer.relation where source = 'public.{name}'; notify streamer"
+            )
+        await streamer.caught_up(40)
+        for name in SPOIL:
+            source.execute(f"update {name} set v = 'z'")
+        await streamer.caught_up(40)
+        for name in SPOIL:
+            assert_same(source, target, name)
