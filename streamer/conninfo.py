@@ -5,10 +5,11 @@ Pure.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")
@@ -32,3 +33,15 @@ def parse_conninfo(text: str) -> dict[str, str]:
             "write %40 for @, %3A for :, %2F for /, %25 for %"
         )
     return given
+
+
+def with_password_of(environment: Mapping[str, str], url: str) -> str:
+    """Return *url* with the password that libpq would take from *environment* for it.
+
+    A service file's password goes before the environment's, so such a url stays as it is.
+    """
+    given = parse_conninfo(url)
+    password = environment.get("PGPASSWORD")
+    if not password or {"password", "service"} & given.keys() or environment.get("PGSERVICE"):
+        return url
+    return make_conninfo(url, password=password)

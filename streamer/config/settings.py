@@ -114,6 +114,7 @@ class SyncSection(Strict):
 
     spark_master: str = "local[*]"
     spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = {}
+    allow_insecure_spark: bool = False
     jobs: int = Field(default=4, ge=1, le=256)
     rows_per_second: float | None = Field(default=None, gt=0)
     defer_indexes: bool = True

@@ -199,6 +199,7 @@ class Engine:
                 settings.sync.jobs,
                 spools.path,
                 settings.sync.spark_settings,
+                allow_insecure=settings.sync.allow_insecure_spark,
             ),
             spools=spools,
             budget=budget,

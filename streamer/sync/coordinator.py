@@ -18,6 +18,7 @@ Dying anywhere leaves a state that says where to begin again (`streamer.sync.sta
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import HISTORY_COLUMNS, SID, computed_cast
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
+from streamer.conninfo import with_password_of
 from streamer.errors import (
     Retry,
     SnapshotExpiredError,
@@ -614,8 +616,8 @@ class SyncCoordinator:
         return {
             "tasks": [[part.to_json() for part in task] for task in group(parts)],
             "ends": {
-                "source_url": self._source.url.reveal(),
-                "target_url": self._settings.target_url,
+                "source_url": with_password_of(os.environ, self._source.url.reveal()),
+                "target_url": with_password_of(os.environ, self._settings.target_url),
                 "snapshot_name": snapshot.snapshot_name,
                 "application_name": self._task_name,
                 "rows_per_second": None if rate is None else rate / self._settings.jobs,

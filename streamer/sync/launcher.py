@@ -18,6 +18,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import SparkJobError
+from streamer.sync.spark_security import LOCAL_ENVIRONMENT, choose_environment, is_local
 
 log = structlog.get_logger()
 
@@ -38,10 +39,13 @@ class SparkLauncher:
         jobs: int,
         directory: Path,
         spark_settings: dict[str, str] | None = None,
+        *,
+        allow_insecure: bool = False,
     ) -> None:
         self._master = master
         self._jobs = jobs
         self._spark_settings = spark_settings or {}
+        self._allow_insecure = allow_insecure
         self._directory = directory
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
@@ -92,6 +96,8 @@ class SparkLauncher:
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
             arguments += ["--conf", f"{name}={value}"]
+        if self._allow_insecure:
+            arguments.append("--allow-insecure")
         self._last_error = None
         log.info("starting Spark", master=self._master)
         self._process = await asyncio.create_subprocess_exec(
@@ -102,7 +108,7 @@ class SparkLauncher:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             limit=_LINE_BYTES_MAX,
-            env=_environment(),
+            env=_environment(self._master),
         )
         for path in self._waiting:
             self._send(path)
@@ -146,6 +152,10 @@ class SparkLauncher:
         match event.get("event"):
             case "ended":
                 self._last_error = event["error"]
+            case "insecure":
+                log.warning(
+                    "Spark sends connection strings unprotected", reasons=event["weaknesses"]
+                )
             case "starving":
                 log.warning(
                     "the copy waits for Spark: no worker has taken a task; see that workers run"
@@ -176,9 +186,10 @@ class SparkLauncher:
                     break
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment for Spark: ours, with executors using the same Python."""
-    return os.environ | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+def _environment(master: str) -> dict[str, str]:
+    """Return the environment for Spark, with executors using the same Python."""
+    environment = {"PYSPARK_PYTHON": sys.executable} | choose_environment(os.environ)
+    return environment | LOCAL_ENVIRONMENT if is_local(master) else environment
 
 
 async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int = 50) -> None:

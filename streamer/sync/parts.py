@@ -10,10 +10,12 @@ This module and what it imports (`streamer.sync.spark_job` ships them) is all th
 another machine has of us, besides psycopg.
 """
 
+import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -77,9 +79,11 @@ class PassingError(Exception):
 
 
 def copy_tasks(
-    part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds
+    part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds | str
 ) -> Iterator[dict[str, Any]]:
-    """Copy the parts of tasks; yield what a server refused."""
+    """Copy the parts of tasks; yield what a server refused. *ends*: or the file that holds them."""
+    if isinstance(ends, str):
+        ends = CopyEnds(**json.loads(Path(ends).read_text(encoding="utf-8")))
     for parts in part_lists:
         yield from copy_parts(parts, ends)
 

@@ -6,9 +6,10 @@ ends with that input, so it never outlives the process that wanted it. By hand, 
 on a cluster: ``spark_job.py --job FILE``.
 
 Executors on other machines need Python with psycopg, and a way to both databases; the few modules
-of ours that a task runs are shipped. A job file has mode 0600 and is the only thing on disk that
-holds connection strings. They reach executors in the task's closure, which Spark keeps in memory:
-they are in no command line, configuration or message, and so neither in the UI nor in an event log.
+of ours that a task runs are shipped. A job file has mode 0600. In local mode a task reads its
+connection strings from a file of the same mode. On a cluster they travel in the task's closure,
+once Spark has proved that it authenticates and encrypts (`spark_security`). They are in no command
+line, configuration or message, and so neither in the UI nor in an event log.
 
 Events go to standard output as lines of JSON. What was copied is told by
 ``streamer.sync_partition``.
@@ -19,9 +20,13 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +35,12 @@ from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
 from streamer.sync.parts import CopyEnds, copy_tasks
+from streamer.sync.spark_security import (
+    CLUSTER_SETTINGS,
+    LOCAL_SETTINGS,
+    find_weaknesses,
+    is_local,
+)
 
 SHIPPED: Final = (
     "streamer",
@@ -72,18 +83,17 @@ def emit(event: str, **fields: Any) -> None:
         sys.stdout.flush()
 
 
-def is_local(master: str) -> bool:
-    """Whether tasks run in the driver's own process."""
-    return master == "local" or master.startswith("local[")
-
-
 def start_session(
-    master: str | None, jobs: int, spark_settings: dict[str, str] | None = None
+    master: str | None,
+    jobs: int,
+    spark_settings: dict[str, str] | None = None,
+    *,
+    allow_insecure: bool = False,
 ) -> SparkSession:
     """Start or join Spark. *jobs* bounds how many tasks run at a time.
 
     Without a *master* it is spark-submit's. What that was told is kept; otherwise *spark_settings*
-    beat ours.
+    beat ours. Raises InsecureSparkError for a cluster that does not protect what a job holds.
     """
     given: dict[str, str] = {}
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit runs us, with a JVM that knows
@@ -94,14 +104,36 @@ def start_session(
         # local[*] means the cores of this machine, but tasks wait for servers: `jobs` says how
         # many.
         master = f"local[{jobs},4]"
-    settings = SETTINGS | {"spark.cores.max": str(jobs)} | given | (spark_settings or {})
+    settings = SETTINGS | {"spark.cores.max": str(jobs)}
+    if not is_local(master) and not allow_insecure:
+        settings |= CLUSTER_SETTINGS
+    settings |= given | (spark_settings or {})
+    if is_local(master):
+        settings |= LOCAL_SETTINGS
     builder = SparkSession.builder.appName("streamer sync")
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.master(master).getOrCreate()
     if not is_local(master):
+        _require_secure(session, allow_insecure)
         _ship(session.sparkContext)
     return session
+
+
+class InsecureSparkError(Exception):
+    """A cluster does not protect the connection strings of a job."""
+
+
+def _require_secure(session: SparkSession, allow_insecure: bool) -> None:
+    """Look at what Spark runs with, which no file of this machine can say for sure."""
+    weaknesses = find_weaknesses(dict(session.sparkContext.getConf().getAll()))
+    if weaknesses and allow_insecure:
+        emit("insecure", weaknesses=weaknesses)
+    elif weaknesses:
+        session.stop()
+        raise InsecureSparkError(
+            f"Error: {'; '.join(weaknesses)}; see sync.allow_insecure_spark in README.md"
+        )
 
 
 def _ship(context: SparkContext) -> None:
@@ -133,7 +165,21 @@ def run_job(session: SparkSession, path: Path) -> list[dict[str, Any]]:
     context = session.sparkContext
     # One partition per task: Spark starts them in order, so the largest begin first.
     parts = context.parallelize(tasks, len(tasks))
-    return list(parts.mapPartitions(partial(copy_tasks, ends=ends)).collect())
+    if not is_local(context.master):
+        return list(parts.mapPartitions(partial(copy_tasks, ends=ends)).collect())
+    with _ends_file(ends, path.parent) as ends_path:
+        return list(parts.mapPartitions(partial(copy_tasks, ends=ends_path)).collect())
+
+
+@contextmanager
+def _ends_file(ends: CopyEnds, directory: Path) -> Iterator[str]:
+    """Write *ends* to a file that only this user can read, for the length of a block."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=directory, prefix="ends-", suffix=".json"
+    ) as file:
+        json.dump(asdict(ends), file)
+        file.flush()
+        yield file.name
 
 
 def _run_and_report(session: SparkSession, path: str) -> None:
@@ -205,13 +251,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's"
     )
+    parser.add_argument(
+        "--allow-insecure",
+        action="store_true",
+        help="send connection strings through a cluster that does not authenticate or encrypt",
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--job", type=Path, help="run one job file and exit")
     which.add_argument("--serve", action="store_true", help="run job files named on standard input")
     options = parser.parse_args(arguments)
     spark_settings = {name: value for name, _, value in (c.partition("=") for c in options.conf)}
     try:
-        session = start_session(options.master, options.jobs, spark_settings)
+        session = start_session(
+            options.master, options.jobs, spark_settings, allow_insecure=options.allow_insecure
+        )
     except Exception as exc:
         emit("ended", error=_cause(exc))
         raise SystemExit(1) from exc

@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SECRET = "s3cr3t-of-the-servers"
+SPARK_SECRET = "s3cr3t-of-spark"
 VALUE = "value-of-a-row"
 """In rows: what a server says of a row it could not take is nobody's business either."""
 
@@ -128,6 +129,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "spark.eventLog.enabled true\n"
         f"spark.eventLog.dir file://{cluster.directory / 'events'}\n"
         "spark.eventLog.compress false\n"
+        "spark.authenticate true\n"
+        f"spark.authenticate.secret {SPARK_SECRET}\n"
+        "spark.network.crypto.enabled true\n"
     )
     try:
         cluster.start(
@@ -241,11 +245,12 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
         shown += process.output
         assert process.terminate() == 0
     cluster.start_worker()
-    recorded = written(cluster.directory, tmp_path / "spool")
+    recorded = written(cluster.work, cluster.directory / "events", tmp_path / "spool")
     assert "SparkListenerTaskEnd" in recorded
     assert "streamer.sync.parts.PassingError: " in recorded, "why the task failed"
     for text in (shown, recorded):
         assert SECRET not in text
+        assert SPARK_SECRET not in text
         assert VALUE not in text
 
 

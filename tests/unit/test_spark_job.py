@@ -6,7 +6,15 @@ from pathlib import Path
 
 import psycopg
 
-from streamer.sync.spark_job import SHIPPED, is_local, write_shipped
+from streamer.conninfo import with_password_of
+from streamer.sync.spark_job import SHIPPED, write_shipped
+from streamer.sync.spark_security import (
+    choose_environment,
+    find_defaults_file,
+    find_weaknesses,
+    is_local,
+    parse_properties,
+)
 
 
 def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
@@ -41,3 +49,47 @@ def test_only_tasks_in_the_drivers_own_process_are_local() -> None:
         "spark://localhost:7077",
     ]
     assert [is_local(master) for master in masters] == [True, True, True, False, False]
+
+
+def test_a_cluster_is_secure_when_it_authenticates_and_encrypts() -> None:
+    both = {"spark.authenticate": "true", "spark.network.crypto.enabled": "True "}
+    assert find_weaknesses(both) == []
+    assert find_weaknesses({"spark.authenticate": "true", "spark.ssl.rpc.enabled": "true"}) == []
+    (weakness,) = find_weaknesses({"spark.authenticate": "true"})
+    assert "unencrypted" in weakness
+    (weakness,) = find_weaknesses(both | {"spark.authenticate": "false"})
+    assert "spark.authenticate is off" in weakness
+    assert len(find_weaknesses({})) == 2
+
+
+def test_the_defaults_file_is_read_as_spark_reads_it() -> None:
+    text = "# a comment\n\nspark.authenticate true\n spark.a = b c \nspark.c:d\n!x y\n"
+    assert parse_properties(text) == {
+        "spark.authenticate": "true",
+        "spark.a": "b c",
+        "spark.c": "d",
+    }
+    assert str(find_defaults_file({}, "/opt/spark")) == "/opt/spark/conf/spark-defaults.conf"
+    given = {"SPARK_HOME": "/else", "SPARK_CONF_DIR": "/etc/spark"}
+    assert str(find_defaults_file(given, "/opt/spark")) == "/etc/spark/spark-defaults.conf"
+
+
+def test_spark_gets_the_variables_it_reads_and_no_passwords() -> None:
+    passed = {"PATH": "/bin", "JAVA_HOME": "/java", "PGSSLROOTCERT": "/ca", "SPARK_CONF_DIR": "/c"}
+    kept = {"DW_PASSWORD": "x", "PGPASSWORD": "x", "STREAMER_TARGET__URL": "x", "AWS_SECRET": "x"}
+    assert choose_environment(passed | kept) == passed
+
+
+def test_a_password_that_only_the_environment_holds_goes_into_the_job() -> None:
+    environment = {"PGPASSWORD": "it's"}
+    with_it = with_password_of(environment, "postgresql://me@db/shop?sslmode=require")
+    assert psycopg.conninfo.conninfo_to_dict(with_it) == {
+        "user": "me",
+        "host": "db",
+        "dbname": "shop",
+        "sslmode": "require",
+        "password": "it's",
+    }
+    for url in ("postgresql://me:own@db/shop", "service=shop"):
+        assert with_password_of(environment, url) == url
+    assert with_password_of({}, "host=db") == "host=db"

@@ -7,5 +7,6 @@ source.py         what is wrong at a source                                     
 target.py         what is wrong at the target, and between sources                    pure
 target_tables.py  what is wrong with a target table                                   pure
 conversion.py     whether values of one type fit into another                         pure
+spark.py          what is wrong with the Spark that copies
 findings.py       what a check finds, and the report                                  pure
 """

@@ -13,6 +13,7 @@ from streamer.apply.target import TargetAddress, TargetConnection, target_connec
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
 from streamer.commands.check.source import check_capacity, check_heartbeat, check_source
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
+from streamer.commands.check.spark import check_spark
 from streamer.commands.check.target import VERSION_MIN, check_server, check_target
 from streamer.commands.check.target_facts import (
     TargetFacts,
@@ -46,7 +47,9 @@ async def check(settings: Settings, mapping: Mapping) -> Report:
     """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
     if not mapping.sources:
         raise MappingError("no sources", hint="list at least one under `sources`")
-    return (await examine(settings, mapping)).report
+    report = (await examine(settings, mapping)).report
+    report.findings += check_spark(settings.sync)
+    return report
 
 
 async def examine(settings: Settings, mapping: Mapping) -> Examination:

@@ -21,16 +21,18 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is wrong. Without a source it is the target; without an object the server."""
+    """Where something is wrong. Without a source it is *other*; without an object the server."""
 
     source: str | None = None
     object: str | None = None
+    other: str = "target"
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.source or "target", self.object) if part)
+        return " ".join(part for part in (self.source or self.other, self.object) if part)
 
 
 TARGET = Place()
+SPARK = Place(other="Spark")
 
 
 @dataclass(frozen=True, slots=True)

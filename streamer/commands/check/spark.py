@@ -1,0 +1,34 @@
+"""What is wrong with the Spark that copies tables. No Spark is started for it."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
+from streamer.config.settings import SyncSection
+from streamer.sync.spark_security import (
+    find_defaults_file,
+    find_weaknesses,
+    is_local,
+    parse_properties,
+)
+
+
+def check_spark(settings: SyncSection) -> Iterator[Finding]:
+    """Judge whether a cluster protects the connection strings that copies send to it."""
+    if is_local(settings.spark_master):
+        return
+    spec = find_spec("pyspark")
+    home = next(iter((spec and spec.submodule_search_locations) or ()), "")
+    path = find_defaults_file(os.environ, home)
+    try:
+        defaults = parse_properties(path.read_text(encoding="utf-8"))
+    except OSError:
+        defaults = {}
+    for weakness in find_weaknesses(defaults | settings.spark_settings):
+        if settings.allow_insecure_spark:
+            fix = in_words("copies send connection strings all the same: sync.allow_insecure_spark")
+            yield warning(SPARK, weakness, fix)
+        else:
+            words = f"set it in {path}, and the same secret on the cluster, or copies fail"
+            yield error(SPARK, weakness, in_words(words))
