@@ -63,6 +63,7 @@ def add_and_fill(world: World) -> None:
     if not world.is_streaming(lone):
         return
     world.excuse(lone, "filled")
+    before = world.target.execute(_COPIED_AT)
     name = f"c{len(world.schedule)}"
     waiting = "select 1 from pg_replication_slots where temporary and confirmed_flush_lsn is null"
     with _open_transaction(lone, "select txid_current()"):
@@ -81,13 +82,26 @@ def add_and_fill(world: World) -> None:
             lone,
             f"alter table filled add column {name} int; update filled set {name} = id + 1",
         )
-    if is_filled and not _until(lambda: _is_brought(world, lone, name), world.options.patience):
+    if is_filled and not _until(
+        lambda: _is_brought(world, lone, name, before), world.options.patience
+    ):
         raise Violation(f"values of filled.{name} are missing at the target\n{world.states()}")
 
 
-def _is_brought(world: World, source: Source, column: str) -> bool:
-    """Whether every value of a column is there; another resync would hide that it is not."""
+_COPIED_AT = "select snapshot_lsn::text from streamer.relation where source = 'public.filled'"
+
+
+def _is_brought(
+    world: World, source: Source, column: str, before: list[tuple[object, ...]]
+) -> bool:
+    """Whether every value of a column is there, by a copy that is younger than *before*.
+
+    It is asked at once: another resync would hide a value that is missing.
+    """
     world.operate()
+    is_ready = f"{_COPIED_AT} and state = 'ready' and snapshot_lsn is not null"
+    if world.target.execute(is_ready) in ([], before):
+        return False
     filled = f"select id from filled where {column} is not null"
     try:
         return set(source.execute(filled)) <= set(world.target.execute(filled))
@@ -152,18 +166,19 @@ def _others_go_on(world: World, source: Source) -> None:
 
 
 def readd_column(world: World) -> None:
-    """A column goes and comes again under its name: old rows have NULL in it."""
+    """A column goes and comes again under its name: old rows have another value in it."""
     lone = world.sources[0]
     world.excuse(lone, "readded")
     how = world.random.choice(("at once", "with work between"))
     world.note(f"  {how}")
+    drop = "alter table readded drop column w"
+    add = f"alter table readded add column w text default 'w {len(world.schedule)}'"
     if how == "at once":
-        _change(
-            world, lone, "alter table readded drop column w; alter table readded add column w text"
-        )
-    elif _change(world, lone, "alter table readded drop column w"):
+        _change(world, lone, f"{drop}; {add}")
+    elif _change(world, lone, drop):
         _change(world, lone, "update readded set v = 'between' where id % 9 = 1")
-        _change(world, lone, "alter table readded add column w text")
+        if not _until(lambda: _change(world, lone, add), NOTICE_SECONDS):
+            raise Violation("the column cannot be added again: the torture itself is wrong")
 
 
 def gain_identity(world: World) -> None:
@@ -182,6 +197,12 @@ def gain_identity(world: World) -> None:
         ),
     ):
         world.excuse(lone, table)
+        has_identity = (
+            f"select 1 from pg_class c where oid = '{table}'::regclass and (relreplident = 'f'"
+            " or exists (select from pg_index where indrelid = c.oid and indisprimary))"
+        )
+        if lone.execute(has_identity) and not _change(world, lone, loss):
+            continue
         if not _change(world, lone, gain):
             continue
         for _ in range(2):
@@ -193,8 +214,8 @@ def gain_identity(world: World) -> None:
             if not _change(world, lone, loss):
                 continue
             time.sleep(world.random.choice((0.0, 7.0)))
-            _change(world, lone, gain)
-            _work_on(world, lone, table)
+            if _change(world, lone, gain):
+                _work_on(world, lone, table)
 
 
 def _work_on(world: World, source: Source, table: str) -> None:

@@ -445,12 +445,12 @@ KINDS = (
     ),
     Kind(
         "readded",
-        "create table readded (id int primary key, v text, w text)",
+        "create table readded (id int primary key, v text, w text default 'first');"
+        " insert into readded select g, 'still' from generate_series(1000, 1050) g",
         (
-            *_simple("readded"),
-            lambda r: [
-                f"insert into readded (id, v) values ({r.randrange(KEYS)}, 'w') on conflict do nothing"
-            ],
+            _upsert("readded"),
+            _delete("readded"),
+            lambda r: [f"update readded set v = '{text(r)}' where id = {r.randrange(KEYS)}"],
         ),
         faults=("readd_column",),
     ),
