@@ -8,7 +8,9 @@ from typing import Any
 
 import structlog
 
+from streamer import __version__
 from streamer.admin.server import AdminServer, opened_admin
+from streamer.apply.target import TargetAddress
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
@@ -16,6 +18,7 @@ from streamer.observability.http import make_app, serving
 from streamer.route.mapping import Mapping, SourceMapping
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.shutdown import stop_on_signals
+from streamer.runtime.target_watch import target_name
 
 log = structlog.get_logger()
 
@@ -58,6 +61,7 @@ async def run(
             raise MappingError(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"
             )
+        _log_start(path, settings, mapping)
         engine = Engine(settings, mapping, condition, is_share=bool(only))
         app = make_app(engine.metrics.registry, engine.readiness)
         events = admin.attach(engine, app)
@@ -85,6 +89,19 @@ async def run(
                 raise _unwrap(group) from group
             finally:
                 await events.close()
+
+
+def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
+    log.info(
+        "starting",
+        version=__version__,
+        configuration=str(path.resolve()),
+        mapping_database=settings.mapping_database,
+        target=target_name(TargetAddress.parse(settings.target.url)),
+        page=f"http://{settings.http.listen}/" if settings.http.listen else "off",
+        sources=[source.label for source in mapping.sources],
+        workers=settings.workers,
+    )
 
 
 async def _reload(

@@ -38,9 +38,10 @@ from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.shared import SOURCE_STATES, Shared
+from streamer.runtime.shared import SOURCE_STATES, Health, Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
+from streamer.runtime.waiting import report_waits
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
@@ -123,7 +124,12 @@ class Engine:
         try:
             async with asyncio.TaskGroup() as guarding:
                 self._guarding = guarding
-                watching = guarding.create_task(self._target_watch.run(), name="target")
+                watching = [
+                    guarding.create_task(self._target_watch.run(), name="target"),
+                    guarding.create_task(
+                        report_waits(store, self.target, self._healths), name="waits"
+                    ),
+                ]
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(store)
@@ -133,11 +139,15 @@ class Engine:
                     await self._run_tasks(shared)
                 for _, task in self._guards.values():
                     task.cancel()
-                watching.cancel()
+                for task in watching:
+                    task.cancel()
         finally:
             await planner.close()
             await store.close()
             spools.close()
+
+    def _healths(self) -> list[tuple[str, Health]]:
+        return [(each.source.label, each.health) for each in self.supervisors]
 
     async def _name_types(
         self, database: str, sid: str | None, keys: Sequence[TypeKey]

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamer import __version__
 from streamer.commands.embedded import Server
 from tests.support.postgres import Database, assert_same, database, running, versions
 from tests.support.process import Process, caught_up, command, eventually, status
@@ -194,6 +195,15 @@ def test_pages_tell_the_truth(
 
     with Process(config) as process:
         caught_up(process)
+        first = next(line for line in process.output.splitlines() if "starting" in line)
+        for said in (
+            __version__,
+            str(config),
+            f"http://127.0.0.1:{port}/",
+            "['shop']",
+            target.name,
+        ):
+            assert said in first
         assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
         assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
         source.execute("insert into t select g, 'v' from generate_series(1, 10) g")

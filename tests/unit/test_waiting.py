@@ -1,0 +1,83 @@
+"""What `run` logs of a long wait."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.route.mapping import SourceLabel
+from streamer.runtime import waiting
+from streamer.runtime.shared import Health
+from streamer.runtime.target_watch import TargetHealth
+from streamer.runtime.waiting import LongWaits, Wait, find_waits
+
+EU = SourceLabel("shop", "eu")
+
+
+def well() -> TargetHealth:
+    target = TargetHealth("dw")
+    target.confirm()
+    return target
+
+
+def record(**fields: Any) -> SourceRecord:
+    return cast("SourceRecord", SimpleNamespace(source_id=1, label=EU, **fields))
+
+
+def relation(name: str, state: str, waiting_for: str | None) -> RelationRecord:
+    fields = {"source_id": 1, "source": name, "state": state, "waiting_for": waiting_for}
+    return cast("RelationRecord", SimpleNamespace(**fields))
+
+
+def test_a_wait_is_reported_once_it_is_long_and_with_its_age() -> None:
+    waits, long_waits = [Wait("target", "no answer")], LongWaits()
+    assert long_waits.update(waits, 100.0) == []
+    assert long_waits.update(waits, 109.0) == []
+    assert long_waits.update(waits, 111.0) == [(waits[0], 11.0)]
+    assert long_waits.update([], 112.0) == []
+    assert long_waits.update(waits, 125.0) == []  # another wait
+
+
+def test_while_the_target_is_away_it_is_all_that_is_waited_for() -> None:
+    health = Health(state="waiting", error="the target is away")
+    assert find_waits(TargetHealth("dw"), [(EU, health)]) == [Wait("target", "no answer yet")]
+
+
+def test_a_start_says_what_the_bookkeeping_has_of_it() -> None:
+    stored = record(state="starting", error="making a slot waits for pid 7")
+    found = find_waits(well(), [(EU, Health())], [stored])
+    assert found == [Wait('source "shop:eu"', "making a slot waits for pid 7")]
+
+
+def test_tables_that_wait_for_the_same_are_reported_together() -> None:
+    relations = [relation(f"public.t{n}", "copying", "pid 7") for n in range(7)]
+    relations.append(relation("public.done", "ready", None))
+    found = find_waits(
+        well(),
+        [(EU, Health(state="streaming"))],
+        [record(state="streaming", error=None)],
+        relations,
+    )
+    names = "public.t0, public.t1, public.t2, public.t3, public.t4 and 2 more"
+    assert found == [Wait(f'source "shop:eu", {names}', "pid 7")]
+
+
+async def test_a_target_that_does_not_answer_is_reported_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.01)
+    target = TargetHealth("dw")
+    with capture_logs() as logs:
+        task = asyncio.create_task(waiting.report_waits(cast("Store", None), target, list))
+        async with asyncio.timeout(30):
+            while len(logs) < 2:
+                await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert {entry["event"] for entry in logs} == {"still waiting"}
+    assert logs[-1]["what"] == "target"
