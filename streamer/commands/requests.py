@@ -45,8 +45,7 @@ async def request(
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists those that are"
             )
-        for _, relation in found:
-            await store.make_request(relation.relation_id, action, options)
+        await store.make_requests([relation.relation_id for _, relation in found], action, options)
     finally:
         await store.close()
     return [f"{source.label} {relation.source}" for source, relation in found]

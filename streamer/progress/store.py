@@ -7,7 +7,7 @@ they are.
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -576,10 +576,20 @@ class Store:
     async def make_request(
         self, relation_id: int, action: str, options: dict[str, Any] | None = None
     ) -> None:
+        await self.make_requests([relation_id], action, options)
+
+    async def make_requests(
+        self, relation_ids: Sequence[int], action: str, options: dict[str, Any] | None = None
+    ) -> None:
+        """Ask for the same of several relations at once: a start sees all of the requests or none.
+
+        A source that needs a copy of all its tables would not start with requests for some of them.
+        """
         async with self.connection() as connection, transaction(connection):
             await connection.execute(
-                "insert into streamer.request (relation_id, action, options) values ($1, $2, $3)",
-                relation_id,
+                "insert into streamer.request (relation_id, action, options)"
+                " select relation_id, $2, $3 from pg_catalog.unnest($1::int8[]) r (relation_id)",
+                list(relation_ids),
                 action,
                 json.dumps(options or {}),
             )
