@@ -6,6 +6,7 @@ end a long copy or a held transaction. What a server does not know (older versio
 Pure.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 TEXT_FORMAT: Final[dict[str, str]] = {
@@ -55,11 +56,15 @@ LIVENESS: Final[dict[str, str]] = {
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
+# SET looks up neither a function nor an operator. So nothing that a stranger put into a schema of
+# the role's search_path runs as this role, and everything after it finds names in pg_catalog only.
+HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
+
 # pg_settings has the settings that this server's version knows.
-PIN_SQL: Final = """
-select set_config(s.name, p.value, false)
-from unnest({names}, {values}) as p (name, value)
-join pg_catalog.pg_settings s on lower(s.name) = lower(p.name)
+_PIN_SQL: Final = """
+select pg_catalog.set_config(s.name, p.value, false)
+from unnest(array[{names}], array[{values}]) as p (name, value)
+join pg_catalog.pg_settings s on pg_catalog.lower(s.name) = pg_catalog.lower(p.name)
 """
 
 APPLY: Final[dict[str, str]] = {
@@ -68,3 +73,14 @@ APPLY: Final[dict[str, str]] = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+
+
+def pin_sql(settings: Mapping[str, str] = PINNED) -> str:
+    """Return statements without parameters that pin *settings*: the first of every connection.
+
+    They are one simple query, and PostgreSQL analyses each statement after the one before it has
+    run. A walsender takes them too. The values are constants of this module.
+    """
+    names = ", ".join(f"'{name}'" for name in settings)
+    values = ", ".join(f"'{value}'" for value in settings.values())
+    return f"{HIDE_SCHEMAS_SQL}; {_PIN_SQL.format(names=names, values=values)}"

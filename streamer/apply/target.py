@@ -295,8 +295,7 @@ class TargetConnection:
         settings = dict(session.PINNED)
         if applies:
             settings |= session.APPLY
-        sql = session.PIN_SQL.format(names="$1::text[]", values="$2::text[]")
-        await self._connection.fetch(sql, list(settings), list(settings.values()))
+        await self._connection.execute(session.pin_sql(settings))
         self.backend_pid = await self._connection.fetchval("select pg_catalog.pg_backend_pid()")
         # Stronger than "on" is kept; anything weaker could lose what we acknowledge.
         await self._connection.execute(
@@ -426,6 +425,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
         async with asyncio.timeout(address.connect_seconds):
             raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
             try:
+                await raw.execute(session.HIDE_SCHEMAS_SQL)
                 row = await raw.fetchrow(_ACTIVITY_SQL, pid)
             finally:
                 raw.terminate()

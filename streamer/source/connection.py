@@ -132,18 +132,11 @@ async def connect(source: SourceMapping, *, replication: bool = False) -> Connec
             prepare_threshold=None,
         )
         try:
-            await connection.execute(_pin_statement())
+            await connection.execute(session.pin_sql())
         except BaseException:
             await connection.close()
             raise
     return connection
-
-
-def _pin_statement() -> str:
-    # A walsender takes no parameters, so the values, all ours, are literals.
-    names = ", ".join(f"'{name}'" for name in session.PINNED)
-    values = ", ".join(f"'{value}'" for value in session.PINNED.values())
-    return session.PIN_SQL.format(names=f"array[{names}]", values=f"array[{values}]")
 
 
 @asynccontextmanager

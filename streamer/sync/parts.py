@@ -30,15 +30,6 @@ PACE_ROWS: Final = 1000
 THROTTLED_TIMES: Final = 4
 """How many times as long a part takes while the source keeps too much WAL."""
 
-# A machine that vanishes says nothing to the servers, and its part's ledger row stays locked until
-# they notice: within a minute instead of TCP's two hours.
-NOTICE_LOST_CLIENTS: Final = {
-    "tcp_keepalives_idle": "20",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class CopyEnds:
@@ -62,11 +53,7 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
     parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
-        settings = session.PINNED | NOTICE_LOST_CLIENTS
-        connection.execute(
-            session.PIN_SQL.format(names="%s::text[]", values="%s::text[]"),
-            [list(settings), list(settings.values())],
-        )
+        connection.execute(session.pin_sql().encode())
         yield connection
 
 

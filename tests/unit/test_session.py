@@ -24,6 +24,11 @@ def test_no_name_is_found_through_a_search_path() -> None:
     assert session.PINNED["search_path"] == ""
 
 
+def test_the_first_statement_of_a_connection_looks_nothing_up() -> None:
+    first, _, _ = session.pin_sql().partition(";")
+    assert first == "set search_path to ''"
+
+
 def test_no_time_out_of_the_server_ends_a_copy() -> None:
     pinned = session.TEXT_FORMAT | session.TRANSACTION
     assert {value for name, value in pinned.items() if name.endswith("_timeout")} == {"0"}

@@ -75,8 +75,7 @@ async def compare(stage: Stage) -> list[Comparison]:
 
 async def _connect(url: str) -> Connection:
     connection: Connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
-    pin = session.PIN_SQL.format(names="%s::text[]", values="%s::text[]")
-    await connection.execute(pin.encode(), (list(session.PINNED), list(session.PINNED.values())))
+    await connection.execute(session.pin_sql().encode())
     return connection
 
 
