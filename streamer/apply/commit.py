@@ -14,29 +14,27 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final
 
-from streamer.apply.computed import input_name, statements_for
+from streamer.apply.computed import statements_for
 from streamer.apply.copydata import Picker, constant, encode_rows
-from streamer.apply.fold import Fold, OrderedChange, read_changes
+from streamer.apply.fold import Fold
 from streamer.apply.lane import LaneWindow, MappedRelation
-from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.plan import ApplyPlan
 from streamer.apply.split import SplitStatements, statements_in_order
+from streamer.apply.staged import OrderedRun, by_unchanged, staged_values
 from streamer.apply.statements import (
     OP_DELETE,
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
     OP_INSERT,
-    OP_TRUNCATE,
-    OP_UPDATE,
+    SEVERAL_ROWS,
     Statements,
 )
 from streamer.apply.target import TargetAddress, TargetConnection
-from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
-from streamer.decode.tuples import UNCHANGED, Row, Value, is_partial, unchanged_positions
+from streamer.decode.tuples import Row
 from streamer.errors import (
     ConflictError,
     StreamerError,
@@ -72,7 +70,9 @@ select bool_and(exists (select from pg_catalog.pg_attribute a
 from unnest($2::text[], $3::int8[]) c (name, type_oid)
 """
 
-_OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
+HAS_DEFERRED_SQL: Final = """
+select exists (select from streamer.deferred_index where target = $1)
+"""
 
 
 class Applier:
@@ -276,7 +276,7 @@ class Applier:
         self._used_stages.add(stage)
 
     def _count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
-        if number:
+        if number > 0:
             self._conflicts.append((mapped, kind, number))
 
     async def _write_fold(self, mapped: MappedRelation, fold: Fold) -> None:
@@ -288,9 +288,8 @@ class Applier:
         if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
             statements = statements_for(plan)
             await self._stage(statements)
-            if not plan.key_is_indexed:
-                await self._target.execute("set local enable_hashjoin = on")
-            await self._write_changes(mapped, fold, statements)
+            async with self._planned_for(mapped, plan):
+                await self._write_changes(mapped, fold, statements)
         if fold.inserts and not is_staged:
             await self._copy_inserts(fold)
 
@@ -304,11 +303,13 @@ class Applier:
                 keys = ([key] for key in keys)
             columns = [statements.new(column) for column in fold.plan.key]
             await self._copy_stage(statements, columns, keys, OP_DELETE)
+            await self._check_unique(statements, OP_DELETE)
             deleted = await self._target.execute(statements.delete)
+            _check_count(deleted, len(fold.deletes))
             if fold.plan.type is not TableType.APPEND and fold.plan.filter is None:
                 self._count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
         for op, (unchanged, rows) in enumerate(
-            _by_unchanged(fold.updates.values()), OP_FIRST_UPDATED
+            by_unchanged(fold.updates.values()), OP_FIRST_UPDATED
         ):
             missing = await self._write_updates(fold.plan, statements, op, unchanged, rows)
             if fold.plan.filter is None:  # else it has just been let in
@@ -316,7 +317,7 @@ class Applier:
         for op in moves:
             await self._target.execute(statements.insert_moved(op))
         if fold.inserts and fold.plan.has_expressions:
-            columns, pick = _staged_values(fold.plan, statements, frozenset())
+            columns, pick = staged_values(fold.plan, statements, frozenset())
             await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, pick)
             await self._target.execute(statements.insert_moved(OP_INSERT))
 
@@ -328,7 +329,7 @@ class Applier:
         single = len(plan.key) == 1
         origins = {id(row): [origin] if single else origin for origin, row in fold.moves.values()}
         moved = (row for _, row in fold.moves.values())
-        for op, (unchanged, rows) in enumerate(_by_unchanged(moved), OP_FIRST_MOVED):
+        for op, (unchanged, rows) in enumerate(by_unchanged(moved), OP_FIRST_MOVED):
             present = [c for c in plan.columns if c.position not in unchanged]
             columns = old + [statements.new(column) for column in present]
             positions = [column.position for column in present]
@@ -354,14 +355,16 @@ class Applier:
     ) -> int:
         """Update rows; insert those that are missing, if they are whole, and return how many."""
         update = statements.update(op, unchanged)
-        columns, pick = _staged_values(plan, statements, unchanged)
+        columns, pick = staged_values(plan, statements, unchanged)
         await self._copy_stage(statements, columns, rows, op, pick)
+        await self._check_unique(statements, op)
         is_filtered = plan.filter is not None
         if (leave := statements.leave(op)) is not None:
             await self._target.execute(leave)
         if update is None and not is_filtered:
             return 0
         updated = await self._target.execute(update) if update is not None else 0
+        _check_count(updated, len(rows))
         if updated == len(rows):
             return 0
         if unchanged:
@@ -373,6 +376,32 @@ class Applier:
                 kind="update_missing",
             )
         return await self._target.execute(statements.insert_missing(op))
+
+    async def _check_unique(self, statements: Statements, op: int) -> None:
+        """Refuse keys staged as *op* that several rows of the target have, unless an index of the
+        target keeps them unique.
+        """
+        if statements.plan.key_is_indexed:
+            return
+        key = await self._target.fetch_value(statements.several(op))
+        if key is not None:
+            raise _several_rows(key)
+
+    @asynccontextmanager
+    async def _planned_for(self, mapped: MappedRelation, plan: ApplyPlan) -> AsyncIterator[None]:
+        """Let the server plan statements of *plan* as its key asks for.
+
+        Without an index on the key each row would take a scan of the whole table. A transaction or
+        savepoint that is rolled back takes the setting back too.
+        """
+        if plan.key_is_indexed:
+            yield
+            return
+        if plan.is_provisional and not await self._target.fetch_value(HAS_DEFERRED_SQL, plan.name):
+            mapped.forget(plan)
+        await self._target.execute("set local enable_hashjoin = on")
+        yield
+        await self._target.execute("set local enable_hashjoin = off")
 
     async def _copy_stage(
         self,
@@ -447,13 +476,11 @@ class Applier:
                         runs.append(OrderedRun(plan))
                     runs[-1].parts.append((number, commit_time, changes.payloads))
         for run in runs:
-            await self._write_run(run)
+            async with self._planned_for(mapped, run.plan):
+                await self._write_run(run)
 
     async def _write_run(self, run: "OrderedRun") -> None:
-        plan = run.plan
-        statements = statements_in_order(plan)
-        if not plan.key_is_indexed:
-            await self._target.execute("set local enable_hashjoin = on")
+        statements = statements_in_order(run.plan)
         try:
             if isinstance(statements, SplitStatements):
                 await self._write_split(run, statements)
@@ -501,105 +528,15 @@ class Applier:
         )
 
 
-@dataclass
-class OrderedRun:
-    """Changes of one relation under one definition, in order: (share number, commit time,
-    payloads).
-    """
-
-    plan: ApplyPlan
-    parts: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
-    is_partial: bool = False
-
-    def rows(self) -> Iterator[Row]:
-        number = 0
-        for _, commit_time, payloads in self.parts:
-            at = commit_time_value(commit_time, self.plan.binary)
-            for change in read_changes(self.plan, payloads):
-                yield self.row(number, at, change)
-                number += 1
-
-    def row(self, number: int, at: Value, change: OrderedChange) -> Row:
-        plan, binary = self.plan, self.plan.binary
-        null = constant(None, binary=binary)
-        op = _OPS.get(change.kind, OP_TRUNCATE)
-        mask = null
-        new_positions, old_positions = self._positions
-        new = [null] * len(new_positions)
-        if change.new is not None:
-            new = [change.new[position] for position in new_positions]
-            if is_partial(change.new):
-                self.is_partial = True
-                letters = "".join("u" if value is UNCHANGED else "." for value in new)
-                mask = constant(letters, binary=binary)
-                new = [null if value is UNCHANGED else value for value in new]
-        old = [null] * len(old_positions)
-        finds = change.old if change.old is not None else change.new
-        if finds is not None and op != OP_INSERT and plan.identity is not Identity.NONE:
-            old = [finds[position] for position in old_positions]
-        return [
-            constant(number, binary=binary),
-            constant(op, binary=binary, int_size=2),
-            mask,
-            at,
-            *old,
-            *new,
-        ]
-
-    @cached_property
-    def _positions(self) -> tuple[list[int], list[int]]:
-        """Where the values are that are staged: of new rows, and of old ones."""
-        plan = self.plan
-        new = [column.position for column in plan.plain_columns]
-        old = [column.position for column in plan.staged_key]
-        return (
-            new + [i.position for i in plan.inputs],
-            old + [i.position for i in plan.old_inputs],
-        )
-
-    def share_number(self, change_number: int) -> int | None:
-        """Return the number of the share that change *change_number* belongs to."""
-        for number, _, payloads in self.parts:
-            if change_number < len(payloads):
-                return number
-            change_number -= len(payloads)
-        return None
+def _check_count(touched: int, asked: int) -> None:
+    """Refuse a statement that has touched more rows than it was asked for."""
+    if touched > asked:
+        raise _several_rows(None)
 
 
-def commit_time_value(commit_time: int, binary: bool) -> Value:
-    if binary:
-        return constant(commit_time, binary=True, int_size=8)
-    return str(to_datetime(commit_time)).encode()
-
-
-def _by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row]]]:
-    """Group rows by which of their values are unchanged."""
-    groups: dict[frozenset[int], list[Row]] = {}
-    whole: list[Row] = []
-    for row in rows:
-        if is_partial(row):
-            groups.setdefault(unchanged_positions(row), []).append(row)
-        else:
-            whole.append(row)
-    if whole:
-        groups[frozenset()] = whole
-    return groups.items()
-
-
-def _staged_values(
-    plan: ApplyPlan, statements: Statements, unchanged: frozenset[int]
-) -> tuple[list[str], Picker]:
-    """Return the staging columns of a new row without *unchanged*, and what takes their values."""
-    columns = [c for c in plan.plain_columns if c.position not in unchanged]
-    names = [statements.new(column) for column in columns]
-    if not unchanged and not plan.has_expressions:
-        return names, plan.pick
-    positions = [column.position for column in columns]
-    for n, source in enumerate(plan.inputs):
-        if source.position not in unchanged:
-            names.append(input_name(n))
-            positions.append(source.position)
-    return names, lambda row: [row[position] for position in positions]
+def _several_rows(key: str | None) -> ConflictError:
+    which = f": Key {key}" if key is not None else ""
+    return ConflictError(f"target: {SEVERAL_ROWS}{which}", kind="several_rows")
 
 
 async def paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

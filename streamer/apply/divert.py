@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from streamer.apply.commit import Applier, OrderedRun, commit_time_value
+from streamer.apply.commit import Applier
 from streamer.apply.copydata import constant
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.lane import LaneWindow, MappedRelation, Share
@@ -33,6 +33,7 @@ from streamer.apply.quarantine import (
     to_json,
 )
 from streamer.apply.split import PART_COLUMNS_MAX, SplitStatements, statements_in_order
+from streamer.apply.staged import OrderedRun, commit_time_value
 from streamer.apply.statements import CREATE_REFUSED, NOT_A_ROWS, REFUSED, Statements
 from streamer.apply.target import TargetConnection
 from streamer.decode.pgoutput import TRUNCATE, to_datetime
@@ -301,22 +302,27 @@ class DivertingApplier(Applier):
                     continue
                 if former is not plan:
                     if former is not None:
-                        await self._write_segment(former, follower, segment, is_diverted)
+                        await self._write_segment(mapped, former, follower, segment, is_diverted)
                     segment, former = [], plan
                     await self._use(mapped, follower, plan)
                 for item in await self._items(plan, transaction, number, changes.payloads):
                     if item.change.kind != TRUNCATE:
                         segment.append(item)
                     elif plan.type is not TableType.APPEND:
-                        await self._write_segment(plan, follower, segment, is_diverted)
-                        await self._write_segment(plan, follower, [item], is_diverted=False)
+                        await self._write_segment(mapped, plan, follower, segment, is_diverted)
+                        await self._write_segment(mapped, plan, follower, [item], False)
                         follower.truncate(plan, transaction)
                         segment = []
         if former is not None:
-            await self._write_segment(former, follower, segment, is_diverted)
+            await self._write_segment(mapped, former, follower, segment, is_diverted)
 
     async def _write_segment(
-        self, plan: ApplyPlan, follower: Follower, items: list[_Item], is_diverted: bool
+        self,
+        mapped: MappedRelation,
+        plan: ApplyPlan,
+        follower: Follower,
+        items: list[_Item],
+        is_diverted: bool,
     ) -> None:
         """Write changes of one definition of a relation, those it takes; the others are put in
         *follower*.
@@ -325,7 +331,8 @@ class DivertingApplier(Applier):
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
         for start in range(0, len(items), max(1, size)):
             segment = _Segment(plan, follower, items[start : start + size], {}, [])
-            await self._write_some(statements, segment, is_diverted)
+            async with self._planned_for(mapped, plan):
+                await self._write_some(statements, segment, is_diverted)
 
     async def _write_some(
         self, statements: Statements, segment: "_Segment", is_diverted: bool
@@ -335,8 +342,6 @@ class DivertingApplier(Applier):
         run = OrderedRun(plan)
         await self._stage_segment(statements, segment, run, is_diverted)
         if segment.staged:
-            if not plan.key_is_indexed:
-                await self._target.execute("set local enable_hashjoin = on")
             try:
                 if is_diverted:
                     await self._run_around(statements, segment, run.is_partial)

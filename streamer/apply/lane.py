@@ -104,8 +104,14 @@ class MappedRelation:
             return plan
         return None
 
+    def forget(self, plan: ApplyPlan) -> None:
+        """Make another plan for what comes next."""
+        if self.plan is plan:
+            self.plan = None
+
     def handed_over(self, lsn: Lsn) -> None:
         """The target has everything up to *lsn*, and the stream brings the rest."""
+        self.plan = None  # the copy may have changed the target's indexes
         self.end_lsn = self.skip_through_lsn = lsn
         self.is_to_declare = False
         self.resync = Resync()

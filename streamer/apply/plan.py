@@ -108,6 +108,8 @@ class ApplyPlan:
     identity: Identity
     version_key: tuple[PlanColumn, ...] = ()
     is_partitioned: bool = False
+    is_provisional: bool = False
+    """A copy will put back indexes that the target lacks now."""
     binary: bool = False
     number: int = field(default=0, compare=False)
     inputs: tuple[PlanInput, ...] = ()
@@ -160,6 +162,11 @@ class ApplyPlan:
     @property
     def type(self) -> TableType:
         return self.mapping.type
+
+    @property
+    def name(self) -> str:
+        """The target's name, as the bookkeeping has it."""
+        return str(self.target.name)
 
     @property
     def table(self) -> str:

@@ -4,10 +4,12 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
+from streamer.apply.commit import HAS_DEFERRED_SQL
 from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
@@ -89,6 +91,10 @@ class Planner:
         if plan.has_expressions:
             async with self._target() as connection:
                 await confirm_expressions(connection, plan, facts.types)
+        if not plan.key_is_indexed:
+            async with self._target() as connection:
+                if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
+                    plan = replace(plan, is_provisional=True)
         mapped.plan = plan
         return plan
 

@@ -39,6 +39,8 @@ NOT_A_ROWS: Final = (
 """Classes of SQLSTATE that no single row is at fault of: the next row would fail the same way, or
 the same row would not fail the next time."""
 
+SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
+
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
 
@@ -201,6 +203,14 @@ class Statements:
     def insert_moved(self, op: int) -> str:
         return self._insert_staged(op)
 
+    def several(self, op: int) -> str:
+        """Find a key staged as *op* that several rows of the target have; returns it as text."""
+        return (
+            f"select min({self._key_text('s', self.new)}) from pg_temp.{self.stage} s "
+            f"join {self.plan.table} t on {self._matches_new_key} where s.op = {op} "
+            "group by s.ctid having count(*) > 1 limit 1"
+        )
+
     def _insert_staged(self, op: int) -> str:
         sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
         values = ", ".join(sid + [self.value(column) for column in self.plan.columns])
@@ -287,6 +297,7 @@ declare
     streamer_relid oid;
     streamer_ctid tid;
     streamer_since timestamptz;
+    streamer_count bigint;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
     {self._MORE_DECLARED}{declarations}
 begin
@@ -358,9 +369,37 @@ end"""
         if self.plan.identity is Identity.KEY:
             return (
                 f"{select} from {self.plan.table} t where {self._matches_old_key}{still_open} "
-                "limit 1 for update;"
+                f"limit 1 for update;{self._refuse_several(still_open)}"
             )
         return self._find_by_row(select, still_open)
+
+    def _refuse_several(self, condition: str) -> str:
+        """Refuse the row that was found if another one has its key and no index forbids that."""
+        if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
+            return ""
+        return (
+            f"\nif streamer_ctid is not null and exists (select from {self.plan.table} t "
+            f"where {self._matches_old_key}{condition} and not ({self._AT_FOUND})) "
+            f"then {self._complain_of_several(self.old)} end if;"
+        )
+
+    def _complain_of_several(self, name: Callable[[PlanColumn], str]) -> str:
+        return (
+            "raise exception using errcode = 'too_many_rows', "
+            f"message = {quote_literal(SEVERAL_ROWS)}, "
+            f"detail = 'Key ' || {self._key_text('s', name)};"
+        )
+
+    def _clear(self) -> str:
+        """Delete the row that has the key of the new one, where deletes are ignored."""
+        delete = f"delete from {self.plan.table} t where {self._matches_new_key};"
+        if self.plan.key_is_indexed:
+            return delete
+        complain = self._complain_of_several(self.new)
+        return (
+            f"{delete}\nget diagnostics streamer_count = row_count;\n"
+            f"if streamer_count > 1 then {complain} end if;"
+        )
 
     def _find_by_row(self, select: str, condition: str) -> str:
         # The text of a value tells apart what its type's = does not (1.0 and 1.00, circles of equal
@@ -398,11 +437,7 @@ end"""
                 if self.plan.identity is not Identity.KEY:
                     return self._insert_row(self._values(False, "")) + ";"
                 # A row whose delete was ignored may still hold the key.
-                return (
-                    f"delete from {self.plan.table} t where {self._matches_new_key};\n"
-                    + self._insert_row(self._values(False, ""))
-                    + ";"
-                )
+                return f"{self._clear()}\n{self._insert_row(self._values(False, ''))};"
             case TableType.HISTORY:
                 return self._open_version("s.at", first=True, values=self._values(False, ""))
 
@@ -444,10 +479,7 @@ end"""
         """Remove what may still hold the key that a row changes to, where deletes are ignored."""
         if self.plan.type is not TableType.APPEND or self.plan.identity is not Identity.KEY:
             return ""
-        return (
-            f"if not ({self._same_key()}) then delete from {self.plan.table} t where "
-            f"{self._matches_new_key}; end if;\n"
-        )
+        return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
 
     def _write_missing(self, partial: bool) -> str:
         """Write a row that should be at the target and is not, if it is whole."""

@@ -194,6 +194,7 @@ _CONFLICT_KINDS: Final = {
     "23514": "check",
     "23P01": "exclusion",
     "P0002": "update_missing",
+    "P0003": "several_rows",
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -11,6 +12,8 @@ from streamer.apply.fold import Counts
 from streamer.apply.lane import LaneWindow, MappedRelation, Share
 from streamer.decode.pgoutput import from_datetime
 from streamer.errors import StreamerError
+
+log = structlog.get_logger()
 
 SOURCE: Final = ("database", "sid")
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -94,7 +97,7 @@ class Metrics:
         total = 0
         for operation, counter in counters.items():
             if number := getattr(counts, operation):
-                counter.inc(number)
+                _increase(counter, number)
                 total += number
         database, sid = mapped.source.database, mapped.source.sid
         label = database if sid is None else f"{database}:{sid}"
@@ -112,12 +115,12 @@ class Metrics:
     def count_copied(self, mapped: MappedRelation, rows: int, size: int) -> None:
         """Count what a copy has brought."""
         labels = (*source_labels(mapped), str(mapped.mapping.source))
-        self.sync_rows.labels(*labels).inc(rows)
-        self.sync_bytes.labels(*labels).inc(size)
+        _increase(self.sync_rows.labels(*labels), rows)
+        _increase(self.sync_bytes.labels(*labels), size)
 
     def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
         labels = (*source_labels(mapped), str(mapped.mapping.source), kind)
-        self.conflicts.labels(*labels).inc(number)
+        _increase(self.conflicts.labels(*labels), number)
 
     def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
         self.errors.labels(database, sid or "", error.code).inc()
@@ -125,6 +128,17 @@ class Metrics:
     def collect_with(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Ask *collect* for further metrics at every scrape."""
         self.registry.register(_Collector(collect))
+
+
+def _increase(counter: Counter, number: float) -> None:
+    """Add to a counter. What it counts is durable by now, so a wrong number must not end anything.
+
+    The client library raises for a negative one.
+    """
+    if number < 0:
+        log.error("a counter would go back", number=number)
+        return
+    counter.inc(number)
 
 
 class _Collector:
