@@ -48,6 +48,8 @@ class Client(Protocol):
 
     async def create(self, kind: str, fields: Row) -> Row: ...
 
+    async def patch(self, kind: str, number: int, changes: Row) -> Row: ...
+
     async def delete(self, kind: str, number: int) -> None: ...
 
     async def plan(self) -> Row: ...
@@ -77,6 +79,9 @@ class LocalClient:
 
     async def create(self, kind: str, fields: Row) -> Row:
         return await self._service.create(kind, fields, self._actor)
+
+    async def patch(self, kind: str, number: int, changes: Row) -> Row:
+        return await self._service.patch(kind, number, changes, self._actor)
 
     async def delete(self, kind: str, number: int) -> None:
         await self._service.delete(kind, number, self._actor)
@@ -115,6 +120,10 @@ class RemoteClient:
 
     async def create(self, kind: str, fields: Row) -> Row:
         row: Row = await self._ask("POST", f"/{kind}s", fields)
+        return row
+
+    async def patch(self, kind: str, number: int, changes: Row) -> Row:
+        row: Row = await self._ask("PATCH", f"/{kind}s/{number}", changes)
         return row
 
     async def delete(self, kind: str, number: int) -> None:

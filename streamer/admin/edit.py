@@ -1,12 +1,15 @@
 """What the command line does with the draft, by the names that people use; and a plan as text."""
 
 from collections.abc import Iterable
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 import yaml
+from pydantic import BaseModel
 
 from streamer.admin.client import Client
-from streamer.admin.models import table_pattern
+from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
+from streamer.admin.urls import with_password
 from streamer.errors import InvalidError, NotFoundError
 
 Row = dict[str, Any]
@@ -24,16 +27,45 @@ async def add_source(client: Client, database: str, url: str, sid: str | None) -
         raise
 
 
+async def set_source(
+    client: Client,
+    database: str,
+    sid: str | None,
+    *,
+    url: str | None = None,
+    password: str | None = None,
+    settings: list[str],
+) -> Row:
+    """Change the url of a sid, its password, or settings of it or of its database; return the url.
+
+    *settings*: ``name=YAML``. Raises AdminError.
+    """
+    group = await _database(client, database)
+    row = await _url(client, group, database, sid)
+    of_url: Row = {} if url is None else {"url": url}
+    of_group: Row = {}
+    for name, value in map(_setting, settings):
+        if name in _URL_SETTINGS:
+            of_url[name] = _or_default(UrlBody, name, value)
+        elif name in _DATABASE_SETTINGS:
+            of_group[name] = _or_default(DatabaseBody, name, value)
+        else:
+            raise _unknown(name, (*_URL_SETTINGS, *_DATABASE_SETTINGS))
+    if password is not None:
+        of_url["url"] = with_password(str(of_url.get("url", row["url"])), password)
+    if of_group:
+        await client.patch("database", group["id"], of_group)
+    return await client.patch("url", row["id"], of_url) if of_url else row
+
+
 async def remove_source(client: Client, database: str, sid: str | None) -> None:
     """Remove the url of a sid, or else a whole database. Raises AdminError."""
     group = await _database(client, database)
     if sid is None:
         await client.delete("database", group["id"])
         return
-    rows = await client.rows("url", {"database_id": group["id"], "sid": sid})
-    if not rows:
-        raise NotFoundError(f'database "{database}" has no url with sid "{sid}"')
-    await client.delete("url", rows[0]["id"])
+    row = await _url(client, group, database, sid)
+    await client.delete("url", row["id"])
 
 
 async def add_table(client: Client, database: str, fields: Row, settings: list[str]) -> Row:
@@ -43,8 +75,26 @@ async def add_table(client: Client, database: str, fields: Row, settings: list[s
     return await client.create("table", {**fields, **more, "database_id": group["id"]})
 
 
+async def set_table(
+    client: Client, database: str, table: str, fields: Row, settings: list[str]
+) -> Row:
+    """Change *fields* and *settings* (``name=YAML``) of a table. Raises AdminError."""
+    row = await _table(client, database, table)
+    changes = dict(fields)
+    for name, value in map(_setting, settings):
+        if name not in _TABLE_SETTINGS:
+            raise _unknown(name, _TABLE_SETTINGS)
+        changes[name] = _or_default(TableBody, name, value)
+    return await client.patch("table", row["id"], changes)
+
+
 async def remove_table(client: Client, database: str, table: str) -> None:
     """Remove a table. Raises AdminError."""
+    row = await _table(client, database, table)
+    await client.delete("table", row["id"])
+
+
+async def _table(client: Client, database: str, table: str) -> Row:
     group = await _database(client, database)
     pattern = table_pattern(table, None)
     filters = {
@@ -58,7 +108,23 @@ async def remove_table(client: Client, database: str, table: str) -> None:
             f'database "{database}" has no table "{table}"',
             hint="`streamer tables list` shows those it has",
         )
-    await client.delete("table", rows[0]["id"])
+    return rows[0]
+
+
+async def _url(client: Client, group: Row, database: str, sid: str | None) -> Row:
+    """Return the url of *sid*; without one, the only url."""
+    filters = {"database_id": group["id"]} | ({} if sid is None else {"sid": sid})
+    rows = await client.rows("url", filters)
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise InvalidError(
+            f'database "{database}" has {len(rows)} urls', hint="name one of them with --sid"
+        )
+    what = "no url" if sid is None else f'no url with sid "{sid}"'
+    raise NotFoundError(
+        f'database "{database}" has {what}', hint="`streamer sources list` shows those it has"
+    )
 
 
 async def _database(client: Client, name: str) -> Row:
@@ -78,6 +144,28 @@ def _setting(text: str) -> tuple[str, Any]:
     except yaml.YAMLError:
         pass
     raise InvalidError(f"--setting {text}: expected NAME=VALUE, the value as in YAML")
+
+
+_DATABASE_SETTINGS: Final = tuple(DatabaseBody.model_fields)
+_URL_SETTINGS: Final = tuple(name for name in UrlBody.model_fields if name != "database_id")
+_TABLE_SETTINGS: Final = tuple(
+    field.alias or name for name, field in TableBody.model_fields.items() if name != "database_id"
+)
+
+
+def _or_default(body: type[BaseModel], name: str, value: Any) -> Any:
+    """Return *value*; for null, the default of the setting."""
+    field = body.model_fields.get(name)
+    if value is not None or field is None or field.is_required():
+        return value
+    default = field.get_default(call_default_factory=True)
+    return default.value if isinstance(default, Enum) else default
+
+
+def _unknown(name: str, known: Iterable[str]) -> InvalidError:
+    return InvalidError(
+        f'there is no setting "{name}"', hint=f"there are: {', '.join(sorted(known))}"
+    )
 
 
 def plan_lines(plan: Row) -> Iterable[str]:

@@ -205,7 +205,7 @@ def wait(
     as_json: JsonOption = False,
 ) -> None:
     """Wait until everything committed until now is visible and every table is ready."""
-    settings, mapping = load()
+    settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
     missing = run_to_end(status_command.wait(address, mapping, timeout))
     if as_json:

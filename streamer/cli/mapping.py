@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 
 from streamer.cli.options import DatabaseOption, JsonOption, TableArgument, UrlOption
 from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
@@ -43,16 +42,35 @@ def _ask(url: str | None, work: "Callable[[Client], Coroutine[Any, Any, T]]") ->
     return run_to_end(ask())
 
 
-def _print_rows(rows: list[dict[str, Any]], columns: list[str], *, as_json: bool) -> None:
+def _print_rows(
+    rows: list[dict[str, Any]], columns: list[str], *, as_json: bool, if_empty: str
+) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
-    Console().print(table)
+    if not rows:
+        typer.echo(if_empty)
+        return
+    cells = [columns, *([str(row[c] or "") for c in columns] for row in rows)]
+    widths = [max(cell_len(line[n]) for line in cells) for n in range(len(columns))]
+    for line in cells:
+        padded = (set_cell_size(cell, widths[n]) for n, cell in enumerate(line))
+        typer.echo("  ".join(padded).rstrip())
+
+
+def _from_stdin(text: str | None, what: str) -> str | None:
+    """Return *text*; for ``-`` a line of stdin, asked for where that is a terminal."""
+    if text != "-":
+        return text
+    if sys.stdin.isatty():
+        answer: str = typer.prompt(what, hide_input=True)
+        return answer
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _check_password(password: str | None) -> None:
+    if password is not None and password != "-" and not password.startswith("${"):
+        fail("--password: everybody on this machine could read it; give ${NAME}, or - for stdin", 2)
 
 
 def _said(what: str, *, as_json: bool, row: Any = None) -> None:
@@ -66,7 +84,13 @@ def _said(what: str, *, as_json: bool, row: Any = None) -> None:
 def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the source databases of the draft."""
     rows = _ask(url, lambda client: client.rows("url", {}))
-    _print_rows(rows, ["id", "database", "sid", "url"], as_json=as_json)
+    _print_rows(
+        rows,
+        ["id", "database", "sid", "url"],
+        as_json=as_json,
+        if_empty="no source databases; add one: streamer sources add DATABASE URL, or all of a "
+        "configuration file: streamer import FILE",
+    )
 
 
 @sources.command("add")
@@ -86,9 +110,48 @@ def add_source(
     """Add a source database to the draft."""
     from streamer.admin import edit
 
-    given = sys.stdin.readline().strip() if source_url == "-" else source_url
+    given = (_from_stdin(source_url, "Url") or "").strip()
     row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
     _said(f"added: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
+
+
+@sources.command("set")
+def set_source(
+    database: Annotated[str, typer.Argument(help="The group of databases it belongs to.")],
+    source_url: Annotated[
+        str | None,
+        typer.Argument(help="Its new libpq URL; - reads it from stdin.", metavar="[SOURCE_URL]"),
+    ] = None,
+    sid: Annotated[str | None, typer.Option(help="The sid of the url to change.")] = None,
+    password: Annotated[
+        str | None,
+        typer.Option(help="Its new password: ${NAME}, or - to read it from stdin.", metavar="TEXT"),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting of the url or its database, as YAML; null: its default.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the url, the password or settings of a source database in the draft."""
+    from streamer.admin import edit
+
+    _check_password(password)
+    if source_url is None and password is None and not setting:
+        fail("say what to change: SOURCE_URL, --password or --setting", 2)
+    new_url = _from_stdin(source_url, "Url")
+    new_password = _from_stdin(password, "Password")
+    row = _ask(
+        url,
+        lambda client: edit.set_source(
+            client, database, sid, url=new_url, password=new_password, settings=setting or []
+        ),
+    )
+    _said(f"changed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
 
 
 @sources.command("remove")
@@ -114,7 +177,12 @@ def list_tables(
     """List the tables of the draft."""
     filters = {} if database is None else {"database": database}
     rows = _ask(url, lambda client: client.rows("table", filters))
-    _print_rows(rows, ["id", "database", "schema", "name", "target", "type"], as_json=as_json)
+    _print_rows(
+        rows,
+        ["id", "database", "schema", "name", "target", "type"],
+        as_json=as_json,
+        if_empty="no tables; add one, or a pattern: streamer tables add DATABASE TABLE",
+    )
 
 
 @tables.command("add")
@@ -136,6 +204,32 @@ def add_table(
     fields = {"name": table, "target": target, "type": table_type}
     row = _ask(url, lambda client: edit.add_table(client, database, fields, setting or []))
     _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+
+
+@tables.command("set")
+def set_table(
+    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    table: TableArgument,
+    target: Annotated[str | None, typer.Option(help="The target table.")] = None,
+    table_type: Annotated[
+        str | None, typer.Option("--type", help="clone, append or history.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Another setting, as YAML; null: its default.", metavar="NAME=VALUE"),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a table, or a pattern, in the draft."""
+    from streamer.admin import edit
+
+    given = {"target": target, "type": table_type}
+    fields = {name: value for name, value in given.items() if value is not None}
+    if not fields and not setting:
+        fail("say what to change: --target, --type or --setting", 2)
+    row = _ask(url, lambda client: edit.set_table(client, database, table, fields, setting or []))
+    _said(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
 @tables.command("remove")

@@ -62,7 +62,7 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def load() -> Any:
+def load(*, needs_sources: bool = False) -> Any:
     """Return the settings, and the mapping that is applied."""
     try:
         settings, mapping = static.load(GLOBALS.config, GLOBALS.overrides)
@@ -72,4 +72,9 @@ def load() -> Any:
         from streamer.admin.service import load_applied
 
         mapping = run_to_end(load_applied(settings))
+    if needs_sources:
+        try:
+            static.require_sources(settings, mapping)
+        except StreamerError as exc:
+            fail(str(exc), exc.exit_code)
     return settings, mapping

@@ -55,8 +55,8 @@ async def run(
         is_static = settings.mapping_database is None
         admin.share = partial(share, only=only, may_miss=not is_static)
         mapping = admin.share(admin.mapping)
-        if is_static and not mapping.sources:
-            raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
+        if is_static:
+            static.require_sources(settings, mapping, f"{path}: ")
         if condition.at_lsn is not None and len(mapping.sources) > 1:
             raise MappingError(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"
@@ -113,8 +113,8 @@ async def _reload(
     """
     try:
         settings, mapping = static.load(path, overrides)
-        if settings.mapping_database is None and not mapping.sources:
-            raise MappingError(f"{path}: no sources", hint="list at least one under `sources`")
+        if settings.mapping_database is None:
+            static.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != before.mapping_database:
             raise MappingError(f"{path}: mapping_database is another one", hint="restart for that")
         await admin.reload(settings, mapping)

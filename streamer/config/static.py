@@ -47,6 +47,19 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
     return settings, builder.build()
 
 
+def require_sources(settings: Settings, mapping: Mapping, place: str = "") -> None:
+    """Raise MappingError if there is no source. *place*: where the mapping was read."""
+    if mapping.sources:
+        return
+    if settings.mapping_database is None:
+        raise MappingError(f"{place}no sources", hint="list at least one under `sources`")
+    raise MappingError(
+        f"{place}no sources: the mapping in {settings.mapping_database} is empty",
+        hint="add one with `streamer sources add DATABASE URL` or `streamer import FILE`; then "
+        "`streamer apply`",
+    )
+
+
 def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> None:
     for number, group in enumerate(settings.sources):
         is_spool = group.on_max_retained_wal is OnMaxRetainedWal.SPOOL

@@ -16,7 +16,7 @@ from tests.torture.world import World
 
 NOTICE_SECONDS = 60.0
 """How long the program may take to notice a change that makes the application's statements fail."""
-LARGE_ROWS = 20_000
+LARGE_ROWS = 60_000
 
 _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
@@ -299,13 +299,13 @@ def resync_in_large(world: World) -> None:
         return
     number = len(world.schedule)
     sizes = f"select tx, count(*) from bulk group by tx having count(*) <> {LARGE_ROWS}"
-    world.target_proxy.throttle(3_000_000)
+    world.target_proxy.throttle(4_000_000)
     lone.execute(
         f"delete from bulk where tx < {number} - 40; insert into bulk"
         f" select {number}, repeat('b', 200) from generate_series(1, {LARGE_ROWS})"
     )
-    asked_at = time.monotonic() + world.random.choice((0.2, 0.7, 1.5, 3.0))
-    deadline, was_asked = time.monotonic() + 15, False
+    asked_at = time.monotonic() + world.random.choice((0.7, 1.5, 3.0, 6.0))
+    deadline, was_asked = time.monotonic() + 20, False
     try:
         while time.monotonic() < deadline:
             if not was_asked and time.monotonic() > asked_at:

@@ -28,6 +28,7 @@ from streamer.commands.check.target_tables import (
 )
 from streamer.commands.check.transport import check_transport
 from streamer.config.settings import Settings
+from streamer.config.static import require_sources
 from streamer.errors import MappingError, StreamerError, TargetSchemaError
 from streamer.route.mapping import Mapping, SourceMapping
 
@@ -45,8 +46,7 @@ class Examination:
 
 async def check(settings: Settings, mapping: Mapping) -> Report:
     """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
-    if not mapping.sources:
-        raise MappingError("no sources", hint="list at least one under `sources`")
+    require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
     report.findings += check_spark(settings.sync)
     return report

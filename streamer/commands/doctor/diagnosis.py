@@ -25,7 +25,8 @@ from streamer.commands.requests import command_for
 from streamer.commands.screen import format_seconds
 from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
-from streamer.errors import MappingError, StreamerError
+from streamer.config.static import require_sources
+from streamer.errors import StreamerError
 from streamer.observability.logs import redact
 from streamer.route.mapping import Mapping
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
@@ -49,8 +50,7 @@ class Diagnosis:
 
 async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
     """Look at everything. Raises ConfigurationError; all else is part of the diagnosis."""
-    if not mapping.sources:
-        raise MappingError("no sources", hint="list at least one under `sources`")
+    require_sources(settings, mapping)
     address = TargetAddress.parse(settings.target.url)
     examination, statuses = await asyncio.gather(
         examine(settings, mapping), _statuses(address, mapping)

@@ -1,0 +1,120 @@
+"""The commands that edit the draft, with the file of the mapping: no process runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from streamer.cli.main import app
+
+SECRET = "hunter2-of-the-source"
+URL = f"postgresql://streamer:{SECRET}@eu-db/shop"
+
+
+class Commands:
+    def __init__(self, config: Path) -> None:
+        self._config = str(config)
+
+    def run(self, *arguments: str, stdin: str = "") -> Result:
+        result = CliRunner().invoke(app, ["--config", self._config, *arguments], input=stdin)
+        assert SECRET not in result.output
+        return result
+
+    def done(self, *arguments: str, stdin: str = "") -> str:
+        result = self.run(*arguments, stdin=stdin)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def rows(self, what: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.done(what, "list", "--json"))
+        return rows
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        'target: {url: "postgresql://nobody@127.0.0.1:1/dw"}\nhttp: {listen: ""}\n'
+        f"spool: {{directory: {tmp_path / 'spool'}}}\n"
+        f"mapping_database: {tmp_path / 'mapping.sqlite'}\n"
+    )
+    return Commands(config)
+
+
+def test_empty_lists_say_the_next_step(commands: Commands) -> None:
+    assert "streamer sources add DATABASE URL" in commands.done("sources", "list")
+    assert "streamer tables add DATABASE TABLE" in commands.done("tables", "list")
+    assert commands.rows("sources") == []
+
+
+@pytest.mark.parametrize("command", ["check", "doctor", "wait"])
+def test_an_empty_mapping_is_no_reason_to_edit_the_file(commands: Commands, command: str) -> None:
+    result = commands.run(command)
+    assert result.exit_code == 2
+    assert "streamer sources add" in result.output
+    assert "list at least one under" not in result.output
+
+
+def test_wait_without_sources_is_wrong_usage(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text('target: {url: "postgresql://nobody@127.0.0.1:1/dw"}\nsources: []\n')
+    result = Commands(config).run("wait")
+    assert result.exit_code == 2
+    assert "list at least one under `sources`" in result.output
+
+
+def test_a_password_from_stdin_replaces_that_of_one_url(commands: Commands) -> None:
+    commands.done("sources", "add", "shop", "-", "--sid", "eu", stdin=f"{URL}\n")
+    commands.done("sources", "add", "shop", "postgresql://u@us-db/shop", "--sid", "us")
+    which = commands.run("sources", "set", "shop", "--password", "-", stdin=f"{SECRET}\n")
+    assert which.exit_code != 0
+    assert "--sid" in which.output
+    commands.done("sources", "set", "shop", "--sid", "us", "--password", "-", stdin=f"{SECRET}\n")
+    assert [row["url"] for row in commands.rows("sources")] == [
+        "postgresql://streamer:***@eu-db/shop",
+        "postgresql://u:***@us-db/shop",
+    ]
+
+
+def test_a_password_in_the_command_line_is_refused(commands: Commands) -> None:
+    result = commands.run("sources", "set", "shop", "--password", "open")
+    assert result.exit_code == 2
+    assert "stdin" in result.output
+
+
+def test_settings_of_a_source_belong_to_its_url_or_its_database(commands: Commands) -> None:
+    commands.done("sources", "add", "shop", URL.replace(SECRET, "${PASSWORD}"))
+    commands.done("tables", "add", "shop", "orders")
+    commands.done(
+        *("sources", "set", "shop", "postgresql://other@eu-db/shop"),
+        *("--setting", "sid=eu", "--setting", "streaming=false", "--setting", "transport=text"),
+    )
+    (row,) = commands.rows("sources")
+    assert (row["url"], row["sid"]) == ("postgresql://other@eu-db/shop", "eu")
+    exported = commands.done("export")
+    assert "streaming: false" in exported
+    commands.done("sources", "set", "shop", "--setting", "streaming=null")
+    assert "streaming" not in commands.done("export")
+    unknown = commands.run("sources", "set", "shop", "--setting", "speed=high")
+    assert unknown.exit_code == 2
+    assert "transport" in unknown.output
+
+
+def test_any_setting_of_a_table_can_be_changed_and_taken_back(commands: Commands) -> None:
+    commands.done("sources", "add", "shop", "postgresql://u@eu-db/shop")
+    commands.done("tables", "add", "shop", "audit.events")
+    commands.done(
+        *("tables", "set", "shop", "audit.events", "--target", "logs.events", "--type", "append"),
+        *("--setting", "exclude=[payload]"),
+    )
+    (row,) = commands.rows("tables")
+    assert (row["target"], row["type"], row["exclude"]) == ("logs.events", "append", ["payload"])
+    commands.done(
+        *("tables", "set", "shop", "audit.events", "--setting", "type=null"),
+        *("--setting", "exclude=null", "--setting", "target=null"),
+    )
+    (row,) = commands.rows("tables")
+    assert (row["target"], row["type"], row["exclude"]) == (None, "clone", [])
+    assert commands.run("tables", "set", "shop", "nowhere", "--type", "append").exit_code != 0
