@@ -174,7 +174,7 @@ _BEGIN_COPY_SQL: Final = """
 update streamer.relation set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
-    error = null, waiting_for = null,
+    error = case when state in ('init', 'copying') then error end, waiting_for = null,
     snapshot_lsn = case when resync ? 'where' then snapshot_lsn end,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     target_created = target_created or $2,

@@ -502,7 +502,7 @@ class Store:
         async with self.connection() as connection:
             await connection.execute(
                 "update streamer.relation set error = $2 where id = any ($1::int8[])"
-                " and state = 'copying' and error is distinct from $2",
+                " and state in ('init', 'copying') and error is distinct from $2",
                 relation_ids,
                 error,
             )

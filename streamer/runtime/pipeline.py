@@ -721,6 +721,10 @@ class Pipeline:
         self._relations.quarantine_changed(mapped)
         self._relations.lane(mapped).release(Hold.SYNC)
 
+    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+        if self._relations.state(mapped) is State.COPYING:
+            self._relations.set_state(mapped, State.COPYING, error)
+
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
         self._relations.set_state(mapped, State.ERROR, error)
         log.error(

@@ -57,6 +57,8 @@ class SourceColumn:
     generation_expression: str | None
     identity: str
     collation: str | None
+    number: int = 0
+    """Its place in the table: never used again after the column is dropped."""
     may_be_toasted: bool = False
     """Whether values may be stored out of line, so that they are not sent while unchanged."""
 
@@ -70,6 +72,7 @@ class SourceRelation:
     columns: tuple[SourceColumn, ...]
     row_count_estimate: int
     size_bytes: int
+    """As VACUUM or ANALYZE saw it last."""
     row_security: bool
     owned: bool
     selectable: bool
@@ -170,7 +173,25 @@ async def _read_server(connection: Connection, identity_sql: str) -> SourceServe
     )
 
 
-_RELATIONS_SQL: Final = """
+# What has storage. Tables of the catalog are read, not functions such as pg_table_size and
+# pg_partition_tree: those lock the tables, and one that is locked would hold up all others.
+_LEAVES_SQL: Final = """
+with recursive tree (oid, relkind) as (
+    select c.oid, c.relkind
+    union all
+    select i.inhrelid, p.relkind
+    from tree t
+    join pg_catalog.pg_inherits i on i.inhparent = t.oid and t.relkind = 'p'
+    join pg_catalog.pg_class p on p.oid = i.inhrelid
+)
+select p.reltuples, p.relpages::int8 + coalesce(o.relpages, 0) as pages
+from tree t
+join pg_catalog.pg_class p on p.oid = t.oid
+left join pg_catalog.pg_class o on o.oid = p.reltoastrelid
+where t.relkind <> 'p'
+"""
+
+_RELATIONS_SQL: Final = f"""
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
        c.relpersistence = 'u' as is_unlogged,
        coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
@@ -179,7 +200,7 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
                pg_catalog.pg_attribute a
          where i.indrelid = c.oid and i.indisprimary and i.indisvalid
            and k.position <= i.indnkeyatts
-           and a.attrelid = c.oid and a.attnum = k.attnum), '{}') as primary_key,
+           and a.attrelid = c.oid and a.attnum = k.attnum), '{{}}') as primary_key,
        coalesce((select pg_catalog.jsonb_agg(
                     (select pg_catalog.jsonb_agg(a.attname order by k.position)
                        from pg_catalog.unnest(i.indkey::int2[])
@@ -194,15 +215,10 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
                              when k.condeferrable then ' deferrable' end
           from pg_catalog.pg_constraint k
          where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
-       greatest(case when c.relkind = 'p' then
-           (select pg_catalog.sum(greatest(l.reltuples, 0))
-              from pg_catalog.pg_partition_tree(c.oid) t
-              join pg_catalog.pg_class l on l.oid = t.relid where t.isleaf)
-         else c.reltuples end, 0)::int8 as row_count_estimate,
-       case when c.relkind = 'p' then
-           (select pg_catalog.sum(pg_catalog.pg_table_size(t.relid))
-              from pg_catalog.pg_partition_tree(c.oid) t where t.isleaf)
-         else pg_catalog.pg_table_size(c.oid) end::int8 as size_bytes,
+       (select coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)
+          from ({_LEAVES_SQL}) l)::int8 as row_count_estimate,
+       (select coalesce(pg_catalog.sum(l.pages), 0) from ({_LEAVES_SQL}) l)::int8
+         * current_setting('block_size')::int8 as size_bytes,
        c.relrowsecurity and (c.relforcerowsecurity
             or not pg_catalog.pg_has_role(c.relowner, 'usage'))
          and not (select rolsuper or rolbypassrls from pg_catalog.pg_roles
@@ -215,7 +231,7 @@ where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in (
 """
 
 _COLUMNS_SQL: Final = """
-select a.attrelid::int8 as relid, a.attname as name,
+select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
        a.atttypid::int8 as type_oid,
        a.attnotnull as not_null, a.attgenerated as generated, a.attidentity as identity,

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from streamer.errors import SourceContentionError
 from streamer.route.mapping import SourceMapping
-from streamer.source.connection import Connection, connection, fetch_all
+from streamer.source.connection import Connection, connection, fetch_all, translating
 
 T = TypeVar("T")
 
@@ -56,12 +56,13 @@ class Reported:
     """Keeps a log from repeating a wait of which only the age has changed."""
 
     def __init__(self) -> None:
-        self._pids: list[str] = []
+        self._pids: dict[tuple[str, ...], list[str]] = {}
 
-    def is_new(self, awaited: str) -> bool:
-        """Whether *awaited* names other sessions than last time."""
-        before, self._pids = self._pids, re.findall(r"pid \d+", awaited)
-        return self._pids != before or not self._pids
+    def is_new(self, awaited: str, *subject: str) -> bool:
+        """Whether *awaited* names other sessions than it did last of *subject*."""
+        before, now = self._pids.get(subject), re.findall(r"pid \d+", awaited)
+        self._pids[subject] = now
+        return now != before
 
 
 async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> None:
@@ -112,7 +113,8 @@ async def watched(source: SourceMapping, plain: Connection, work: Awaitable[T], 
 
     watching = asyncio.ensure_future(watch(source, plain.info.backend_pid, remember))
     try:
-        return await work
+        with translating(source.label):
+            return await work
     except SourceContentionError as exc:
         if told:
             exc.message = f"{exc.message}; it waited for {told[0]}"

@@ -5,10 +5,12 @@ what it brings for these is kept on disk. A round copies all that wait:
 
 1. the target tables are there and fit, and it is decided which way rows go: straight into the
    table, or into a staging table (`streamer.sync.prepare`, `streamer.sync.stage`);
-2. a snapshot: the one that the main slot exported when it was made, or that of a temporary slot;
-3. ``copying`` is stored, indexes are put off, parts are planned and stored;
-4. Spark copies parts. A guard transaction keeps every table from being rewritten meanwhile (a part
-   is a range of pages), and the connection that exported the snapshot does nothing;
+   ``copying`` is stored;
+2. a snapshot: the one that the main slot exported when it was made, or that of a temporary slot. A
+   session of the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
+3. definitions are read again under that snapshot. A table that is another one by then is left to
+   the next round;
+4. indexes are put off, parts are planned and stored, and Spark copies them (`streamer.sync.parts`);
 5. as each relation's last part is there: indexes back or rows exchanged, ``catching_up`` with the
    consistent point as its progress, and its lane may drain. What the stream held up to that point
    is dropped, the copy has it.
@@ -20,27 +22,26 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
-import psycopg
 import structlog
 
-from streamer.apply.binary import binary_types
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import HISTORY_COLUMNS, SID, computed_cast
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
 from streamer.conninfo import with_password_of
 from streamer.errors import (
     Retry,
     SnapshotExpiredError,
-    SourceConnectionError,
+    SourceContentionError,
     SparkJobError,
     StreamerError,
     SyncError,
     TargetContentionError,
+    TargetError,
     TargetFencedError,
 )
 from streamer.failpoints import failpoint
@@ -48,27 +49,18 @@ from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.copies import hand_over, is_handed_over, quarantined_count
 from streamer.progress.store import Store
-from streamer.route.mapping import (
-    SourceMapping,
-    TableType,
-    parse_name,
-)
-from streamer.source.catalog import SourceRelation, SourceServer, read_relations
-from streamer.source.connection import (
-    Connection,
-    connection,
-    fetch_all,
-    fetch_one,
-    translating,
-)
+from streamer.route.mapping import SourceMapping, parse_name
+from streamer.source.catalog import SourceServer, read_relations
+from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
-from streamer.source.waits import Reported
-from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
+from streamer.source.waits import Reported, read_locked, set_lock_timeout, watched
+from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.leaves import know_leaves
-from streamer.sync.plan import CopyPart, CopySource, Heap, cut, group
+from streamer.sync.plan import CopyPart, cut, group
 from streamer.sync.prepare import Preparation, TableCopy, exchange_of
+from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
 from streamer.sync.stage import (
     LOCK_SECONDS,
     create_stage,
@@ -80,10 +72,6 @@ from streamer.sync.stage import (
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
-_SIZES_SQL: Final = (
-    "pg_catalog.pg_table_size({0}::oid) as size_bytes, pg_catalog.pg_relation_size({0}::oid)"
-    " / pg_catalog.current_setting('block_size')::int8 as page_count"
-)
 TERMINATE_SECONDS: Final = 10.0
 
 
@@ -110,6 +98,9 @@ class SyncEvents(Protocol):
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
     def copy_failed(self, mapped: MappedRelation, error: str) -> None: ...
+    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+        """A copy under way does not get on, for now; with None it does."""
+        ...
 
 
 class SyncCoordinator:
@@ -145,6 +136,9 @@ class SyncCoordinator:
         self._wanted = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
         self._reported = Reported()
+        self._delayed: dict[MappedRelation, int] = {}
+        """Copies under way of which an error is shown, and how many parts they had by then."""
+        self._part_counts: Counter[int] = Counter()
 
     def request(self, mapped: MappedRelation) -> None:
         """Copy *mapped*, in the next round."""
@@ -185,8 +179,11 @@ class SyncCoordinator:
                             await self._fail(mapped, str(exc))
                         continue
                     backoff.log(log, f'copying from "{self._source.label}" begins again', exc)
+                    unfinished = self._unfinished_of(batch)
+                    if not isinstance(exc, TargetError):
+                        await self._show(unfinished, str(exc))
                     await backoff.wait()
-                    for mapped in self._unfinished_of(batch):
+                    for mapped in unfinished:
                         self.request(mapped)
         finally:
             if self._snapshot is not None:
@@ -233,33 +230,45 @@ class SyncCoordinator:
     # ---- one round -----------------------------------------------------------------------------
 
     async def _round(self, batch: list[MappedRelation]) -> None:
-        snapshot, self._snapshot = self._snapshot, None
+        exported, self._snapshot = self._snapshot, None
         try:
             await self._end_former_tasks()
             async with connection(self._source) as source:
-                copies = await self._prepare(source, batch)
-                if not copies:
-                    return
-                if snapshot is None:
-                    name = sync_slot_name(self._source.slot)
-                    snapshot = await create_slot(
-                        self._source,
-                        name,
-                        self._server.version,
-                        temporary=True,
-                        tell=lambda what: self._tell(copies, what),
-                    )
-                    await self._tell(copies, None)
-                    failpoint("sync.slot_created")
-            await self._copy(copies, snapshot)
+                await set_lock_timeout(source)
+                mapped = [mapped.relation_id for mapped in batch]
+                copies = await watched(
+                    self._source,
+                    source,
+                    self._prepare(source, batch),
+                    lambda awaited: self._store.set_waiting(mapped, awaited),
+                )
+                await self._store.set_waiting(mapped, None)
+            if not copies:
+                return
+            if exported is None:
+                exported = await create_slot(
+                    self._source,
+                    sync_slot_name(self._source.slot),
+                    self._server.version,
+                    temporary=True,
+                    tell=lambda awaited: self._tell(copies, awaited),
+                )
+                await self._tell(copies, None)
+                failpoint("sync.slot_created")
+            snapshot = await HeldSnapshot.take_over(self._source, exported)
         finally:
-            if snapshot is not None:
-                await snapshot.close()
+            if exported is not None:
+                await exported.close()
+        try:
+            with translating(self._source.label):
+                await self._copy(copies, snapshot)
+        finally:
+            await snapshot.close()
 
     async def _tell(self, copies: list[TableCopy], what: str | None) -> None:
         """Show what copies wait for."""
-        if what is not None and self._reported.is_new(what):
-            tables = [copy.name for copy in copies]
+        tables = [copy.name for copy in copies]
+        if what is not None and self._reported.is_new(what, *tables):
             log.warning("copies wait", source=self._source.label, tables=tables, waiting_for=what)
         await self._store.set_waiting([copy.mapped.relation_id for copy in copies], what)
 
@@ -325,207 +334,126 @@ class SyncCoordinator:
 
     # ---- copying -------------------------------------------------------------------------------
 
-    async def _copy(self, copies: list[TableCopy], snapshot: ExportedSnapshot) -> None:
+    async def _copy(self, copies: list[TableCopy], snapshot: HeldSnapshot) -> None:
         for copy in copies:
             copy.consistent_point = snapshot.consistent_point
+            copy.source_time = snapshot.source_time
             self._events.copy_began(copy.mapped, snapshot.consistent_point)
-        async with connection(self._source) as guard:
-            copies, rewritten = await self._guard(guard, copies, snapshot)
-            whole = [copy.mapped for copy in copies if copy.resync.where is None]
-            await know_leaves(self._store, guard, whole)
-            failpoint("sync.guarded")
-            copies = await self._plan(guard, copies)
-            failpoint("sync.planned")
-            if copies:
-                await self._run_job(copies, snapshot, guard)
-        if rewritten:
-            raise SnapshotExpiredError(f'table "{rewritten[0].name}" was rewritten meanwhile')
+        self._delayed = dict.fromkeys(self._delayed, 0)
+        copies, again = await self._look(copies, snapshot)
+        failpoint("sync.guarded")
+        copies = await self._plan(copies)
+        failpoint("sync.planned")
+        if copies:
+            again += await self._run_job(copies, snapshot)
+        if again:
+            raise SnapshotExpiredError("; ".join(sorted(again)))
 
-    async def _each(
-        self, guard: Connection, copies: list[TableCopy], do: Callable[[TableCopy], Awaitable[None]]
-    ) -> list[TableCopy]:
-        """Do something for each of *copies*, in the transaction of *guard*; return those for which
-        it went well. The others are in error.
+    async def _look(
+        self, copies: list[TableCopy], snapshot: HeldSnapshot
+    ) -> tuple[list[TableCopy], list[str]]:
+        """Read the definitions again, as the snapshot has them; return the copies to go on with,
+        and why others have to begin again.
+
+        A column that was added and filled before the snapshot was taken is in no later change. The
+        others go on: a table that is rewritten all the time must not keep them from being copied.
         """
-        done = []
+        fit: list[TableCopy] = []
+        again: list[str] = []
         for copy in copies:
-            await guard.execute("savepoint copy")
+            await snapshot.plain.execute("savepoint look")
             try:
-                with translating(self._source.label):
-                    await do(copy)
+                found = await watched(
+                    self._source,
+                    snapshot.plain,
+                    self._look_at(copy, snapshot),
+                    partial(self._tell, [copy]),
+                )
+            except SourceContentionError as exc:
+                again.append(f'"{copy.name}" is locked: {exc.message}')
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
-                await guard.execute("rollback to savepoint copy")
                 await self._refuse(copy.mapped, exc)
             else:
-                done.append(copy)
-            await guard.execute("release savepoint copy")
-        return done
+                if found is not None and is_same(copy.relation, found.relation):
+                    copy.relation = found.relation
+                    copy.heaps, copy.can_split = found.heaps, found.can_split
+                    fit.append(copy)
+                else:
+                    again.append(f'"{copy.name}" was altered or rewritten as its copy began')
+            await snapshot.plain.execute("rollback to savepoint look")
+        await self._store.set_waiting([copy.mapped.relation_id for copy in copies], None)
+        return fit, again
 
-    async def _guard(
-        self, guard: Connection, copies: list[TableCopy], snapshot: ExportedSnapshot
-    ) -> tuple[list[TableCopy], list[TableCopy]]:
-        """Lock the tables against rewriting for as long as *guard* lives; return those that could
-        be, and apart from them those that had been rewritten.
-
-        A table that was rewritten between snapshot and lock has other pages than the snapshot
-        knows, or none: its copy must begin again with a new snapshot. The others need not: a table
-        that is truncated all the time must not keep them from being copied.
-        """
-        await guard.execute("begin isolation level repeatable read read only")
-        await guard.execute(f"set transaction snapshot '{snapshot.snapshot_name}'".encode())
-        source_time = (await fetch_one(guard, "select pg_catalog.now()::text as now"))["now"]
-
-        async def lock(copy: TableCopy) -> None:
-            name = copy.relation.name
-            only = "" if copy.relation.is_partitioned else "only "
-            table = quote_qualified(name.namespace, name.name)
-            await guard.execute(f"lock table {only}{table} in access share mode".encode())
-            copy.source_time = source_time
-
-        copies = await self._each(guard, copies, lock)
-        rewritten = await fetch_all(
-            guard,
-            "select distinct r.oid from pg_catalog.unnest(%s::oid[]) r (oid),"
-            " lateral (select r.oid union"
-            " select relid from pg_catalog.pg_partition_tree(r.oid)) t (relid)"
-            " join pg_catalog.pg_class c on c.oid = t.relid"
-            " where c.relkind = 'r' and c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)",
-            [copy.relation.oid for copy in copies],
+    async def _look_at(self, copy: TableCopy, snapshot: HeldSnapshot) -> TableSeen | None:
+        found = await look(
+            snapshot.plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
         )
-        oids = {row["oid"] for row in rewritten}
-        return [copy for copy in copies if copy.relation.oid not in oids], [
-            copy for copy in copies if copy.relation.oid in oids
-        ]
+        if found is not None and found.relation.is_partitioned:
+            await know_leaves(self._store, snapshot.plain, [copy.mapped])
+        return found
 
-    async def _plan(self, guard: Connection, copies: list[TableCopy]) -> list[TableCopy]:
+    async def _plan(self, copies: list[TableCopy]) -> list[TableCopy]:
         """Cut relations into parts, and store what is planned; return those for which that went
         well.
         """
+        planned = []
         async with target_connection(self._address, self._application_name) as target:
+            for copy in copies:
+                try:
+                    await self._plan_one(target, copy)
+                except StreamerError as exc:
+                    if exc.retry is Retry.TIMED:
+                        raise
+                    await self._refuse(copy.mapped, exc)
+                else:
+                    planned.append(copy)
+        return planned
 
-            async def plan(copy: TableCopy) -> None:
-                copy.parts = cut(await self._copy_source(guard, copy, target.server_version))
-                if copy.is_staged:
-                    await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
-                elif self._settings.defer_indexes:
-                    await self._defer_indexes(target, copy)
-                async with transaction(target):
-                    await target.execute(
-                        "update streamer.relation set rows_total = $2 where id = $1",
-                        copy.mapped.relation_id,
-                        copy.relation.row_count_estimate,
-                    )
-                    await target.execute(
-                        "insert into streamer.sync_partition"
-                        " (relation_id, part, attempt, description, size_bytes)"
-                        " select $1, * from unnest($2::int4[], $3::int4[], $4::text[], $5::int8[])",
-                        copy.mapped.relation_id,
-                        [part.part for part in copy.parts],
-                        [part.attempt for part in copy.parts],
-                        [part.description for part in copy.parts],
-                        [part.size_bytes for part in copy.parts],
-                    )
-
-            return await self._each(guard, copies, plan)
+    async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
+        rate = self._settings.rows_per_second
+        copy.parts = cut(
+            copy_source(copy, self._server.version, target.server_version),
+            part_bytes=part_bytes(copy, None if rate is None else rate / self._settings.jobs),
+        )
+        if copy.is_staged:
+            await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
+        elif self._settings.defer_indexes:
+            await self._defer_indexes(target, copy)
+        async with transaction(target):
+            await target.execute(
+                "update streamer.relation set rows_total = $2 where id = $1",
+                copy.mapped.relation_id,
+                copy.relation.row_count_estimate,
+            )
+            await target.execute(
+                "insert into streamer.sync_partition"
+                " (relation_id, part, attempt, description, size_bytes)"
+                " select $1, * from unnest($2::int4[], $3::int4[], $4::text[], $5::int8[])",
+                copy.mapped.relation_id,
+                [part.part for part in copy.parts],
+                [part.attempt for part in copy.parts],
+                [part.description for part in copy.parts],
+                [part.size_bytes for part in copy.parts],
+            )
 
     async def _defer_indexes(self, target: TargetConnection, copy: TableCopy) -> None:
         # Rows of others are served by these indexes.
         if not await target.fetch_value(f"select exists (select from {copy.table})"):
             await defer_indexes(target, copy.target.name)
 
-    async def _copy_source(
-        self, guard: Connection, copy: TableCopy, target_version: int
-    ) -> CopySource:
-        select: list[str] = []
-        names: list[str] = []
-        types = binary_types(self._server.version, target_version)
-        is_binary = True
-        if copy.sid is not None:
-            kind = copy.target.columns[SID].type
-            is_binary = is_binary and kind == "text"
-            select.append(f"{quote_literal(copy.sid)}::text")
-            names.append(SID)
-        for column in copy.relation.columns:
-            name = copy.mapped.mapping.target_column(column.name)
-            if column.generated:
-                continue  # not published either
-            if name is not None and copy.mapped.mapping.is_computed(name):
-                continue
-            there = copy.target.columns.get(name) if name is not None else None
-            if name is None or there is None or there.generated:
-                continue
-            select.append(quote_identifier(column.name))
-            names.append(name)
-            is_same = column.type_oid == there.type_oid
-            is_binary = is_binary and is_same and column.type_oid in types
-        rule = copy.mapped.mapping.rule
-        for name, expression in rule.set:
-            there = copy.target.columns[name]
-            select.append(f"({expression}){computed_cast(there, of_target=False)}")
-            names.append(name)
-            is_same = there.base_oid == there.type_oid
-            is_binary = is_binary and is_same and there.type_oid in types
-        if copy.mapped.mapping.type is TableType.HISTORY:
-            select += [
-                "'1900-01-01 00:00:00+00'::timestamptz",
-                "'9999-01-01 00:00:00+00'::timestamptz",
-            ]
-            select.append("false")
-            names += HISTORY_COLUMNS
-            history = [copy.target.columns[name].type for name in names[-3:]]
-            is_binary = is_binary and history == ["timestamp with time zone"] * 2 + ["boolean"]
-        copy.columns = tuple(names)
-        heaps, can_split = await self._heaps(guard, copy.relation)
-        return CopySource(
-            relation_id=copy.mapped.relation_id,
-            attempt=copy.attempt,
-            select_list=", ".join(select),
-            condition=None if rule.filter is None else rule.filter.text,
-            into=(copy.destination, quote_columns(names)),
-            binary=is_binary and bool(names),
-            heaps=heaps,
-            can_split=can_split and self._server.version >= 14_00_00,
-        )
-
-    async def _heaps(
-        self, guard: Connection, relation: SourceRelation
-    ) -> tuple[tuple[Heap, ...], bool]:
-        """Return what of *relation* has storage, and whether it can be read by ranges of pages."""
-        quoted = quote_qualified(relation.name.namespace, relation.name.name)
-        if not relation.is_partitioned:
-            sizes = await fetch_one(guard, f"select {_SIZES_SQL}".format("%s"), *[relation.oid] * 2)
-            return (Heap(f"only {quoted}", **sizes),), True
-        leaves = await fetch_all(
-            guard,
-            "select pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,"
-            f" c.relkind = 'r' as is_table, {_SIZES_SQL.format('c.oid')},"
-            " pg_catalog.has_table_privilege(c.oid, 'select') as selectable"
-            " from pg_catalog.pg_partition_tree(%s::oid) t"
-            " join pg_catalog.pg_class c on c.oid = t.relid"
-            " join pg_catalog.pg_namespace n on n.oid = c.relnamespace where t.isleaf",
-            relation.oid,
-        )
-        heaps = [
-            Heap(f"only {leaf['quoted']}", leaf["size_bytes"], leaf["page_count"])
-            for leaf in leaves
-        ]
-        if all(leaf["is_table"] and leaf["selectable"] for leaf in leaves):
-            return tuple(heaps), True
-        pages = max(1, sum(heap.page_count for heap in heaps))
-        return (Heap(quoted, relation.size_bytes, pages),), False
-
-    async def _run_job(
-        self, copies: list[TableCopy], snapshot: ExportedSnapshot, guard: Connection
-    ) -> None:
-        """Let Spark copy the parts, finishing relations as they are complete."""
+    async def _run_job(self, copies: list[TableCopy], snapshot: HeldSnapshot) -> list[str]:
+        """Let Spark copy the parts, finishing relations as they are complete; return why some have
+        to begin again.
+        """
         backoff = Backoff(first=0.5)
         submitted: list[CopyPart] | None = None
+        again: list[str] = []
         while True:
             unfinished = await self._unfinished(copies)
             if all(copy.is_done for copy in copies):
-                return
+                return again
             if not unfinished:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
@@ -537,12 +465,12 @@ class SyncCoordinator:
             )
             failpoint("sync.job_started")
             try:
-                await self._watch(copies, submitting, snapshot, guard)
+                await self._watch(copies, submitting, snapshot)
                 failures = submitting.result()
             except SparkJobError as exc:
-                if not snapshot.is_alive:
-                    raise _snapshot_lost() from exc
+                await snapshot.check()
                 # Parts that are copied stay so; the snapshot still stands.
+                await self._delay(copies, exc)
                 backoff.log(log, "the Spark job is started again", exc)
                 await backoff.wait()
                 submitted = None
@@ -550,14 +478,51 @@ class SyncCoordinator:
             finally:
                 submitting.add_done_callback(_forget)
                 submitting.cancel()
-            if failures and not snapshot.is_alive:
-                raise _snapshot_lost()
-            by_id = {copy.mapped.relation_id: copy for copy in copies}
-            for failure in failures:
-                copy = by_id[failure["relation_id"]]
-                if not copy.is_done:
+            reasons, is_busy = await self._settle(copies, failures)
+            again += reasons
+            if is_busy:
+                await backoff.wait()
+                submitted = None
+
+    async def _settle(
+        self, copies: list[TableCopy], failures: list[dict[str, Any]]
+    ) -> tuple[list[str], bool]:
+        """See to what a job has not copied (`streamer.sync.parts.NotCopiedError`); return why
+        copies have to begin again, and whether parts wait for a lock.
+
+        Raises SnapshotExpiredError.
+        """
+        by_id = {copy.mapped.relation_id: copy for copy in copies}
+        again, is_busy = [], False
+        for failure in failures:
+            copy, error = by_id[failure["relation_id"]], failure["error"]
+            match failure["kind"]:
+                case "snapshot":
+                    raise SnapshotExpiredError(f"the snapshot of the copy is gone: {error}")
+                case "busy":
+                    is_busy = True
+                case "changed" if not copy.is_done:
                     copy.is_done = True
-                    await self._fail(copy.mapped, f'copying "{copy.name}": {failure["error"]}')
+                    again.append(f'"{copy.name}" was altered or rewritten while it was copied')
+                case "refused" if not copy.is_done:
+                    copy.is_done = True
+                    await self._fail(copy.mapped, f'copying "{copy.name}": {error}')
+        return again, is_busy
+
+    async def _delay(self, copies: list[TableCopy], error: StreamerError) -> None:
+        """Show why copies do not get on."""
+        delayed = [copy.mapped for copy in copies if not copy.is_done]
+        await self._show(delayed, str(error))
+
+    async def _show(self, copying: list[MappedRelation], error: str | None) -> None:
+        """Show why copies do not get on, or that they do again."""
+        await self._store.set_copy_error([mapped.relation_id for mapped in copying], error)
+        for mapped in copying:
+            self._events.copy_delayed(mapped, error)
+            if error is not None:
+                self._delayed[mapped] = self._part_counts[mapped.relation_id]
+            else:
+                self._delayed.pop(mapped, None)
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
         """A job ended well and has copied nothing: its tasks did not find what they were to do."""
@@ -579,6 +544,9 @@ class SyncCoordinator:
                 [copy.mapped.relation_id for copy in active],
             )
         copied = {(row["relation_id"], row["part"]): row for row in rows}
+        self._part_counts = Counter(relation_id for relation_id, _ in copied)
+        if again := [m for m, n in self._delayed.items() if self._part_counts[m.relation_id] > n]:
+            await self._show(again, None)
         remaining: list[CopyPart] = []
         for copy in active:
             missing = [p for p in copy.parts if (p.relation_id, p.part) not in copied]
@@ -593,34 +561,47 @@ class SyncCoordinator:
         return remaining
 
     async def _watch(
-        self,
-        copies: list[TableCopy],
-        submitting: "asyncio.Task[Any]",
-        snapshot: ExportedSnapshot,
-        guard: Connection,
+        self, copies: list[TableCopy], submitting: "asyncio.Task[Any]", snapshot: HeldSnapshot
     ) -> None:
+        waiting: dict[TableCopy, str] = {}
         while True:
             done, _ = await asyncio.wait([submitting], timeout=POLL_SECONDS)
             await self._unfinished(copies)
             if done:
+                await self._tell(list(waiting), None)
                 return
-            if not snapshot.is_alive or guard.closed or guard.broken:
-                raise _snapshot_lost()
-            try:
-                await guard.execute("select 1")
-            except psycopg.Error as exc:
-                raise SourceConnectionError("the connection that guards the copy was lost") from exc
+            waiting = await self._show_waiting(copies, snapshot, waiting)
 
-    def _job(self, parts: list[CopyPart], snapshot: ExportedSnapshot) -> dict[str, Any]:
+    async def _show_waiting(
+        self, copies: list[TableCopy], snapshot: HeldSnapshot, before: dict[TableCopy, str]
+    ) -> dict[TableCopy, str]:
+        """Show which copies wait for a lock at the source, and for whom."""
+        locked = await read_locked(snapshot.plain, self._task_name)
+        now = {
+            copy: locked[oid]
+            for copy in copies
+            for heap in copy.heaps
+            for oid, _ in heap.stores
+            if oid in locked and not copy.is_done
+        }
+        for copy, awaited in now.items():
+            await self._tell([copy], awaited)
+        if gone := [copy for copy in before if copy not in now]:
+            await self._tell(gone, None)
+        return now
+
+    def _job(self, parts: list[CopyPart], snapshot: HeldSnapshot) -> dict[str, Any]:
         rate = self._settings.rows_per_second
+        tasks = group(parts)
+        at_once = max(1, min(self._settings.jobs, len(tasks)))
         return {
-            "tasks": [[part.to_json() for part in task] for task in group(parts)],
+            "tasks": [[part.to_json() for part in task] for task in tasks],
             "ends": {
                 "source_url": with_password_of(os.environ, self._source.url.reveal()),
                 "target_url": with_password_of(os.environ, self._settings.target_url),
                 "snapshot_name": snapshot.snapshot_name,
                 "application_name": self._task_name,
-                "rows_per_second": None if rate is None else rate / self._settings.jobs,
+                "rows_per_second": None if rate is None else rate / at_once,
             },
         }
 
@@ -706,7 +687,3 @@ def _forget(task: "asyncio.Task[Any]") -> None:
     """Look at how *task* ended, where nobody else did: asyncio logs failures that nobody saw."""
     if not task.cancelled():
         task.exception()
-
-
-def _snapshot_lost() -> SnapshotExpiredError:
-    return SnapshotExpiredError("the connection that held the snapshot was lost")

@@ -6,6 +6,10 @@ fiftieth of decoding them. The part's row in ``streamer.sync_partition`` is lock
 in the transaction of the copy, so a task that Spark runs twice, or that outlived the process that
 wanted it, copies once or not at all.
 
+A part locks its table at the source while it reads, no longer, and makes sure first that the table
+still has the storage and the columns that the plan is about. A table that was rewritten, or whose
+columns were renamed, has to be copied anew; DDL of the application need not wait for a whole copy.
+
 This module and what it imports (`streamer.sync.spark_job` ships them) is all that an executor on
 another machine has of us, besides psycopg.
 """
@@ -29,6 +33,10 @@ PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
 THROTTLED_TIMES: Final = 4
 """How many times as long a part takes while the source keeps too much WAL."""
+
+
+LOCK_SECONDS: Final = 10
+"""How long a part waits for a lock at the source. Then others of its task have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,19 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
         yield connection
 
 
+class NotCopiedError(Exception):
+    """A part cannot be copied as it was planned. ``kind``: what the coordinator is told.
+
+    ``snapshot``: the snapshot is gone, and with it the round. ``changed``: the table is not what
+    the snapshot has. ``busy``: another session at the source holds a lock on it. ``refused``: a
+    server refuses what the part does.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class PassingError(Exception):
     """A part could not be copied now; Spark runs its task again.
 
@@ -76,8 +97,11 @@ def copy_tasks(
 
 
 def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
-    """Copy a task's parts; yield those that a server refused. What passes raises PassingError."""
-    failed: set[int] = set()
+    """Copy a task's parts; yield those that are not copied, with why: see `NotCopiedError`.
+
+    Raises PassingError for what passes.
+    """
+    given_up: set[int] = set()
     remaining = list(parts)
     while remaining:
         part = None
@@ -89,17 +113,22 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                 copier = PartCopier(source, target, ends)
                 while remaining:
                     part = remaining[0]
-                    if part["relation_id"] not in failed:
+                    if part["relation_id"] not in given_up:
                         copier.copy(part)
                     remaining.pop(0)
         except Exception as exc:  # noqa: BLE001  # one relation's failure is not the others'
             message = _describe(exc)
-            if part is None or _is_passing(exc):
+            kind = exc.kind if isinstance(exc, NotCopiedError) else "refused"
+            if kind == "refused" and (part is None or _is_passing(exc)):
                 raise PassingError(message) from None
+            failed = part or remaining[0]
+            yield {"relation_id": failed["relation_id"], "kind": kind, "error": message}
+            if kind == "snapshot":
+                return
             remaining.pop(0)
-            failed.add(part["relation_id"])
-            _record_error(part, ends, message)
-            yield {"relation_id": part["relation_id"], "error": message}
+            given_up.add(failed["relation_id"])
+            if kind == "refused":
+                _record_error(failed, ends, message)
 
 
 def _is_passing(error: Exception) -> bool:
@@ -107,9 +136,7 @@ def _is_passing(error: Exception) -> bool:
     diagnostic = getattr(error, "diag", None)
     if state == "08P01" and getattr(diagnostic, "severity_nonlocalized", None) == "ERROR":
         return False  # the connection stands: a binary value is not as long as its type wants
-    return (
-        state is None or state[:2] in ("08", "40", "53", "57", "58") or state in ("55P03", "22023")
-    )
+    return state is None or state[:2] in ("08", "40", "53", "57", "58") or state == "55P03"
 
 
 def _describe(error: Exception) -> str:
@@ -143,8 +170,9 @@ class PartCopier:
         self._source = source
         self._target = target
         self._pace = Pace(ends.rows_per_second)
+        source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
         source.execute("begin isolation level repeatable read read only")
-        source.execute(f"set transaction snapshot '{ends.snapshot_name}'".encode())
+        _import(source, ends.snapshot_name)
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
@@ -156,33 +184,65 @@ class PartCopier:
         target.execute("set synchronous_commit = off")
 
     def copy(self, part: dict[str, Any]) -> bool:
-        """Copy a part unless that is done or no longer wanted; tell whether it was."""
+        """Copy a part unless that is done or no longer wanted; tell whether it was.
+
+        Raises NotCopiedError.
+        """
         key = (part["relation_id"], part["part"], part["attempt"])
+        if not self._target.execute(_IS_WANTED_SQL, key).fetchone():
+            return False
+        self._source.execute("savepoint part")
+        self._hold(part)
         with self._target.transaction():
-            row = self._target.execute(
-                "select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false)"
-                " from streamer.sync_partition p join streamer.relation r on r.id = relation_id"
-                " join streamer.source s on s.id = r.source_id"
-                " where relation_id = %s and part = %s and p.attempt = %s for update of p",
-                key,
+            row = self._target.execute(_LOCK_PART_SQL, key).fetchone()
+            is_wanted = row is not None and bool(row[0])
+            if row is not None and is_wanted:
+                self._pace.begin(is_throttled=row[1])
+                self._copy_held(part)
+        # What was locked since the savepoint is let go; a table that is read needs no commit.
+        self._source.execute("rollback to savepoint part")
+        return is_wanted
+
+    def _copy_held(self, part: dict[str, Any]) -> None:
+        """Copy a part whose table and whose row in the ledger are locked."""
+        key = (part["relation_id"], part["part"], part["attempt"])
+        began = time.monotonic()
+        rows, size = self._pass_through(part["copy_out"], part["copy_in"])
+        self._check_types(part["types_out"], part["types_in"])
+        self._target.execute(
+            "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
+            " started_at = now(), finished_at = clock_timestamp(), error = null"
+            " where relation_id = %s and part = %s and attempt = %s",
+            (rows, size, *key),
+        )
+        self._pace.wait(rows, time.monotonic() - began)
+        if self._has_origin:
+            self._target.execute(origin.STAMP_SQL)
+        failpoint("sync.part_copied")
+
+    def _hold(self, part: dict[str, Any]) -> None:
+        """Lock a part's table, and make sure that it is what the part was planned for.
+
+        Under the snapshot the catalogs show what was; `pg_relation_filenode` and the columns of a
+        query show what is.
+        """
+        try:
+            self._source.execute(part["lock"].encode())
+            row = self._source.execute(
+                _IS_REWRITTEN_SQL,
+                ([oid for oid, _ in part["stores"]], [filenode for _, filenode in part["stores"]]),
             ).fetchone()
-            if row is None or not row[0]:
-                return False
-            self._pace.begin(is_throttled=row[1])
-            began = time.monotonic()
-            rows, size = self._pass_through(part["copy_out"], part["copy_in"])
-            self._check_types(part["types_out"], part["types_in"])
-            self._target.execute(
-                "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
-                " started_at = now(), finished_at = clock_timestamp(), error = null"
-                " where relation_id = %s and part = %s and attempt = %s",
-                (rows, size, *key),
-            )
-            self._pace.wait(rows, time.monotonic() - began)
-            if self._has_origin:
-                self._target.execute(origin.STAMP_SQL)
-            failpoint("sync.part_copied")
-        return True
+            result = self._source.execute(part["look"].encode()).pgresult
+        except psycopg.errors.LockNotAvailable:
+            raise NotCopiedError(
+                "busy", f"a session at the source has held a lock for {LOCK_SECONDS} s"
+            ) from None
+        except _GONE as exc:
+            raise NotCopiedError("changed", _describe(exc)) from None
+        assert result is not None
+        numbers = [result.ftablecol(column) for column in range(result.nfields)]
+        if row is None or row[0] or numbers != list(part["numbers"]):
+            raise NotCopiedError("changed", "the table was rewritten or altered")
 
     def _pass_through(self, copy_out: str, copy_in: str) -> tuple[int, int]:
         source, target = self._source.pgconn, self._target.pgconn
@@ -253,6 +313,41 @@ class Pace:
         if early > 0:
             self._slept += early
             time.sleep(early)
+
+
+_IS_WANTED_SQL: Final = """
+select true from streamer.sync_partition
+where relation_id = %s and part = %s and attempt = %s and finished_at is null
+"""
+_LOCK_PART_SQL: Final = """
+select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false)
+from streamer.sync_partition p join streamer.relation r on r.id = relation_id
+join streamer.source s on s.id = r.source_id
+where relation_id = %s and part = %s and p.attempt = %s for update of p
+"""
+_IS_REWRITTEN_SQL: Final = """
+select coalesce(pg_catalog.bool_or(
+    pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
+from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
+"""
+_GONE: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.WrongObjectType,
+)
+
+
+def _import(source: "psycopg.Connection[Any]", snapshot_name: str) -> None:
+    """Import a snapshot. One that cannot be imported will not come back: the reasons have several
+    SQLSTATEs, and none of them passes.
+    """
+    try:
+        source.execute(f"set transaction snapshot '{snapshot_name}'".encode())
+    except psycopg.Error as exc:
+        if exc.sqlstate is None or exc.sqlstate[:2] in ("08", "53", "57", "58"):
+            raise
+        raise NotCopiedError("snapshot", _describe(exc)) from None
 
 
 def _types(connection: "psycopg.Connection[Any]", query: str) -> list[int]:

@@ -25,17 +25,25 @@ TASK_PARTS_MAX: Final = 50
 class Heap:
     """A table with storage of its own: a plain table, or a leaf of a partitioned one.
 
-    ``size_bytes``: with its TOAST table; ``page_count``: without.
+    ``size_bytes``: with its TOAST table; ``page_count``: without. ``stores``: OID and filenode of
+    each table that is read, as planned. ``numbers``: those of the columns, in the order of
+    `CopySource.columns`.
     """
 
     relation_sql: str
     size_bytes: int
     page_count: int
+    stores: tuple[tuple[int, int], ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
     """One piece of work, small and free of secrets.
+
+    ``lock``: what keeps the table as it is while the part is read. ``stores`` and ``numbers``: what
+    it was when the part was planned, see `Heap`; ``look``: a query without rows whose columns have
+    these numbers.
 
     ``types_out`` and ``types_in``: queries without rows whose columns show what is copied and what
     it is copied into; they must be the same. Empty where that does not matter, in text.
@@ -50,6 +58,10 @@ class CopyPart:
     types_out: str
     types_in: str
     size_bytes: int
+    lock: str
+    look: str
+    stores: tuple[tuple[int, int], ...]
+    numbers: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -67,6 +79,8 @@ class CopySource:
     binary: bool
     heaps: tuple[Heap, ...]
     can_split: bool
+    columns: str = ""
+    """All columns of the source's table: expressions may use those that are not copied."""
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
@@ -104,6 +118,10 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     types_out=f"{query} limit 0" if source.binary else "",
                     types_in=f"select {columns} from {table} limit 0" if source.binary else "",
                     size_bytes=heap.size_bytes // count,
+                    lock=f"lock table {heap.relation_sql} in access share mode",
+                    look=f"select {source.columns} from {heap.relation_sql} limit 0",
+                    stores=heap.stores,
+                    numbers=heap.numbers,
                 )
             )
     return parts

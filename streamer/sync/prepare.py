@@ -40,7 +40,7 @@ from streamer.source.expressions import describe_expressions
 from streamer.source.types import read_types
 from streamer.sql import quote_identifier, quote_literal, quote_qualified
 from streamer.sync.exchange import Exchange, Way
-from streamer.sync.plan import CopyPart
+from streamer.sync.plan import CopyPart, Heap
 from streamer.sync.stage import drop_stage, rest_triggers, stage_name
 from streamer.sync.tables import create_table, published_relation
 
@@ -64,6 +64,8 @@ class TableCopy:
     consistent_point: Lsn = NOTHING
     source_time: str = ""
     columns: tuple[str, ...] = ()
+    heaps: tuple[Heap, ...] = ()
+    can_split: bool = False
     parts: list[CopyPart] = field(default_factory=list)
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)

@@ -167,8 +167,7 @@ async def test_a_round_that_begins_again_leaves_alone_what_it_has_finished(
         await streamer.eventually(lambda: is_done(streamer))
         source.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
-            " where backend_type = 'walsender' and query like 'CREATE_REPLICATION_SLOT%'"
-            " and datname = current_database()"
+            " where application_name = 'streamer snapshot' and datname = current_database()"
         )
         return await asyncio.Event().wait()  # type: ignore[return-value]
 

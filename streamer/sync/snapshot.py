@@ -1,0 +1,203 @@
+"""The snapshot of a round of copies, and what the tables are like in it.
+
+A slot exports its snapshot for as long as its connection does nothing else, and keeps WAL
+meanwhile. So a session of ours imports it and exports it again. Then the slot may go, and a copy
+keeps no WAL, however long it takes. That session holds the snapshot and, between two looks at
+tables, no lock.
+
+A table's definition is read under this snapshot, and while the table is locked: what a copy reads
+is what its definition says. Both are let go at once. Each part makes sure, under a lock of its own,
+that its table still has the same storage and the same columns (`streamer.sync.parts`), so that the
+application's DDL waits for the parts that are being read, not for the copy.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import psycopg
+from psycopg.rows import DictRow
+
+from streamer.errors import SnapshotExpiredError, SourceConnectionError
+from streamer.lsn import Lsn
+from streamer.route.mapping import RelationName, SourceMapping
+from streamer.source.catalog import SourceRelation, read_relations
+from streamer.source.connection import (
+    Connection,
+    connect,
+    fetch_all,
+    fetch_one,
+    first_line,
+    translating,
+)
+from streamer.source.slot import ExportedSnapshot
+from streamer.source.waits import set_lock_timeout
+from streamer.sql import quote_qualified
+from streamer.sync.plan import Heap
+
+APPLICATION_NAME: Final = "streamer snapshot"
+
+
+class HeldSnapshot:
+    """A snapshot that tasks import, for as long as this object is open."""
+
+    def __init__(
+        self, plain: Connection, snapshot_name: str, consistent_point: Lsn, source_time: str
+    ) -> None:
+        self.plain = plain
+        self.snapshot_name = snapshot_name
+        self.consistent_point = consistent_point
+        self.source_time = source_time
+
+    @classmethod
+    async def take_over(cls, source: SourceMapping, exported: ExportedSnapshot) -> Self:
+        """Hold the snapshot that a slot has exported, and let a temporary slot go.
+
+        Raises SnapshotExpiredError, SourceConnectionError.
+        """
+        plain = await connect(source)
+        try:
+            with translating(source.label):
+                await set_lock_timeout(plain)
+                await plain.execute(f"set application_name = '{APPLICATION_NAME}'")
+                await plain.execute("begin isolation level repeatable read read only")
+                await _import(plain, exported.snapshot_name)
+                row = await fetch_one(
+                    plain,
+                    "select pg_catalog.now()::text as now, pg_catalog.pg_export_snapshot() as name",
+                )
+            await exported.close()
+        except BaseException:
+            await plain.close()
+            raise
+        return cls(plain, row["name"], exported.consistent_point, row["now"])
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.plain.closed and not self.plain.broken
+
+    async def check(self) -> None:
+        """Raises SourceConnectionError when the session is lost, and the snapshot with it."""
+        try:
+            await self.plain.execute("select 1")
+        except psycopg.Error as exc:
+            raise SourceConnectionError(
+                "the connection that holds the snapshot of the copy was lost"
+            ) from exc
+
+    async def close(self) -> None:
+        await self.plain.close()
+
+
+async def _import(plain: Connection, name: str) -> None:
+    try:
+        await plain.execute(f"set transaction snapshot '{name}'".encode())
+    except psycopg.Error as exc:
+        if exc.sqlstate is None:
+            raise
+        raise SnapshotExpiredError(
+            f"the snapshot of the copy cannot be used: {first_line(exc)}"
+        ) from exc
+
+
+# ---- tables under the snapshot -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableSeen:
+    """A table as the snapshot has it, looked at under a lock."""
+
+    relation: SourceRelation
+    heaps: tuple[Heap, ...]
+    can_split: bool
+
+
+def is_same(one: SourceRelation, other: SourceRelation) -> bool:
+    """Whether two readings of a table agree in all but its size. Pure."""
+    sizes = {"row_count_estimate": 0, "size_bytes": 0}
+    return replace(one, **sizes) == replace(other, **sizes)  # type: ignore[arg-type]
+
+
+async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -> TableSeen | None:
+    """Lock a table and read what it is like; None if its pages or columns are not those of the
+    snapshot any more, or if it is gone.
+
+    The lock ends with the caller's savepoint. Raises SourceContentionError.
+    """
+    try:
+        await plain.execute(lock_sql(name, is_partitioned=is_partitioned).encode())
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    relation = (await read_relations(plain, [name])).get(name)
+    if relation is None or relation.is_partitioned != is_partitioned:
+        return None
+    rows = await fetch_all(plain, _HEAPS_SQL, relation.oid, is_partitioned, relation.oid)
+    if any(row["is_rewritten"] for row in rows):
+        return None
+    heaps, can_split = _heaps(relation, rows)
+    return TableSeen(relation, heaps, can_split)
+
+
+def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
+    """Return what keeps a table from being altered and rewritten, with its partitions. Pure."""
+    only = "" if is_partitioned else "only "
+    quoted = quote_qualified(name.namespace, name.name)
+    return f"lock table {only}{quoted} in access share mode"
+
+
+# The tree as the snapshot has it: pg_inherits goes by it, functions of partitions do not. Such
+# functions, and those of sizes, show what is there now, which is the same under the lock.
+_HEAPS_SQL: Final = """
+with recursive tree (oid) as (
+    select %s::oid
+    union all
+    select i.inhrelid from tree t
+    join pg_catalog.pg_inherits i on i.inhparent = t.oid
+    where %s
+)
+select c.oid::int8 as oid, pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,
+       c.relkind = 'r' as is_table, c.relfilenode::int8 as filenode,
+       c.relkind = 'r'
+         and c.relfilenode is distinct from pg_catalog.pg_relation_filenode(c.oid) as is_rewritten,
+       coalesce(pg_catalog.pg_table_size(c.oid), 0) as size_bytes,
+       coalesce(pg_catalog.pg_relation_size(c.oid), 0)
+         / pg_catalog.current_setting('block_size')::int8 as page_count,
+       pg_catalog.has_table_privilege(c.oid, 'select') as selectable,
+       array(select a.attnum::int4 from pg_catalog.pg_attribute a
+              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+              order by (select r.attnum from pg_catalog.pg_attribute r
+                         where r.attrelid = root.oid and r.attname = a.attname)) as numbers
+from (select %s::oid as oid) root, tree t
+join pg_catalog.pg_class c on c.oid = t.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind <> 'p'
+order by c.oid
+"""
+
+
+def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, ...], bool]:
+    """Return what of *relation* has storage, and whether it can be read by ranges of pages."""
+    tables = [row for row in rows if row["is_table"]]
+    if len(tables) == len(rows) and all(row["selectable"] for row in rows):
+        heaps = tuple(
+            Heap(
+                f"only {row['quoted']}",
+                row["size_bytes"],
+                row["page_count"],
+                ((row["oid"], row["filenode"]),),
+                tuple(row["numbers"]),
+            )
+            for row in rows
+        )
+        return heaps or (_whole(relation, tables),), True
+    return (_whole(relation, tables),), False
+
+
+def _whole(relation: SourceRelation, tables: list[DictRow]) -> Heap:
+    """A partitioned table that is read by its own name."""
+    return Heap(
+        quote_qualified(relation.name.namespace, relation.name.name),
+        sum(row["size_bytes"] for row in tables),
+        max(1, sum(row["page_count"] for row in tables)),
+        tuple((row["oid"], row["filenode"]) for row in tables),
+        tuple(column.number for column in relation.columns),
+    )

@@ -1,0 +1,212 @@
+"""A table is copied as it is under the snapshot, and DDL of the application does not wait for it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from streamer.source import waits
+from streamer.source.slot import create_slot
+from streamer.sync import coordinator, parts
+from streamer.sync.launcher import SparkLauncher
+from tests.support.postgres import Database, assert_same, contents
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+
+Job = dict[str, Any]
+
+
+def resync(target: Database) -> None:
+    """Ask for all tables at once, so that one round copies them."""
+    target.execute(
+        "insert into streamer.request (relation_id, action)"
+        " select id, 'resync' from streamer.relation; notify streamer"
+    )
+
+
+def before_the_slot(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something once, between a round's look at the tables and the making of its slot."""
+
+    async def act_first(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(coordinator, "create_slot", create_slot)
+        act()
+        return await create_slot(*arguments, **options)
+
+    monkeypatch.setattr(coordinator, "create_slot", act_first)
+
+
+def before_the_first_job(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], Awaitable[None]]
+) -> list[int]:
+    """Do something once, when parts are planned; return how many parts each job has."""
+    submit = SparkLauncher.submit
+    sizes: list[int] = []
+
+    async def act_first(self: SparkLauncher, job: Job) -> list[dict[str, Any]]:
+        sizes.append(sum(len(task) for task in job["tasks"]))
+        if len(sizes) == 1:
+            await act(job)
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", act_first)
+    return sizes
+
+
+async def test_a_table_that_changes_before_the_snapshot_is_copied_as_the_snapshot_has_it(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN tables in step
+    names = ("filled", "renamed", "rekeyed", "retyped", "same")
+    for name in names:
+        source.execute(f"create table {name} (id int primary key, a int not null, b int not null)")
+        source.execute(f"insert into {name} select g, g, g * 10 from generate_series(1, 50) g")
+    tables = "\n".join(f"{name}: {{on_column_added: add}}" for name in names)
+    async with stream(tables) as streamer:
+        await streamer.caught_up(60)
+
+        # WHEN their definitions change while a resync is about to take its snapshot
+        def change() -> None:
+            source.execute(
+                "alter table filled add column n int; update filled set n = id;"
+                "alter table renamed rename a to c; alter table renamed rename b to a;"
+                "alter table renamed rename c to b;"
+                "alter table rekeyed drop constraint rekeyed_pkey, add primary key (b);"
+                "alter table retyped alter b type bigint"
+            )
+            target.execute("alter table retyped alter b type bigint")
+
+        before_the_slot(monkeypatch, change)
+        resync(target)
+        await streamer.eventually(lambda: _are_copied(streamer, 50), 60)
+
+        # THEN the copy has the values that no later change brings
+        for name in names:
+            columns = "id, a, b" + (", n" if name == "filled" else "")
+            assert contents(source, name, columns) == contents(target, name, columns)
+
+
+async def _are_copied(streamer: Streamer, rows: int) -> bool:
+    tables = (await streamer.status())["tables"]
+    return all(t["state"] == "ready" and t["rows_copied"] == rows for t in tables)
+
+
+async def test_a_table_that_is_dropped_and_made_again_does_not_end_the_process(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table gone (id int primary key); create table t (id int primary key)")
+    source.execute("insert into gone values (1); insert into t values (1)")
+    async with stream("gone:\nt:") as streamer:
+        await streamer.caught_up(60)
+        before_the_slot(
+            monkeypatch,
+            lambda: source.execute("drop table gone; create table gone (id int primary key)"),
+        )
+        resync(target)
+        await streamer.table_state("public.t", "ready", 60)
+        assert streamer._task is not None
+        assert not streamer._task.done()
+
+
+async def test_ddl_does_not_wait_for_a_copy_and_what_it_rewrites_is_copied_anew(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN several tables whose parts are planned
+    changes = {
+        "added": "alter table added add column n int",
+        "swapped": "alter table swapped rename a to c; alter table swapped rename b to a;"
+        "alter table swapped rename c to b",
+        "rewritten": "vacuum full rewritten",
+        "emptied": "truncate emptied",
+        "same": "select",
+    }
+    for name in changes:
+        source.execute(f"create table {name} (id int primary key, a int, b int)")
+        source.execute(f"insert into {name} select g, g, g * 10 from generate_series(1, 50) g")
+
+    async def change(job: Job) -> None:
+        # WHEN the application alters them: no statement waits
+        with source.connect() as connection:
+            connection.execute("set lock_timeout = '1s'")
+            for statement in ";".join(changes.values()).split(";"):
+                connection.execute(statement.encode())
+        # AND the copy keeps no slot but the one that streams
+        slots = "select count(*) from pg_replication_slots where database = current_database()"
+        await streamer.eventually(lambda: _gives(source, slots, 1))
+
+    sizes = before_the_first_job(monkeypatch, change)
+    options = "{on_column_added: add}"
+    async with stream("\n".join(f"{name}: {options}" for name in changes)) as streamer:
+        # THEN those that are other tables by now are copied again, and the rest is not
+        await streamer.eventually(lambda: _are_ready(streamer), 60)
+        for name in changes:
+            assert contents(source, name, "id, a, b") == contents(target, name, "id, a, b")
+        assert sizes == [5, 3]
+        source.execute("insert into added values (99, 1, 1, 1)")
+        await streamer.caught_up(60)
+        assert_same(source, target, "added")
+
+
+async def _gives(db: Database, sql: str, value: object) -> bool:
+    return db.value(sql) == value
+
+
+async def _are_ready(streamer: Streamer) -> bool:
+    tables = (await streamer.status())["tables"]
+    return bool(tables) and all(table["state"] == "ready" for table in tables)
+
+
+async def test_a_snapshot_that_is_gone_ends_its_round_at_once(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    failures: list[dict[str, Any]] = []
+    submit = SparkLauncher.submit
+
+    async def keep(self: SparkLauncher, job: Job) -> list[dict[str, Any]]:
+        failures.extend(await submit(self, job))
+        return failures
+
+    monkeypatch.setattr(SparkLauncher, "submit", keep)
+
+    async def spoil(job: Job) -> None:
+        job["ends"]["snapshot_name"] = "00000001-00000001-1"
+
+    sizes = before_the_first_job(monkeypatch, spoil)
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+    assert [failure["kind"] for failure in failures] == ["snapshot"]
+    assert sizes == [1, 1]
+
+
+async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_copied(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(parts, "LOCK_SECONDS", 5)
+    for name in ("free", "held"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    with psycopg.connect(source.server.url(source.name)) as holder:
+
+        async def hold(job: Job) -> None:
+            holder.execute("lock table held")
+
+        before_the_first_job(monkeypatch, hold)
+        async with stream("free:\nheld:") as streamer:
+            pid = holder.info.backend_pid
+
+            async def is_said() -> bool:
+                tables = (await streamer.status())["tables"]
+                return any(f"pid {pid} (role" in (t["waiting_for"] or "") for t in tables)
+
+            await streamer.eventually(is_said, 60)
+            await streamer.table_state("public.free", "ready", 60)
+            assert (await streamer.table("public.held"))["state"] == "copying"
+            # A copy that begins meanwhile waits for nobody else's table.
+            resync(target)
+            holder.rollback()
+            await streamer.caught_up(60)
+            assert_same(source, target, "held")
+            assert (await streamer.table("public.held"))["waiting_for"] is None
