@@ -50,13 +50,15 @@ class SparkLauncher:
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._wanted = asyncio.Event()
+        self._idle: asyncio.Timeout | None = None
         self._count = 0
         self._last_error: str | None = None
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to its end; return the relations that failed, with why.
 
-        Raises SparkJobError when the process ends or the job fails as a whole.
+        Cancelled, this cancels the job: its tasks end, and make room for those of others. Raises
+        SparkJobError when the process ends or the job fails as a whole.
         """
         self._count += 1
         path = self._directory / f"job-{self._count}.json"
@@ -66,16 +68,28 @@ class SparkLauncher:
         waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[str(path)] = waiting
         self._wanted.set()
-        self._send(str(path))
+        self._set_idle()
+        self._send("run", str(path))
         try:
             return await waiting
+        except asyncio.CancelledError:
+            self._send("cancel", str(path))
+            raise
         finally:
             del self._waiting[str(path)]
+            self._set_idle()
             path.unlink(missing_ok=True)
 
-    def _send(self, path: str) -> None:
+    def _send(self, command: str, path: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{path}\n".encode())
+            self._process.stdin.write(f"{command} {path}\n".encode())
+
+    def _set_idle(self) -> None:
+        """Let the process end a while after its last job, and not before."""
+        if self._idle is None or self._idle.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        self._idle.reschedule(None if self._waiting else now + IDLE_SECONDS)
 
     async def run(self) -> None:
         """Start a process whenever there is a job; end it when there has been none for a while."""
@@ -111,38 +125,43 @@ class SparkLauncher:
             env=_environment(self._master),
         )
         for path in self._waiting:
-            self._send(path)
+            self._send("run", path)
         last_words: list[str] = []
         assert self._process.stderr is not None
         listening = asyncio.create_task(
             _keep_last(self._process.stderr, last_words), name="spark-stderr"
         )
+        is_idle = False
         try:
-            await self._read_events(self._process)
+            is_idle = await self._follow(self._process)
         finally:
             await self._stop()
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
             failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
-            if failed:
-                self._wanted.clear()  # until who waited asks again
+            if is_idle:
+                failed = []  # a job that came at the last moment is for the next process
+            elif failed:
+                self._wanted.clear()  # until the submitter asks again
             for waiting in failed:
                 waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
         return not failed
 
+    async def _follow(self, process: asyncio.subprocess.Process) -> bool:
+        """Read events until the process ends or was idle for long; tell whether it was idle."""
+        try:
+            async with asyncio.timeout(None) as self._idle:
+                self._set_idle()
+                await self._read_events(process)
+        except TimeoutError:
+            return True
+        finally:
+            self._idle = None
+        return False
+
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        while True:
-            try:
-                async with asyncio.timeout(None if self._waiting else IDLE_SECONDS):
-                    line = await process.stdout.readline()
-            except TimeoutError:
-                if self._waiting:
-                    continue
-                self._wanted.clear()
-                return
-            if not line:
-                return
+        while line := await process.stdout.readline():
             with contextlib.suppress(ValueError):  # something else that Spark printed
                 event = json.loads(line)
                 if isinstance(event, dict):

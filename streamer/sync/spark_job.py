@@ -1,9 +1,9 @@
 """The PySpark program that copies tables: a process of its own, no asyncio.
 
 Two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark_job --serve`` and writes
-the path of one job file per line to its standard input; the session stays warm between jobs and
-ends with that input, so it never outlives the process that wanted it. By hand, or with spark-submit
-on a cluster: ``spark_job.py --job FILE``.
+``run FILE`` or ``cancel FILE``, a line each, to its standard input; the session stays warm between
+jobs and ends with that input, so it never outlives the process that wanted it. By hand, or with
+spark-submit on a cluster: ``spark_job.py --job FILE``.
 
 Executors on other machines need Python with psycopg, and a way to both databases; the few modules
 of ours that a task runs are shipped. A job file has mode 0600. In local mode a task reads its
@@ -72,6 +72,7 @@ SETTINGS: Final = {
 """What we ask of Spark where the user's `spark_settings` ask for nothing else."""
 
 STARVING_SECONDS: Final = 20.0
+CANCEL_SECONDS: Final = 1.0
 
 _output = threading.Lock()
 
@@ -163,6 +164,8 @@ def run_job(session: SparkSession, path: Path) -> list[dict[str, Any]]:
     job = json.loads(path.read_text(encoding="utf-8"))
     tasks, ends = job["tasks"], CopyEnds(**job["ends"])
     context = session.sparkContext
+    # Of this thread. Interrupting a task ends its Python worker, and so its connections.
+    context.setJobGroup(str(path), "streamer sync", interruptOnCancel=True)
     # One partition per task: Spark starts them in order, so the largest begin first.
     parts = context.parallelize(tasks, len(tasks))
     if not is_local(context.master):
@@ -227,15 +230,31 @@ def _report_starving(session: SparkSession) -> None:
             hungry_since = None
 
 
+def _cancel(session: SparkSession, path: str, running: threading.Thread) -> None:
+    """Cancel a job until its thread ends: Spark forgets a request for a job that has not begun."""
+    while running.is_alive():
+        session.sparkContext.cancelJobGroup(path)
+        running.join(CANCEL_SECONDS)
+
+
 def serve(session: SparkSession) -> None:
-    """Run jobs whose file names come on standard input, several at a time, until it ends."""
+    """Run and cancel jobs as told on standard input, several at a time, until it ends."""
     emit("ready")
     threading.Thread(target=_report_starving, args=(session,), daemon=True).start()
+    running: dict[str, threading.Thread] = {}
     for line in sys.stdin:
-        path = line.strip()
-        if path:
-            threading.Thread(target=_run_and_report, args=(session, path), daemon=True).start()
-    # Whoever started us is gone: do not wait for tasks that nobody wants any more.
+        command, _, path = line.strip().partition(" ")
+        running = {name: thread for name, thread in running.items() if thread.is_alive()}
+        if command == "run":
+            running[path] = threading.Thread(
+                target=_run_and_report, args=(session, path), daemon=True
+            )
+            running[path].start()
+        elif command == "cancel" and path in running:
+            threading.Thread(
+                target=_cancel, args=(session, path, running[path]), daemon=True
+            ).start()
+    # The process that started this one is gone: nobody wants what the tasks copy.
     os._exit(0)
 
 

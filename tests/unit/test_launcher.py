@@ -1,6 +1,7 @@
 """A Spark process that ends in the middle of its work is not started again without a pause."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,51 @@ async def test_a_crashing_process_waits(tmp_path: Path, monkeypatch: pytest.Monk
             await launcher.submit({})
         assert len(waited) == count
     assert waited == [1.0, 2.0, 4.0]
+    running.cancel()
+    await asyncio.wait([running])
+    assert jobs(tmp_path) == []
+
+
+PROGRAM = """
+import json, sys
+for line in sys.stdin:
+    command, path = line.split()
+    job = json.load(open(path)) if command == "run" else {}
+    with open(sys.argv[0] + ".log", "a") as log:
+        log.write(command + chr(10))
+    if not job.get("lasts") and command == "run":
+        print(json.dumps({"event": "finished", "job": path, "failures": []}), flush=True)
+"""
+
+
+async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "obeying.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher_module, "PROGRAM", "obeying")
+    monkeypatch.setattr(launcher_module, "choose_environment", dict)
+    monkeypatch.setattr(launcher_module, "IDLE_SECONDS", 0.5)
+    launcher = SparkLauncher("local[1]", 1, tmp_path)
+    running = asyncio.create_task(launcher.run())
+    seen = tmp_path / "obeying.py.log"
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(15):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    for first in (True, False):  # the second time in a process of its own
+        await launcher.submit({})
+        process = launcher._process
+        assert process is not None
+        lasting = asyncio.create_task(launcher.submit({"lasts": True}))
+        await until(lambda: seen.read_text().endswith("run\nrun\n"))
+        lasting.cancel()
+        await until(lambda: seen.read_text().endswith("cancel\n"))
+        await until(lambda process=process: process.returncode is not None)  # type: ignore[misc]
+        assert launcher._process is None
+        assert first or seen.read_text().count("cancel") == 2
     running.cancel()
     await asyncio.wait([running])
     assert jobs(tmp_path) == []
