@@ -6,6 +6,7 @@ added on the way up with ``add_note``. Messages never hold connection strings or
 """
 
 import enum
+from collections.abc import Collection
 from typing import ClassVar
 
 
@@ -174,6 +175,19 @@ class TargetConnectionError(TargetError):
     exit_code = 3
 
 
+class TargetMovedError(TargetConnectionError):
+    """A connection reached another server than the one on which the source's lock is held.
+
+    ``claims``: the claims that could not be proven there, where that is known.
+    """
+
+    code = "target_moved"
+
+    def __init__(self, message: str, *, claims: Collection[object] = ()) -> None:
+        super().__init__(message)
+        self.claims = claims
+
+
 class TargetRejectedError(TargetError):
     """The target refuses us: authentication, pg_hba.conf, or a missing privilege."""
 
@@ -198,10 +212,20 @@ class TargetReadOnlyError(TargetError):
 
 
 class TargetFencedError(TargetError):
-    """Another process has moved a table's progress; this one must not write it any more."""
+    """The progress stored in the target is not the one this process stored: it lost the source's
+    lock to another process, or the target lost commits.
+
+    ``relations``: the relations it is about, where that is known.
+    """
 
     code = "fenced"
     retry = Retry.TIMED
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, relations: Collection[object] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.relations = relations
 
 
 class TargetSchemaError(TargetError):

@@ -159,6 +159,9 @@ BETWEEN_STAGES = {
     ("source.journal.records", "progress.landmark"),
     # The bookkeeping tables are in the target.
     ("progress.store", "apply.target"),
+    ("progress.store", "apply.claim"),
+    ("progress.lock", "apply.target"),
+    ("progress.lock", "apply.claim"),
     ("progress.copies", "apply.target"),
     # A sync reads from a source, writes to the target, and hands over to the stream's lanes.
     ("sync.coordinator", "source.catalog"),

@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final
 
+from streamer.apply.claim import Claim
 from streamer.apply.computed import statements_for
 from streamer.apply.copydata import Picker, constant, encode_rows
 from streamer.apply.fold import Fold
@@ -41,6 +42,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetError,
     TargetFencedError,
+    TargetMovedError,
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
@@ -53,8 +55,11 @@ STAGES_MAX: Final = 200
 
 _PROGRESS_SQL: Final = """
 update streamer.relation r set end_lsn = p.new_lsn::pg_lsn
-from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn)
+from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn),
+     unnest($4::int8[], $5::text[]) c (source_id, token), streamer.source s
 where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
+  and s.id = r.source_id and c.source_id = s.id and c.token = s.lock_token
+returning r.id
 """
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
@@ -89,6 +94,7 @@ class Applier:
         self._stages: OrderedDict[str, Statements] = OrderedDict()
         self._used_stages: set[str] = set()
         self._given_up: int | None = None
+        self._claims: Collection[Claim] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
 
@@ -102,10 +108,37 @@ class Applier:
     def is_broken(self) -> bool:
         return self._connection is None or self._connection.is_closed
 
-    async def connect(self) -> None:
-        """Connect unless connected. Raises TargetConnectionError, TargetRejectedError."""
+    async def connect(self, claims: Collection[Claim] | None = None) -> None:
+        """Connect unless connected, to the server where *claims* (those of before, if none are
+        given) were taken.
+
+        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for claims that cannot
+        be proven on a connection that was opened just now.
+        """
+        if claims is not None:
+            self._claims = claims
         if not self.is_broken:
-            return
+            try:
+                await self._prove_claims()
+            except TargetMovedError:
+                self.disconnect()
+            else:
+                return
+        await self._open()
+        await self._prove_claims()
+
+    async def _prove_claims(self) -> None:
+        missing = []
+        for claim in self._claims:
+            try:
+                await self._target.prove(claim)
+            except TargetMovedError as exc:
+                missing.append(claim)
+                error = exc
+        if missing:
+            raise TargetMovedError(error.message, claims=missing)
+
+    async def _open(self) -> None:
         self._forget_stages()
         connection = await TargetConnection.connect(self._address, self._name, applies=True)
         try:
@@ -181,18 +214,18 @@ class Applier:
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_progress")
         if moved:
-            count = await self._target.execute(
+            rows = await self._target.fetch(
                 _PROGRESS_SQL,
                 [mapped.relation_id for mapped, _ in moved],
                 [str(mapped.end_lsn) for mapped, _ in moved],
                 [str(lsn) for _, lsn in moved],
+                [claim.source_id for claim in self._claims],
+                [claim.token for claim in self._claims],
             )
-            if count != len(moved):
+            found = {row["id"] for row in rows}
+            if fenced := [mapped for mapped, _ in moved if mapped.relation_id not in found]:
                 await self.rollback()
-                raise TargetFencedError(
-                    "another process has moved the progress of these tables",
-                    hint="see that only one process runs each source",
-                )
+                raise _fenced(fenced)
         failpoint("apply.before_commit")
         self._committing = dict(moved)
         # Cancelled here, we still learn whether the commit was made: what is durable must be known
@@ -221,6 +254,11 @@ class Applier:
             self._metrics.count_conflict(mapped, kind, number)
         self._conflicts.clear()
 
+    def forget(self, relations: Collection[MappedRelation]) -> None:
+        """The outcome of a commit no longer matters to *relations*: their source begins again."""
+        for mapped in relations:
+            self._committing.pop(mapped, None)
+
     async def settle(self) -> bool:
         """After a lost connection: whether the commit that was under way was made.
 
@@ -236,10 +274,10 @@ class Applier:
         if all(done):
             self._set_committed()
             return True
-        unmoved = all(stored.get(m.relation_id) == m.end_lsn for m in self._committing)
+        fenced = [m for m in self._committing if stored.get(m.relation_id) != m.end_lsn]
         self._committing = {}
-        if not unmoved:
-            raise TargetFencedError("another process has moved the progress of these tables")
+        if fenced:
+            raise _fenced(fenced)
         return False
 
     # ---- writing -------------------------------------------------------------------------------
@@ -526,6 +564,15 @@ class Applier:
         await self._target.copy_in(
             table, columns, paced(chunks), namespace="pg_temp", binary=binary
         )
+
+
+def _fenced(relations: list[MappedRelation]) -> TargetFencedError:
+    names = ", ".join(sorted(str(mapped.mapping.source) for mapped in relations))
+    return TargetFencedError(
+        f"target: the stored progress of {names} is not where this process left it: another "
+        "process streams this source, or the target lost commits",
+        relations=relations,
+    )
 
 
 def _check_count(touched: int, asked: int) -> None:

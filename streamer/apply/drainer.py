@@ -36,6 +36,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetContentionError,
     TargetFencedError,
+    TargetMovedError,
     TransportError,
 )
 from streamer.failpoints import failpoint
@@ -79,7 +80,7 @@ class Drainer:
             await asyncio.wait(tasks)
 
     async def run(self) -> None:
-        """Drain until cancelled. Raises TargetFencedError."""
+        """Drain until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -104,9 +105,7 @@ class Drainer:
             try:
                 async with self._slots:
                     await self._drain_turn(lane, plans_may_be_stale)
-            except TargetFencedError:
-                raise
-            except TransportError as exc:
+            except (TargetFencedError, TargetMovedError, TransportError) as exc:
                 lane.owner.source_failed(exc)
                 await asyncio.Event().wait()  # until we are told to forget the lane
             except StreamerError as exc:
@@ -145,7 +144,7 @@ class Drainer:
         applier = self._idle.pop() if self._idle else self._new_applier()
         lane.is_draining = True
         try:
-            await applier.connect()
+            await applier.connect([lane.owner.claim])
             turn = _Turn(lane, applier, self._planner, self._metrics, plans_may_be_stale)
             until = time.monotonic() + TURN_SECONDS
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
@@ -470,6 +469,8 @@ class _Turn:
                     if await self._applier.settle():
                         return
                     break
+                except TargetMovedError:
+                    raise
                 except TargetConnectionError as exc:
                     backoff.log(log, "waiting to learn the outcome of a commit", exc)
                     await backoff.wait()

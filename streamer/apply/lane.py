@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamer.apply.claim import Claim
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine import Quarantine
@@ -41,6 +42,7 @@ class SourceFacts:
 
     database: str
     sid: str | None
+    claim: Claim
     binary_types: frozenset[int]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
@@ -222,6 +224,11 @@ class LaneOwner(Protocol):
         """Where the lanes' changes come from."""
         ...
 
+    @property
+    def claim(self) -> Claim:
+        """By which right the lanes' changes are written to the target."""
+        ...
+
     def lane_held(self, lane: "Lane") -> None:
         """The lane begins to be held: let a drainer see to it."""
         ...
@@ -247,7 +254,7 @@ class LaneOwner(Protocol):
         ...
 
     def source_failed(self, error: StreamerError) -> None:
-        """None of the lanes can go on before the source has begun again."""
+        """End the source's attempt: none of its lanes can go on before the next."""
         ...
 
     def lane_of(self, mapped: MappedRelation) -> "Lane | None":
@@ -322,6 +329,8 @@ class Lane:
 
     def dispatch(self, share: Share) -> None:
         """Take the next share, in commit order."""
+        if self.is_ending:
+            return
         if share.end_lsn is None and self.spool is None:
             self.keep(Hold.LARGE)
         if self.spool is None:

@@ -14,7 +14,7 @@ from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
 from streamer.apply.quarantine import Definition
-from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TransportError
 from streamer.route.expressions import ExpressionFacts
@@ -33,7 +33,7 @@ class Planner:
         self._address = address
         self._ask_source = ask_source
         self._ask_expressions = ask_expressions
-        self._connection: TargetConnection | None = None
+        self._kept = KeptConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
 
@@ -53,19 +53,18 @@ class Planner:
         return plans
 
     @asynccontextmanager
-    async def _target(self) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block."""
+    async def _target(self, mapped: MappedRelation) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block, on the server that *mapped* is written to."""
         async with self._lock:
-            if self._connection is None or self._connection.is_closed:
-                self._connection = await TargetConnection.connect(self._address, "streamer planner")
+            connection = await self._kept.get(mapped.source.claim)
             try:
-                yield self._connection
+                yield connection
             except TargetError:
-                self._connection.terminate()
+                connection.terminate()
                 raise
 
     async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
-        async with self._target() as connection:
+        async with self._target(mapped) as connection:
             return await read_relation(connection, mapped.mapping.target)
 
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
@@ -78,7 +77,7 @@ class Planner:
             )
             if adds and all(name in types for name, _ in missing):
                 await add_columns(
-                    self._address,
+                    replace(self._address, claim=mapped.source.claim),
                     target.name,
                     [(there, types[name]) for name, there in missing],
                 )
@@ -89,10 +88,10 @@ class Planner:
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:
-            async with self._target() as connection:
+            async with self._target(mapped) as connection:
                 await confirm_expressions(connection, plan, facts.types)
         if not plan.key_is_indexed:
-            async with self._target() as connection:
+            async with self._target(mapped) as connection:
                 if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
                     plan = replace(plan, is_provisional=True)
         mapped.plan = plan
@@ -163,7 +162,7 @@ class Planner:
         """Return what the types of columns are called; without those that nobody knows."""
         source = mapped.source
         keys = type_keys(relation, names)
-        async with self._target() as connection:
+        async with self._target(mapped) as connection:
             found = await read_own_type_names(connection, list(keys.values()))
         if unknown := [key for key in keys.values() if key not in found]:
             try:
@@ -181,9 +180,7 @@ class Planner:
             mapped.plan = None
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._kept.close()
 
 
 def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -19,6 +19,7 @@ import asyncpg
 import structlog
 
 from streamer import origin, session
+from streamer.apply.claim import PROOF_SQL, Claim
 from streamer.apply.watch import Activity, Unreachable, Watch
 from streamer.conninfo import parse_conninfo
 from streamer.errors import (
@@ -28,6 +29,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetContentionError,
     TargetError,
+    TargetMovedError,
     TargetRejectedError,
     TargetSchemaError,
     ValueConversionError,
@@ -88,11 +90,15 @@ _OTHERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress:
-    """Where and how to connect: a libpq connection string translated for asyncpg."""
+    """Where and how to connect: a libpq connection string translated for asyncpg.
+
+    With a *claim*, a connection is of use only if it reaches the server where that was taken.
+    """
 
     dsn: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
+    claim: Claim | None = None
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":
@@ -243,6 +249,7 @@ class TargetConnection:
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
         self._has_origin = False
+        self._proven: dict[int, Claim] = {}
         # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
         self.backend_pid = int(connection.get_server_pid())
         self._watch = Watch(lambda: _read_activity(address, self.backend_pid), connection.terminate)
@@ -272,10 +279,30 @@ class TargetConnection:
             try:
                 connection._set_socket_options(address.socket_options)
                 await connection._pin(applies)
+                if address.claim is not None:
+                    await connection.prove(address.claim)
             except BaseException:
                 raw.terminate()
                 raise
         return connection
+
+    async def prove(self, claim: Claim) -> None:
+        """Make sure that this session is on the server where *claim* was taken.
+
+        A session stays where it is, so one proof serves for its life. Raises TargetMovedError.
+        """
+        if self._proven.get(claim.source_id) != claim:
+            if not await self.fetch_value(PROOF_SQL, *claim.proof):
+                raise TargetMovedError(
+                    "target: this connection does not reach the server on which the source's lock "
+                    "is held",
+                    claims=[claim],
+                )
+            self._proven[claim.source_id] = claim
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call *callback* when the connection is closed, by whichever side."""
+        self._connection.add_termination_listener(lambda *_: callback())
 
     def _set_socket_options(self, given: dict[str, int]) -> None:
         endpoint = self._connection._transport.get_extra_info("socket")
@@ -447,6 +474,40 @@ async def target_connection(
         yield connection
     finally:
         await connection.close()
+
+
+class KeptConnection:
+    """A connection that is kept for several uses, and opened again where it is of no more use.
+
+    Whoever has it sees to it that one task at a time uses it.
+    """
+
+    def __init__(self, address: TargetAddress, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._connection: TargetConnection | None = None
+
+    async def get(self, claim: Claim | None = None) -> TargetConnection:
+        """Return the connection, on the server where *claim* was taken.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        connection = self._connection
+        if connection is not None and not connection.is_closed and claim is not None:
+            try:
+                await connection.prove(claim)
+            except TargetMovedError:
+                connection.terminate()
+        if connection is None or connection.is_closed:
+            address = self._address if claim is None else replace(self._address, claim=claim)
+            connection = await TargetConnection.connect(address, self._name)
+            self._connection = connection
+        return connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ same window.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +29,7 @@ from streamer.errors import (
     StreamerError,
     TargetConnectionError,
     TargetFencedError,
+    TargetMovedError,
     TargetRejectedError,
 )
 from streamer.lsn import Lsn
@@ -176,7 +178,7 @@ class Worker:
     # ---- filling -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Apply what is queued until cancelled. Raises TargetFencedError."""
+        """Apply what is queued until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._fill(), name=f"apply-{self.number}-fill")
@@ -214,9 +216,11 @@ class Worker:
 
     async def _make_plans(self, lane: Lane, share: Share) -> list[ApplyPlan | None] | None:
         backoff = Backoff()
-        while True:
+        while not lane.is_ending:
             try:
                 return await self._planner.plans(share)
+            except TargetMovedError as exc:
+                lane.owner.source_failed(exc)
             except TargetConnectionError as exc:
                 source = lane.owner.source
                 self._metrics.count_error(exc, source.database, source.sid)
@@ -224,8 +228,9 @@ class Worker:
             except StreamerError:
                 # A drainer will meet the same and report it. What is being committed now comes
                 # first.
-                self._give_back(lane)
-                return None
+                break
+        self._give_back(lane)
+        return None
 
     def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
         shares = committing.shares if committing else []
@@ -269,14 +274,17 @@ class Worker:
         backoff = Backoff()
         while window.lanes:
             try:
-                await self._applier.connect()
+                await self._applier.connect({lane.owner.claim for lane in window.lanes})
                 if await self._applier.settle():
                     break
                 if await self._write(window):
                     await self._applier.commit(_progress(window))
                     break
-            except TargetFencedError:
-                raise
+            except TargetFencedError as exc:
+                self._give_up(window, exc, _lanes_with(window, exc.relations))
+            except TargetMovedError as exc:
+                moved = [lane for lane in window.lanes if lane.owner.claim in exc.claims]
+                self._give_up(window, exc, moved)
             except (TargetConnectionError, TargetRejectedError) as exc:
                 self._applier.disconnect()
                 self._metrics.count_error(exc)
@@ -305,6 +313,14 @@ class Worker:
                 return False
         return True
 
+    def _give_up(self, window: Window, error: StreamerError, lanes: Collection[Lane]) -> None:
+        """The sources of *lanes* have to begin again; other sources have no part in it."""
+        for owner in {lane.owner for lane in lanes}:
+            owner.source_failed(error)
+            for lane in [lane for lane in window.lanes if lane.owner is owner]:
+                self._applier.forget(window.lanes[lane].relations)
+                self._fail(window, lane)
+
     def _fail(self, window: Window, lane: Lane) -> None:
         lane_window = window.lanes.pop(lane)
         self._give_bytes(lane_window.size)
@@ -317,6 +333,13 @@ class Worker:
             self._metrics.count_window(lane_window)
         if window.lanes:
             self._metrics.commits.labels(str(self.number)).inc()
+
+
+def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:
+    """Return the lanes that have changes of *relations*; all, if it is none of theirs."""
+    wanted = set(relations)
+    found = [lane for lane, its in window.lanes.items() if not wanted.isdisjoint(its.relations)]
+    return found or list(window.lanes)
 
 
 def _progress(window: Window) -> dict[MappedRelation, Lsn]:

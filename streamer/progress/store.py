@@ -5,8 +5,8 @@ they are.
 """
 
 import asyncio
+import copy
 import json
-import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,12 +14,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from streamer import origin
-from streamer.apply.target import TargetAddress, TargetConnection, transaction
+from streamer.apply.claim import LOCK_CLASS, Claim
+from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, transaction
 from streamer.errors import TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.landmark import Landmark
-from streamer.route.mapping import Initial, RelationMapping, SourceLabel, SourceMapping
+from streamer.route.mapping import Initial, RelationMapping, SourceLabel
 from streamer.route.resync import Resync
 
 CHANNEL: Final = "streamer"
@@ -170,6 +171,15 @@ select id as relation_id, source_id, source, target, type, state,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
+_REPORT_FAILURE_SQL: Final = """
+update streamer.source set state = $2, error = $3
+where id = $1 and (holder = $4 or not exists (
+    select from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database())
+      and l.classid = $5::int8::oid and l.objid = $1::int8::oid))
+"""
 _HELD_SQL: Final = """
 select relation_id, changes, bytes, behind_lsn::text as behind_lsn from streamer.held
 """
@@ -236,10 +246,15 @@ class Store:
     """The bookkeeping tables, over one connection that many tasks share, one at a time."""
 
     def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
-        self._address = address
-        self._name = name
-        self._connection: TargetConnection | None = None
+        self._kept = KeptConnection(address, name)
         self._lock = asyncio.Lock()
+        self._claim: Claim | None = None
+
+    def under(self, claim: Claim) -> "Store":
+        """Return the same store for the holder of *claim*: it works where that was taken only."""
+        other = copy.copy(self)
+        other._claim = claim
+        return other
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[TargetConnection]:
@@ -248,19 +263,16 @@ class Store:
         Raises TargetConnectionError, TargetRejectedError.
         """
         async with self._lock:
-            if self._connection is None or self._connection.is_closed:
-                self._connection = await TargetConnection.connect(self._address, self._name)
+            connection = await self._kept.get(self._claim)
             try:
-                yield self._connection
+                yield connection
             except (TargetConnectionError, asyncio.CancelledError):
-                self._connection.terminate()
+                connection.terminate()
                 raise
 
     async def close(self) -> None:
         async with self._lock:
-            if self._connection is not None:
-                await self._connection.close()
-                self._connection = None
+            await self._kept.close()
 
     async def migrate(self) -> None:
         async with self.connection() as connection:
@@ -280,23 +292,14 @@ class Store:
         async with self.connection() as connection:
             return [_source_record(row) for row in await connection.fetch(_SOURCES_SQL)]
 
-    async def register_source(self, source: SourceMapping) -> SourceRecord:
-        """Return the record of *source*, made if this is the first time."""
+    async def read_source(self, source_id: int) -> SourceRecord:
+        """Return the record of a source that is registered. Raises TargetFencedError."""
         async with self.connection() as connection:
-            await connection.execute(
-                "insert into streamer.source (database, sid, slot, publication)"
-                " values ($1, $2, $3, $4) on conflict do nothing",
-                source.database,
-                source.sid,
-                source.slot,
-                source.publication,
-            )
             rows = await connection.fetch(
-                f"select * from ({_SOURCES_SQL}) s"
-                " where database = $1 and sid is not distinct from $2",
-                source.database,
-                source.sid,
+                f"select * from ({_SOURCES_SQL}) s where source_id = $1", source_id
             )
+        if not rows:
+            raise TargetFencedError("target: the bookkeeping of this source was removed")
         return _source_record(rows[0])
 
     async def set_identity(self, source_id: int, system_identifier: str, timeline: int) -> None:
@@ -308,54 +311,20 @@ class Store:
                 timeline,
             )
 
-    async def set_source_state(
-        self, source_id: int, state: str, error: str | None = None, holder: str | None = None
-    ) -> None:
+    async def set_source_state(self, source_id: int, state: str, error: str | None = None) -> None:
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.source set state = $2, error = $3, holder = coalesce($4, holder)"
-                " where id = $1",
+                "update streamer.source set state = $2, error = $3 where id = $1",
                 source_id,
                 state,
                 error,
-                holder,
             )
 
-    async def acknowledge(
-        self,
-        source_id: int,
-        stored: Collection[Lsn],
-        lsn: Lsn,
-        visible_time: datetime | None,
-        landmark: Landmark | None,
-        heartbeat_seconds: float | None,
-    ) -> None:
-        """Store what is about to be acknowledged; it must be durable here before the source hears
-        of it.
-
-        *stored*: what may be stored now; several, if the answers to earlier calls were lost.
-        *landmark*: a transaction up to *lsn*, newer than the one that is stored. Raises
-        TargetFencedError if none of *stored* is: then the target went back in time, and what was
-        acknowledged since is missing there.
-        """
+    async def report_failure(self, source_id: int, state: str, error: str, holder: str) -> None:
+        """Store why *holder* cannot stream a source, unless another process streams it."""
         async with self.connection() as connection:
-            rows = await connection.fetch(
-                "update streamer.source set acknowledged_lsn = $3::text::pg_lsn,"
-                " visible_time = greatest(visible_time, $4),"
-                " last_transaction = coalesce($5::text::jsonb, last_transaction),"
-                " heartbeat_seconds = $6"
-                " where id = $1 and acknowledged_lsn = any ($2::text[]::pg_lsn[]) returning id",
-                source_id,
-                list(map(str, stored)),
-                str(lsn),
-                visible_time,
-                landmark.to_json() if landmark is not None else None,
-                heartbeat_seconds,
-            )
-        if not rows:
-            raise TargetFencedError(
-                "target: another process has moved the acknowledged position, or the target was "
-                "restored to an earlier time"
+            await connection.execute(
+                _REPORT_FAILURE_SQL, source_id, state, error, holder, LOCK_CLASS
             )
 
     async def set_heartbeat_overdue(self, source_id: int, seconds: float | None) -> None:
@@ -663,50 +632,3 @@ _REQUESTED_STATE_SQL: Final = {
     " error = null,"
     " changed_at = now() where id = $1 and state in ('paused', 'error')",
 }
-
-
-class SourceLock:
-    """The right to run a source: an advisory lock in the target, held by a connection of its own.
-
-    It ends with the connection, and so with the process. Progress rows are compared before they are
-    moved, so even a process that lost the lock without noticing cannot write twice.
-    """
-
-    def __init__(self, address: TargetAddress, source_id: int, holder: str) -> None:
-        self._address = address
-        self._source_id = source_id
-        self._holder = holder
-        self._connection: TargetConnection | None = None
-
-    async def try_acquire(self) -> str | None:
-        """Take the lock; return None, or who holds it."""
-        connection = await TargetConnection.connect(
-            self._address, f"streamer lock {self._source_id} {self._holder}"
-        )
-        key = zlib.crc32(b"streamer.source")
-        signed = key - (1 << 32) if key >= 1 << 31 else key
-        try:
-            if await connection.fetch_value(
-                "select pg_try_advisory_lock($1::int4, $2::int4)", signed, self._source_id
-            ):
-                self._connection = connection
-                return None
-            holder = await connection.fetch_value(
-                "select holder from streamer.source where id = $1", self._source_id
-            )
-        except BaseException:
-            connection.terminate()
-            raise
-        await connection.close()
-        return str(holder or "another process")
-
-    async def check(self) -> None:
-        """Raises TargetConnectionError when the lock is lost."""
-        if self._connection is None:
-            raise TargetConnectionError("target: the lock on this source is not held")
-        await self._connection.fetch_value("select 1")
-
-    async def release(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None

@@ -13,7 +13,8 @@ from streamer.decode.pgoutput import to_datetime
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.progress.landmark import Landmarks
-from streamer.progress.store import SourceRecord, Store
+from streamer.progress.lock import SourceLock
+from streamer.progress.store import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 
@@ -29,7 +30,7 @@ class Acknowledgement:
 
     def __init__(
         self,
-        store: Store,
+        lock: SourceLock,
         record: SourceRecord,
         tracker: ProgressTracker,
         landmarks: Landmarks,
@@ -43,13 +44,12 @@ class Acknowledgement:
         """When it last was done."""
         self.is_wanted = False
         """Somebody waits for it, be it heartbeats only."""
-        self._store = store
-        self._source_id = record.source_id
+        self._lock = lock
         self._tracker = tracker
         self._landmarks = landmarks
         self._heartbeat = heartbeat
-        self._candidates = {record.acknowledged_lsn}
-        """What may be stored: several, while answers were lost."""
+        self._acknowledged_lsn = record.acknowledged_lsn
+        """The position that is stored. If an answer is lost the attempt ends, so it is known."""
         self._visible_time: datetime | None = None
         self._storing = asyncio.Lock()
 
@@ -66,17 +66,15 @@ class Acknowledgement:
                 return
             failpoint("acknowledge.before_store")
             self.tried_at = time.monotonic()
-            before, acknowledged_lsn = set(self._candidates), max(flush_lsn, *self._candidates)
-            self._candidates.add(acknowledged_lsn)
-            await self._store.acknowledge(
-                self._source_id,
-                before,
+            acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+            await self._lock.acknowledge(
+                self._acknowledged_lsn,
                 acknowledged_lsn,
                 visible_time,
                 self._landmarks.newest_through(acknowledged_lsn),
                 self._heartbeat.arrived_seconds,
             )
-            self._candidates = {acknowledged_lsn}
+            self._acknowledged_lsn = acknowledged_lsn
             self.stored_at = time.monotonic()
             self.is_wanted = False
             failpoint("acknowledge.after_store")

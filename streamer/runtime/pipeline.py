@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from streamer.apply.claim import Claim
 from streamer.apply.lane import (
     Hold,
     Lane,
@@ -32,15 +33,11 @@ from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
-from streamer.errors import (
-    StreamerError,
-    TargetConnectionError,
-    TargetError,
-)
+from streamer.errors import StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.landmark import Landmark, Landmarks
-from streamer.progress.store import SourceLock, SourceRecord
+from streamer.progress.lock import SourceLock
 from streamer.progress.tracker import ProgressTracker
 from streamer.route.mapping import (
     Initial,
@@ -74,6 +71,7 @@ from streamer.sync.leaves import look_at_leaves
 from streamer.sync.states import State
 
 if TYPE_CHECKING:
+    from streamer.progress.store import SourceRecord
     from streamer.source.stream import ChangeStream
 
 log = structlog.get_logger()
@@ -89,7 +87,6 @@ GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
 MONITOR_SECONDS: Final = 5.0
 IS_JOURNAL: Final = "changes come by a journal, which is in text"
-PROGRESS_RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 7.0
 
 
@@ -100,7 +97,7 @@ class Pipeline:
         self,
         source: SourceMapping,
         shared: Shared,
-        holder: str,
+        lock: SourceLock,
         guard: BacklogGuard,
         binary_obstacle: str | None = None,
     ) -> None:
@@ -112,7 +109,6 @@ class Pipeline:
         self.stop_lsn: Lsn | None = None
         """Stop by oneself once everything up to here is durable and every table is ready."""
         self._shared = shared
-        self._holder = holder
         self._record: SourceRecord
         self._server: SourceServer
         self._tracker = ProgressTracker(NOTHING)
@@ -129,6 +125,7 @@ class Pipeline:
         self._coordinator: SyncCoordinator
         self._stream: ChangeStream
         self.acknowledgement: Acknowledgement
+        self._lock = lock
         self._durable_time = 0
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
@@ -143,32 +140,27 @@ class Pipeline:
 
     async def run(self) -> None:
         """Stream until `stop` is set. Raises StreamerError for what ends this attempt."""
-        lock = SourceLock(self._shared.address, self._record_id(), self._holder)
         try:
-            await self._wait_for_lock(lock)
-            if self.stop.is_set():
+            if not await self._wait_for_lock():
                 return
             snapshot = await self._start()
             try:
-                await self._run_tasks(lock, snapshot)
+                await self._run_tasks(snapshot)
             finally:
                 await self._close()
+            await self._shared.store.set_source_state(self.claim.source_id, "stopped")
         finally:
-            await lock.release()
+            await self._lock.release()
 
-    def register(self, record: SourceRecord) -> None:
-        """Take the source's record; called once, before `run`."""
-        self._record = record
-
-    def _record_id(self) -> int:
-        return self._record.source_id
-
-    async def _wait_for_lock(self, lock: SourceLock) -> None:
+    async def _wait_for_lock(self) -> bool:
+        """Take the source's lock; return False if asked to stop before."""
         was_told = False
         while not self.stop.is_set():
-            self.health.holder = holder = await lock.try_acquire()
+            self.health.holder = holder = await self._lock.try_acquire()
             if holder is None:
-                return
+                # From here on every connection to the target has to reach the server of the lock.
+                self._shared = self._shared.under(self.claim)
+                return True
             self.health.state, self.health.error = "waiting", f"held by {holder}"
             if not was_told:
                 was_told = True
@@ -178,6 +170,7 @@ class Pipeline:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self.stop.wait()
+        return False
 
     async def _start(self) -> ExportedSnapshot | None:
         """Make sure that source, slot and target belong together; start the stream.
@@ -185,8 +178,8 @@ class Pipeline:
         Returns the snapshot of a slot that was made just now.
         """
         store, source = self._shared.store, self.source
-        self._record = await store.register_source(source)  # another may have moved it meanwhile
-        await store.set_source_state(self._record.source_id, "starting", None, self._holder)
+        self._record = await store.read_source(self.claim.source_id)
+        await store.set_source_state(self._record.source_id, "starting")
         await store.take_requests(self._record.source_id)
         async with connection(source, replication=True) as replication:
             self._server = server = await read_server(replication)
@@ -212,11 +205,11 @@ class Pipeline:
             await self._link.publish(plain, relations.values())
             start_lsn, snapshot = await self._link.open_slot(plain)
         try:
-            self._record = await store.register_source(source)
+            self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
             self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
             self.acknowledgement = Acknowledgement(
-                store, self._record, self._tracker, self._landmarks, self.heartbeat
+                self._lock, self._record, self._tracker, self._landmarks, self.heartbeat
             )
             self._stream = await self._link.open_stream(
                 start_lsn, binary=self._binary_types != TEXT
@@ -246,6 +239,7 @@ class Pipeline:
             facts = SourceFacts(
                 database=source.database,
                 sid=source.sid,
+                claim=self.claim,
                 binary_types=self._binary_types,
                 primary_key=relation.primary_key,
                 unique_keys=relation.unique_keys,
@@ -269,7 +263,7 @@ class Pipeline:
 
     # ---- running -------------------------------------------------------------------------------
 
-    async def _run_tasks(self, lock: SourceLock, snapshot: ExportedSnapshot | None) -> None:
+    async def _run_tasks(self, snapshot: ExportedSnapshot | None) -> None:
         shared = self._shared
         self._coordinator = SyncCoordinator(
             self.source,
@@ -307,7 +301,8 @@ class Pipeline:
             "requests": lambda: requests.follow(self.requested),
             "telling": lambda: tell(shared, self._record, self._relations, self.heartbeat),
             "failure": self._await_failure,
-            "monitor": lambda: self._monitor(lock),
+            "lock": self._lock.guard,
+            "monitor": self._monitor,
         }
         async with asyncio.TaskGroup() as group:
             running = {
@@ -453,12 +448,7 @@ class Pipeline:
                 async with asyncio.timeout(QUIET_SECONDS):
                     await self._advanced.wait()
             self._advanced.clear()
-            try:
-                await self._store_progress()
-            except TargetConnectionError as exc:
-                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
-                self._advanced.set()
-                await asyncio.sleep(PROGRESS_RETRY_SECONDS)
+            await self._store_progress()
             self._stored.set()
 
     async def _give_feedback(self) -> None:
@@ -522,8 +512,8 @@ class Pipeline:
             return 0.0
         return max(0.0, (now - to_datetime(self._durable_time)).total_seconds())
 
-    async def _monitor(self, lock: SourceLock) -> None:
-        """Look at the slot now and then, and whether the source is still ours to run."""
+    async def _monitor(self) -> None:
+        """Look at the slot now and then."""
         async with connection(self.source) as plain:
             if self.stop_lsn == EVERYTHING:
                 self.stop_lsn = await flush_wal(plain)
@@ -531,11 +521,10 @@ class Pipeline:
                 beating = self.heartbeat.run(plain, self._server, self._tracker)
                 group.create_task(beating, name=f"heartbeat {self.source.label}")
                 while True:
-                    await self._look_at_source(plain, lock)
+                    await self._look_at_source(plain)
                     await asyncio.sleep(MONITOR_SECONDS)
 
-    async def _look_at_source(self, plain: Connection, lock: SourceLock) -> None:
-        await lock.check()
+    async def _look_at_source(self, plain: Connection) -> None:
         with translating(self.source.label):
             slot = await read_slot(plain, self.source.slot)
             self.health.wal_end_lsn = max(self.health.wal_end_lsn, await read_flush_lsn(plain))
@@ -548,6 +537,10 @@ class Pipeline:
         self._check_reached_stop()
 
     # ---- lanes (LaneOwner) ---------------------------------------------------------------------
+
+    @property
+    def claim(self) -> Claim:
+        return self._lock.claim
 
     def lane_held(self, lane: Lane) -> None:
         self._shared.drainer.held(lane)
@@ -600,7 +593,9 @@ class Pipeline:
         self._relations.quarantine_changed(mapped)
 
     def source_failed(self, error: StreamerError) -> None:
-        self._failure = error
+        for lane in self._relations.lanes():
+            lane.is_ending = True  # what it gets or gives back from now on comes again
+        self._failure = self._failure or error
         self._has_failed.set()
 
     async def _await_failure(self) -> None:

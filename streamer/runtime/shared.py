@@ -1,8 +1,9 @@
 """What pipelines share, and what each tells of itself."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from streamer.apply.claim import Claim
 from streamer.apply.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.target import TargetAddress
@@ -34,6 +35,11 @@ class Shared:
     target: TargetHealth
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
+
+    def under(self, claim: Claim) -> "Shared":
+        """Return the same for the holder of *claim*: the target is where that was taken only."""
+        address = replace(self.address, claim=claim)
+        return replace(self, address=address, store=self.store.under(claim))
 
 
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")

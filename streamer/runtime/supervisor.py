@@ -17,6 +17,7 @@ import structlog
 from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
+from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import SourceMapping
 from streamer.runtime.backlog import BacklogGuard
@@ -46,6 +47,7 @@ class Supervisor:
         """The error that needs a person, while there is one."""
         self._shared = shared
         self._holder = holder
+        self._lock = SourceLock(shared.address, source, holder)
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """Why binary transport was given up; it is not tried again with this configuration."""
@@ -104,6 +106,7 @@ class Supervisor:
         refuses; this one then goes on as before.
         """
         before, self.source = self.source, source
+        self._lock.source = source
         self.guard.change(source)
         self._binary_obstacle = None
         pipeline = self.pipeline
@@ -121,7 +124,7 @@ class Supervisor:
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:
-                self.source = before
+                self.source = self._lock.source = before
                 self.guard.change(before)
                 raise
         if self.pipeline is pipeline:
@@ -178,11 +181,9 @@ class Supervisor:
 
     async def _attempt(self) -> None:
         await self._may_stream.wait()
-        record = await self._shared.store.register_source(self.source)
         self.pipeline = pipeline = Pipeline(
-            self.source, self._shared, self._holder, self.guard, self._binary_obstacle
+            self.source, self._shared, self._lock, self.guard, self._binary_obstacle
         )
-        pipeline.register(record)
         pipeline.stop_lsn = self.stop_lsn
         self.health = pipeline.health
         if self.stop.is_set():
@@ -192,7 +193,6 @@ class Supervisor:
         except BaseExceptionGroup as group:
             raise _first_error(group) from group
         else:
-            await self._shared.store.set_source_state(record.source_id, "stopped")
             self.failure = None
         finally:
             self._confirmed_at = pipeline.heartbeat.confirmed_at or self._confirmed_at
@@ -206,8 +206,8 @@ class Supervisor:
         with contextlib.suppress(StreamerError):
             for record in await self._shared.store.sources():
                 if _is_record_of(record, self.source):
-                    await self._shared.store.set_source_state(
-                        record.source_id, self.health.state, str(error)
+                    await self._shared.store.report_failure(
+                        record.source_id, self.health.state, str(error), self._holder
                     )
 
     async def _sleep(self, seconds: float | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamer.progress.store import Store
+from streamer.progress.lock import SourceLock
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -68,15 +68,15 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
     for db in (source, target):
         db.execute(DDL)
     stored: list[float] = []
-    acknowledge = Store.acknowledge
+    acknowledge = SourceLock.acknowledge
 
-    async def counted(self: Store, *arguments: Any) -> None:
+    async def counted(self: SourceLock, *arguments: Any) -> None:
         stored.append(time.monotonic())
         await acknowledge(self, *arguments)
 
     async with stream("t: {initial: none}") as streamer:
         await streamer.caught_up()
-        monkeypatch.setattr(Store, "acknowledge", counted)
+        monkeypatch.setattr(SourceLock, "acknowledge", counted)
         await asyncio.sleep(3)
         assert len(stored) <= 4
 

@@ -11,8 +11,9 @@ import pytest
 from streamer.apply.commit import Applier
 from streamer.apply.target import TargetAddress
 from streamer.observability.metrics import Metrics
-from streamer.progress.store import SourceLock, Store
-from streamer.route.mapping import Secret
+from streamer.progress.lock import SourceLock
+from streamer.progress.store import Store
+from streamer.route.mapping import Secret, SourceMapping
 from tests.support.postgres import Database
 
 NAME = "streamer cancelled"
@@ -38,7 +39,7 @@ async def store(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[
 
 @contextlib.asynccontextmanager
 async def lock(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    made = SourceLock(address, 1, NAME)
+    made = SourceLock(address, SourceMapping("shop", None, Secret(""), ()), NAME)
     yield made.try_acquire
     await made.release()
 

@@ -166,6 +166,14 @@ class Proxy:
         """Pass nothing on, not even the end of a connection; go on taking new ones."""
         self._do(self._passes.clear)
 
+    def move(self, server: Listening) -> None:
+        """Pass new connections on to another server; those there are stay where they are."""
+
+        def move() -> None:
+            self._server = server
+
+        self._do(move)
+
     def swallow(self) -> None:
         """Pass on nothing more of the connections there are now, not even their end."""
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from streamer.apply.catalog import TargetColumn, TargetRelation
+from streamer.apply.claim import Claim
 from streamer.apply.lane import MappedRelation, SourceFacts
 from streamer.apply.plan import ApplyPlan, make_plan
 from streamer.decode.pgoutput import Column, Relation
@@ -232,6 +233,7 @@ def mapped_relation(
     facts = SourceFacts(
         database="shop",
         sid=None,
+        claim=Claim(1, "token", 1),
         binary_types=frozenset(),
         primary_key=(),
         unique_keys=(),

@@ -1,0 +1,147 @@
+"""The target fails over to a standby that lacks commits: they come again, or the source stops."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.progress.lock import SourceLock
+from tests.support.postgres import Database, running, versions
+from tests.support.process import eventually
+from tests.support.proxy import Proxy
+from tests.support.standby import OnEither, Standby, standby
+from tests.support.streamer import Streamer, write_config
+
+pytestmark = pytest.mark.timeout(240)
+
+DDL = "create table t (id int primary key); create table u (id int primary key)"
+SECONDS = 60.0
+
+
+@dataclass
+class Servers:
+    """A source, and a target with a standby."""
+
+    source: Database
+    first: Server
+    second: Standby
+    target: Database
+
+    def rows(self, server: Server, table: str = "t") -> list[Any]:
+        return [row[0] for row in server.execute(f"select id from {table} order by 1", "dw")]
+
+
+@pytest.fixture
+def servers(source: Database, tmp_path: Path, server_directory: Path) -> Iterator[Servers]:
+    own = server_directory / tmp_path.name
+    with running(own / "first", versions()["18"]) as first:
+        first.execute("create database dw")
+        first.execute(DDL, "dw")
+        source.execute(DDL)
+        with standby(first, own / "second") as second:
+            yield Servers(source, first, second, OnEither(first, second, "dw"))
+
+
+@contextlib.asynccontextmanager
+async def streaming(servers: Servers, directory: Path) -> AsyncIterator[Streamer]:
+    path = directory / "config.yaml"
+    tables = "t: {initial: none}\nu: {initial: none}"
+    write_config(path, servers.source, servers.target, tables)
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up(SECONDS)
+        yield streamer
+    finally:
+        await streamer.stop()
+
+
+async def until(condition: Any, what: str) -> None:
+    await asyncio.to_thread(eventually, condition, SECONDS, what)
+
+
+async def test_a_commit_that_the_standby_lacks_comes_again(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not acknowledged when the target failed over, so the source still has it."""
+    may_store = asyncio.Event()
+    may_store.set()
+    acknowledge = SourceLock.acknowledge
+
+    async def held(self: SourceLock, *arguments: Any) -> None:
+        await may_store.wait()
+        await acknowledge(self, *arguments)
+
+    monkeypatch.setattr(SourceLock, "acknowledge", held)
+    async with streaming(servers, tmp_path) as streamer:
+        servers.source.execute("insert into t values (1); insert into u values (1)")
+        await streamer.caught_up(SECONDS)
+        await asyncio.to_thread(servers.second.cut)
+        may_store.clear()
+        servers.source.execute("insert into t values (2)")
+        await until(lambda: servers.rows(servers.first) == [1, 2], "the commit")
+        servers.first.kill()
+        await asyncio.to_thread(servers.second.promote)
+        assert servers.rows(servers.second) == [1]
+        may_store.set()
+        servers.source.execute("insert into u values (2)")
+        await streamer.caught_up(SECONDS)
+        assert servers.rows(servers.second) == [1, 2]
+        assert servers.rows(servers.second, "u") == [1, 2]
+
+
+async def test_acknowledged_rows_that_the_standby_lacks_stop_the_source(
+    servers: Servers, tmp_path: Path
+) -> None:
+    async with streaming(servers, tmp_path) as streamer:
+        servers.source.execute("insert into t values (1)")
+        await streamer.caught_up(SECONDS)
+        await asyncio.to_thread(servers.second.cut)
+        servers.source.execute("insert into t values (2)")
+        await streamer.caught_up(SECONDS)
+        servers.first.kill()
+        await asyncio.to_thread(servers.second.promote)
+
+        async def is_told() -> bool:
+            status = await streamer.status()
+            return str(status["state"]) == "error"
+
+        await streamer.eventually(is_told, SECONDS)
+        error = (await streamer.status())["error"]
+        assert "ahead of" in error
+        assert "public.t, public.u" in error
+        assert "streamer resync '*.*' --database shop" in error
+        servers.source.execute("insert into t values (3)")
+        assert servers.rows(servers.second) == [1]
+
+
+@pytest.mark.parametrize("moved", ["streamer lock%", "streamer worker%", "streamer bookkeeping%"])
+async def test_connections_to_two_servers_never_pass_for_one(
+    moved: str, servers: Servers, tmp_path: Path
+) -> None:
+    """The old primary lives on, and some connections come back on the promoted standby."""
+    with Proxy(servers.first) as proxy:
+        servers.target = Database(servers.first, "dw")
+        servers.target.port = proxy.port
+        async with streaming(servers, tmp_path) as streamer:
+            servers.source.execute("insert into t values (1)")
+            await streamer.caught_up(SECONDS)
+            await asyncio.to_thread(servers.second.cut)
+            await asyncio.to_thread(servers.second.promote)
+            proxy.move(servers.second)
+            servers.first.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                f" where application_name like '{moved}'"
+            )
+            servers.source.execute("insert into t values (2)")
+            if moved == "streamer bookkeeping%":  # the lock is where it was, and so is the rest
+                await until(lambda: servers.rows(servers.first) == [1, 2], "the change")
+                assert servers.rows(servers.second) == [1]
+                return
+            await streamer.caught_up(SECONDS)
+            assert servers.rows(servers.second) == [1, 2]

@@ -1,0 +1,78 @@
+"""A server with a streaming standby, to fail over to."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamer.commands.embedded import Server
+from tests.support.postgres import SETTINGS, Database, versions
+from tests.support.process import eventually
+
+
+class Standby(Server):
+    """A physical standby of *primary*: made from its base backup, streaming from it."""
+
+    def __init__(self, primary: Server, directory: Path, major: str = "18") -> None:
+        super().__init__(directory, versions()[major], SETTINGS)
+        self.primary = primary
+
+    def create(self) -> None:
+        """Take the base backup. The standby keeps the primary's settings."""
+        self._run(
+            *("pg_basebackup", "--pgdata", str(self.data), "--dbname", self.primary.url()),
+            *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
+        )
+
+    def wait(self) -> None:
+        """Wait until the standby has replayed everything that the primary has written."""
+        (row,) = self.primary.execute("select pg_current_wal_lsn()::text")
+        replayed = f"select pg_last_wal_replay_lsn() >= '{row[0]}'"
+        eventually(lambda: self.execute(replayed)[0][0], what="the standby replays")
+
+    def cut(self) -> None:
+        """End the replication from the primary: what it writes from now on is missing here."""
+        self.wait()
+        # The same connection, to nobody: an empty string would keep the WAL receiver waiting.
+        self.execute("alter system set primary_conninfo = 'host=127.0.0.1 port=1'")
+        self.execute("select pg_reload_conf()")
+        gone = "select not exists (select from pg_stat_wal_receiver where status = 'streaming')"
+        eventually(lambda: self.execute(gone)[0][0], what="the WAL receiver ends")
+        eventually(
+            lambda: (
+                not self.primary.execute(
+                    "select pid from pg_stat_replication where application_name = 'walreceiver'"
+                )
+            ),
+            what="the WAL sender ends",
+        )
+
+    def promote(self) -> None:
+        """Make the standby a primary."""
+        self.execute("select pg_promote()")
+
+
+@contextlib.contextmanager
+def standby(primary: Server, directory: Path, major: str = "18") -> Iterator[Standby]:
+    """Run a standby of *primary* for the length of a block."""
+    server = Standby(primary, directory, major)
+    server.create()
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop("immediate")
+
+
+class OnEither(Database):
+    """A database that is on the primary of two servers, whichever that is."""
+
+    def __init__(self, first: Server, second: Server, name: str) -> None:
+        super().__init__(first, name)
+        self.second = second
+        self.options = "target_session_attrs=read-write"
+
+    @property
+    def url(self) -> str:
+        hosts = f"127.0.0.1:{self.server.port},127.0.0.1:{self.second.port}"
+        return f"postgresql://{self.url_user}@{hosts}/{self.name}?{self.options}"
