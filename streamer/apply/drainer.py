@@ -15,7 +15,7 @@ may still be arriving. Dying, or losing the source, in the middle of it rolls al
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import structlog
@@ -28,7 +28,7 @@ from streamer.apply.retry import fulfil
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
-from streamer.decode.transactions import Changes
+from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import (
     ProtocolError,
     Retry,
@@ -344,15 +344,17 @@ class _Turn:
         applier, spool = self._applier, self._spool
         touched: dict[MappedRelation, Counts] = {}
         piece, *rest = first
+        transaction = piece.transaction
         window: LaneWindow | None = None
         try:
             await applier.begin()
             while True:
-                async with self._looking_ahead(piece) as ahead:
+                async with self._looking_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
                     for mapped, changes in written:
                         touched.setdefault(mapped, Counts()).count(changes.payloads)
                     failpoint("drain.piece_written")
+                    _check_still_wanted(touched, transaction)
                     if ahead is None:
                         break
                     (piece, *rest), window = await ahead
@@ -363,8 +365,9 @@ class _Turn:
                     raise
                 raise _ConstraintAtEnd from exc
             assert piece.end_lsn is not None
+            _check_still_wanted(touched, transaction)
             await self._commit(dict.fromkeys(touched, piece.end_lsn))
-        except OpenShareDiscarded:
+        except (OpenShareDiscarded, _NotWanted):
             await applier.rollback()
             spool.rewind()
             return
@@ -389,7 +392,7 @@ class _Turn:
 
     @contextlib.asynccontextmanager
     async def _looking_ahead(
-        self, piece: Share
+        self, piece: Share, touched: dict[MappedRelation, Counts]
     ) -> AsyncIterator["asyncio.Task[tuple[list[Share], LaneWindow | None]] | None"]:
         """Read what follows *piece*, if it is not the last one, while that is being written.
 
@@ -398,16 +401,21 @@ class _Turn:
         if piece.end_lsn is not None:
             yield None
             return
-        task = asyncio.create_task(self._look_ahead(), name=f"next of {self._lane.name}")
+        looking = self._look_ahead(piece.transaction, touched)
+        task = asyncio.create_task(looking, name=f"next of {self._lane.name}")
         try:
             yield task
         finally:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _look_ahead(self) -> tuple[list[Share], LaneWindow | None]:
+    async def _look_ahead(
+        self, transaction: Transaction, touched: dict[MappedRelation, Counts]
+    ) -> tuple[list[Share], LaneWindow | None]:
         """Return the next shares, and the window of the first if it can be told in advance."""
-        shares = await self._next_piece()
+        while not (shares := self._spool.read(READ_BYTES)):
+            await _until_changed(self._lane, None)
+            _check_still_wanted(touched, transaction)
         plans = known_plans(shares[0])
         if plans is None or _may_divert(shares[0]):
             return shares, None
@@ -485,6 +493,19 @@ class _Turn:
     def _tell_of_quarantine(self) -> None:
         for mapped in self._applier.take_changed():
             self._lane.owner.quarantine_changed(mapped)
+
+
+class _NotWanted(Exception):  # not an error: a share of which a copy brings a part
+    """A resync was asked for while a large share was being written."""
+
+
+def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
+    """Give up a large share if it has written to a relation that is going to be copied again.
+
+    The rest of the relation's changes would be skipped, and readers would see the part.
+    """
+    if any(mapped.has(transaction) for mapped in touched):
+        raise _NotWanted
 
 
 class _ConstraintAtEnd(Exception):  # not an error: a large share that is to be written otherwise

@@ -81,6 +81,7 @@ class Requests:
         self._relations.set_state(mapped, State.INIT)
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
+        before.changed.set()  # a drainer that waits for more of a large transaction gives it up
         # Nothing of it may still be on its way to the target when the copy begins.
         through_lsn = self._tracker.newest_lsn
         while before.is_applying(through_lsn):
