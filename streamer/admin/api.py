@@ -468,7 +468,12 @@ def _add_draft(router: APIRouter, service: AdminService) -> None:
     @router.post("/import", tags=["draft"])
     async def import_mapping(request: Request, values: models.ImportBody) -> dict[str, Any]:
         """Let the draft be what a YAML file says."""
-        notes = await service.import_text(Path("yaml"), values.yaml, actor_of(request))
+        notes = await service.import_text(
+            Path("yaml"),
+            values.yaml,
+            actor_of(request),
+            excludes_missing=values.exclude_missing,
+        )
         return {"notes": notes, "draft": await service.draft()}
 
 

@@ -58,7 +58,7 @@ class Client(Protocol):
 
     async def export(self) -> tuple[str, list[str]]: ...
 
-    async def import_text(self, path: Path, text: str) -> list[str]: ...
+    async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]: ...
 
 
 class LocalClient:
@@ -95,8 +95,10 @@ class LocalClient:
     async def export(self) -> tuple[str, list[str]]:
         return await self._service.export()
 
-    async def import_text(self, path: Path, text: str) -> list[str]:
-        return await self._service.import_text(path, text, self._actor)
+    async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]:
+        return await self._service.import_text(
+            path, text, self._actor, excludes_missing=excludes_missing
+        )
 
 
 class RemoteClient:
@@ -142,8 +144,9 @@ class RemoteClient:
         variables = headers.get("x-streamer-variables", "")
         return text, [name for name in variables.split(", ") if name]
 
-    async def import_text(self, path: Path, text: str) -> list[str]:
-        answer = await self._ask("POST", "/import", {"yaml": text})
+    async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]:
+        body = {"yaml": text, "exclude_missing": excludes_missing}
+        answer = await self._ask("POST", "/import", body)
         notes: list[str] = answer["notes"]
         return notes
 

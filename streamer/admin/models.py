@@ -239,6 +239,11 @@ class ImportBody(_Body):
     """A configuration file, or the map.yaml of kuvasz-streamer; its sources replace the draft."""
 
     yaml: Annotated[str, Field(max_length=5_000_000), AfterValidator(check_text)]
+    exclude_missing: bool = Field(
+        default=False,
+        description="Of a map.yaml: leave out columns that the target lacks, as kuvasz-streamer "
+        "does (`on_column_added: ignore`).",
+    )
 
 
 class ActionBody(_Body):

@@ -263,10 +263,12 @@ class AdminService:
         urls = await self.store.reveal(content)
         return export_mapping(content, urls, await self._base())
 
-    async def import_text(self, path: Path, text: str, actor: str) -> list[str]:
+    async def import_text(
+        self, path: Path, text: str, actor: str, *, excludes_missing: bool = False
+    ) -> list[str]:
         """Let the draft be what a file says; return notes. Raises ConfigurationError."""
         self.check_writable()
-        found = read_import(path, text)
+        found = read_import(path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
         wanted = keep_passwords(found.wanted, content, urls, await self._base())

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from streamer.admin import models
 from streamer.admin.draft import groups_of
+from streamer.admin.kuvasz import from_kuvasz
 from streamer.admin.urls import replace_secrets
 from streamer.config.settings import SourceSettings, explain
 from streamer.config.source import Document, Location, format_location, parse_document
@@ -152,15 +153,25 @@ class Import:
     notes: list[str] = field(default_factory=list)
 
 
-def read_import(path: Path, text: str) -> Import:
-    """Read a configuration file or a map.yaml. Raises ConfigurationError with line and key."""
+def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Import:
+    """Read a configuration file or a map.yaml. Raises ConfigurationError with line and key.
+
+    *excludes_missing*: see `from_kuvasz`.
+    """
     document = parse_document(path, text, replace=False, list_key="sources")
     notes: list[str] = []
     if document.is_list:
         document.values["sources"] = [
-            _from_kuvasz(group, ("sources", number), document, notes)
+            from_kuvasz(
+                group, ("sources", number), document, notes, excludes_missing=excludes_missing
+            )
             for number, group in enumerate(document.values["sources"])
         ]
+    elif excludes_missing:
+        raise SettingsError(
+            f"{path}: --exclude-missing is for a mapping of kuvasz-streamer",
+            hint="here a table says it with `on_column_added: ignore`",
+        )
     sources = document.values.get("sources")
     if not isinstance(sources, list):
         raise SettingsError(
@@ -232,71 +243,6 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
     except InvalidError as exc:
         where = f"{document.where(location)}: {format_location(location)}"
         raise SettingsError(f"{where}: {exc.message}", hint=exc.hint) from None
-
-
-_KUVASZ_TABLE: Final = frozenset({"type", "target", "partitions_regex", "filter", "set"})
-
-
-def _from_kuvasz(group: Any, location: Location, document: Document, notes: list[str]) -> Any:
-    """Return a database of a map.yaml as ours. Raises SettingsError for what means something else
-    here.
-    """
-    if not isinstance(group, dict):
-        return group
-    urls, tables = group.get("urls"), group.get("tables")
-    converted = dict(group)
-    if isinstance(urls, list):
-        converted["urls"] = [_url_from_kuvasz(url) for url in urls]
-    if isinstance(tables, dict):
-        converted["tables"] = {
-            name: _table_from_kuvasz(table, (*location, "tables", name), document, notes)
-            for name, table in tables.items()
-        }
-    return converted
-
-
-def _url_from_kuvasz(url: Any) -> Any:
-    if not isinstance(url, dict):
-        return url
-    converted = dict(url)
-    if isinstance(sid := url.get("sid"), int) and not isinstance(sid, bool):
-        converted["sid"] = str(sid)
-    if converted.get("sid") == "":
-        del converted["sid"]
-    if isinstance(text := url.get("url"), str):
-        converted["url"] = _without_replication(text)
-    return converted
-
-
-def _without_replication(text: str) -> str:
-    """Take `replication=…` out: streamer asks for that itself, where it needs it."""
-    address, mark, query = text.partition("?")
-    if not mark:
-        return re.sub(r"(^|\s)replication\s*=\s*\S+", "", text).strip()
-    kept = [part for part in query.split("&") if not part.startswith("replication=")]
-    return address + (f"?{'&'.join(kept)}" if kept else "")
-
-
-def _table_from_kuvasz(table: Any, location: Location, document: Document, notes: list[str]) -> Any:
-    if not isinstance(table, dict):
-        return table
-    where = f"{document.where(location)}: {format_location(location)}"
-    for name in ("filter", "set"):
-        if table.get(name):
-            raise SettingsError(
-                f"{where}: `{name}` is written in CEL there, and in SQL here",
-                hint="write it in SQL after the import, and take it out of this file",
-            )
-    if table.get("partitions_regex"):
-        notes.append(
-            f"{where}: `partitions_regex` is left out: a partitioned table is mapped by its root, "
-            "and its partitions come along"
-        )
-    return {
-        name: value
-        for name, value in table.items()
-        if name not in ("filter", "set", "partitions_regex") and value not in (None, "")
-    }
 
 
 def keep_passwords(wanted: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:

@@ -292,13 +292,28 @@ def export_yaml(url: UrlOption = None) -> None:
 @app.command("import")
 def import_yaml(
     file: Annotated[
-        Path, typer.Argument(help="A configuration file, or a map.yaml of kuvasz-streamer.")
+        Path,
+        typer.Argument(
+            help="A configuration file, or the map.yaml or SQLite mapping of kuvasz-streamer."
+        ),
     ],
+    exclude_missing: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-missing",
+            help="Of kuvasz-streamer: leave out columns that the target lacks, as that does.",
+        ),
+    ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Let the draft be what a YAML file says; stored passwords stay where it has variables."""
-    text = run_to_end(asyncio.to_thread(read_text, file))
-    for note in _ask(url, lambda client: client.import_text(file, text)):
+    """Let the draft be what a file says; stored passwords stay where it has variables."""
+    from streamer.admin import kuvasz
+
+    read = kuvasz.read_database if kuvasz.is_database(file) else read_text
+    text = run_to_end(asyncio.to_thread(read, file))
+    for note in _ask(
+        url, lambda client: client.import_text(file, text, excludes_missing=exclude_missing)
+    ):
         typer.echo(f"streamer: {note}", err=True)
     typer.echo("imported; `streamer apply` applies the draft")
 

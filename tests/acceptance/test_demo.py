@@ -100,6 +100,12 @@ def assert_is_ready(said: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(metrics[1].replace("/metrics", "/readyz"), timeout=10) as answer:
         assert answer.status == 200
+    address = metrics[1].removesuffix("metrics")
+    assert f"its page: {address}" in said
+    assert re.search(rf"page +{re.escape(address)}", said)
+    with opener.open(address, timeout=10) as answer:
+        assert answer.status == 200
+        assert b"shop:eu" in answer.read()
 
 
 @pytest.mark.timeout(120)

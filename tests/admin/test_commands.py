@@ -1,6 +1,8 @@
 """The commands that edit the draft, with the file of the mapping: no process runs."""
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,64 @@ def test_any_setting_of_a_table_can_be_changed_and_taken_back(commands: Commands
     (row,) = commands.rows("tables")
     assert (row["target"], row["type"], row["exclude"]) == (None, "clone", [])
     assert commands.run("tables", "set", "shop", "nowhere", "--type", "append").exit_code != 0
+
+
+def kuvasz_database(path: Path) -> Path:
+    """Make a mapping as kuvasz-streamer keeps it."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            f"""
+            create table db (db_id integer primary key, name text not null unique);
+            create table url (url_id integer primary key, db_id integer not null, url text, sid text);
+            create table tbl (tbl_id integer primary key, db_id integer not null,
+              schema text not null default 'public', name text not null, type text not null,
+              target text not null, partitions_regex text);
+            insert into db values (1, 'shop'), (2, 'blog');
+            insert into url values (1, 1, '{URL}?replication=database', '12'), (2, 2, 'host=b', '');
+            insert into tbl (db_id, schema, name, type, target) values
+              (1, 'public', 'orders', 'clone', 'all_orders'), (1, 'audit', 'events', 'append', 'events'),
+              (2, 'public', 'posts', 'history', 'posts');
+            """
+        )
+    return path
+
+
+def test_the_sqlite_mapping_of_kuvasz_streamer_is_imported(
+    commands: Commands, tmp_path: Path
+) -> None:
+    commands.done("import", str(kuvasz_database(tmp_path / "kuvasz.sqlite")))
+    assert [(r["database"], r["sid"], r["url"]) for r in commands.rows("sources")] == [
+        ("shop", "12", "postgresql://streamer:***@eu-db/shop"),
+        ("blog", None, "host=b"),
+    ]
+    assert {(r["schema"], r["name"], r["target"], r["type"]) for r in commands.rows("tables")} == {
+        ("public", "orders", "all_orders", "clone"),
+        ("audit", "events", "events", "append"),
+        ("public", "posts", "posts", "history"),
+    }
+    assert {row["on_column_added"] for row in commands.rows("tables")} == {"stop"}
+
+
+def test_columns_that_the_target_lacks_are_left_out_as_kuvasz_streamer_does(
+    commands: Commands, tmp_path: Path
+) -> None:
+    database = kuvasz_database(tmp_path / "kuvasz.sqlite")
+    commands.done("import", str(database), "--exclude-missing")
+    assert {row["on_column_added"] for row in commands.rows("tables")} == {"ignore"}
+    yaml = tmp_path / "map.yaml"
+    yaml.write_text("- {database: d, urls: [{url: 'host=h'}], tables: {t: , u: {type: append}}}\n")
+    commands.done("import", str(yaml), "--exclude-missing")
+    assert [row["on_column_added"] for row in commands.rows("tables")] == ["ignore", "ignore"]
+    yaml.write_text("sources: [{database: d, urls: [{url: 'host=h'}], tables: {t: }}]\n")
+    ours = commands.run("import", str(yaml), "--exclude-missing")
+    assert ours.exit_code == 2
+    assert "on_column_added: ignore" in ours.output
+
+
+def test_another_sqlite_file_is_refused(commands: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table t (id int)")
+    refused = commands.run("import", str(path))
+    assert refused.exit_code == 2
+    assert "kuvasz-streamer" in refused.output

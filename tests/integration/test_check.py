@@ -150,6 +150,18 @@ async def test_a_clean_check(checker: Checker) -> None:
     assert report.to_json() == {"ready": True, "sources": 1, "tables": 2, "findings": []}
 
 
+async def test_a_database_that_a_group_has_under_two_sids_is_named(checker: Checker) -> None:
+    checker.source.execute(ITEMS)
+    checker.configure("items:", sid="eu")
+    text = checker.path.read_text()
+    (line,) = (line for line in text.splitlines() if "urls:" in line)
+    url = line.partition("[")[2].rpartition("]")[0]
+    checker.path.write_text(text.replace(url, f"{url}, {url.replace('eu', 'us')}"))
+    found = await checker.finds(Severity.WARNING, "the target gets its rows twice")
+    assert found.place.source == "shop:us"
+    assert "shop:eu" in found.problem
+
+
 def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
     checker.source.execute("create table keyless (id int)")
     checker.configure("keyless:", sid="eu")

@@ -11,7 +11,12 @@ from streamer.apply import drainer
 from streamer.apply.confirm import confirm_expressions
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
-from streamer.commands.check.source import check_capacity, check_heartbeat, check_source
+from streamer.commands.check.source import (
+    check_capacity,
+    check_heartbeat,
+    check_same_database,
+    check_source,
+)
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
 from streamer.commands.check.spark import check_spark
 from streamer.commands.check.target import VERSION_MIN, check_server, check_target
@@ -78,6 +83,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
             report.findings += in_order(
                 check_target(target, sources, create_tables=create_tables, connections=connections)
             )
+    report.findings += check_same_database(sources)
     report.findings += check_capacity(sources, target)
     for facts in sources:
         findings = check_source(facts, target)

@@ -188,6 +188,29 @@ def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
         yield warning(place, problem, in_words(words))
 
 
+def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
+    """Name a database that a group has under two sids: its rows would be in the target twice."""
+    first: dict[tuple[str, ...], SourceFacts] = {}
+    for facts in sources:
+        server, usage = facts.server, facts.usage
+        if server is None or usage is None:
+            continue
+        key = (
+            facts.source.database,
+            server.system_identifier,
+            usage.server_started,
+            server.database,
+        )
+        other = first.setdefault(key, facts)
+        if other is not facts:
+            yield warning(
+                Place(facts.label),
+                f'its url leads to database "{server.database}" of the same server as that of '
+                f"{other.label}, so the target gets its rows twice, with either sid",
+                in_words(f"correct the url of {facts.label} or {other.label}"),
+            )
+
+
 def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -> Iterable[Finding]:
     """Free slots and walsenders, of all sources that are on one server together.
 

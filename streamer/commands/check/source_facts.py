@@ -47,6 +47,8 @@ class Usage:
     """Provider, collation and character types of the database."""
     may_beat: bool = True
     """Whether our role may commit heartbeats."""
+    server_started: str = ""
+    """When the server started: a copy of a server has the same system identifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,8 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
 
 
 _USAGE_SQL: Final = """
-select pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
+select pg_catalog.pg_postmaster_start_time()::text as server_started,
+    pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
        pg_catalog.concat_ws(' ', pg_catalog.to_jsonb(d) ->> 'datlocprovider', d.datcollate,
                             d.datctype, coalesce(pg_catalog.to_jsonb(d) ->> 'datlocale',
                                                  pg_catalog.to_jsonb(d) ->> 'daticulocale'))

@@ -120,6 +120,7 @@ async def _play(stage: Stage, view: View, seconds: float) -> Report:
         rows = await _make_shops(stage)
     stage.write_config()
     stage.start_streamer()
+    view.say(f"its page: {stage.page}")
     report = Report()
     async with Bookkeeping(stage.target.url(shop.WAREHOUSE)) as bookkeeping:
         await _watch_sync(stage, view, bookkeeping, rows, report)
@@ -226,6 +227,7 @@ def _tell_what_runs(stage: Stage, view: View) -> None:
     lines += [
         f"{shop.WAREHOUSE:<10} {stage.target.url(shop.WAREHOUSE)}",
         f"{'psql':<10} {psql}",
+        f"{'page':<10} {stage.page}",
         f"{'metrics':<10} http://127.0.0.1:{stage.http_port}/metrics",
         f"{'status':<10} {shlex.quote(sys.executable)} -m streamer -c {stage.config} status",
         f"{'log':<10} {stage.log}",

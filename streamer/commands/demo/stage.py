@@ -48,6 +48,10 @@ class Stage:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def page(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}/"
+
+    @property
     def sources(self) -> dict[str, Server]:
         """The shops' servers, by sid."""
         return dict(zip(SOURCES, self.servers, strict=False))
