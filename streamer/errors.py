@@ -103,6 +103,13 @@ class SourceUnreadyError(SourceError):
     retry = Retry.MANUAL
 
 
+class SourceLimitError(SourceError):
+    """The source cannot send a row: as a message it would be larger than PostgreSQL allows."""
+
+    code = "source_limit"
+    retry = Retry.MANUAL
+
+
 class SlotInUseError(SourceError):
     """Another process streams from our slot."""
 
@@ -240,6 +247,18 @@ class ValueConversionError(TargetError):
 
     code = "value"
     retry = Retry.MANUAL
+
+
+class RowTooLargeError(ValueConversionError):
+    """A row takes more memory at the target than PostgreSQL allows; see ``change_number``."""
+
+    def __init__(self, change_number: int, size: int) -> None:
+        super().__init__(
+            f"target: a row of {size} bytes is larger than COPY can take, which is 1 GB with "
+            "every tab, newline, carriage return and backslash of a text counted twice",
+            hint="make the value smaller at the source, or exclude its column",
+        )
+        self.change_number = change_number
 
 
 class ConflictError(TargetError):

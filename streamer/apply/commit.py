@@ -38,6 +38,7 @@ from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.decode.tuples import Row
 from streamer.errors import (
     ConflictError,
+    RowTooLargeError,
     StreamerError,
     TargetConnectionError,
     TargetError,
@@ -529,6 +530,8 @@ class Applier:
         except StreamerError as exc:
             if exc.change_number is not None:
                 exc.share_number = run.share_number(exc.change_number)
+                if isinstance(exc, RowTooLargeError):
+                    exc.message += f": {run.describe(exc.change_number)}"
             raise
 
     async def _write_split(self, run: "OrderedRun", statements: SplitStatements) -> None:

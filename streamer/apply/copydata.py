@@ -9,9 +9,13 @@ none, and that is almost every chunk. Pure.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from streamer.decode.large import PIECE_BYTES, LargeValue
 from streamer.decode.tuples import NULL, MixedRow, Row, Value
+from streamer.errors import RowTooLargeError
 
 CHUNK_ROWS: Final = 2000
+ROW_BYTES_MAX: Final = 0x3FFFFFFF
+"""PostgreSQL's MaxAllocSize: COPY keeps a line, or a value in binary, in one piece of memory."""
 
 Picker = Callable[[Row], Sequence[Value]] | None
 
@@ -44,24 +48,67 @@ def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Val
 def encode_rows(
     rows: Iterable[Row], *, pick: Picker, prefix: Sequence[Value], width: int, binary: bool
 ) -> Iterator[bytes]:
-    """Yield COPY data for *rows*, whole rows at a time.
+    """Yield COPY data for *rows*: whole rows at a time, but for rows with large values.
 
     *pick* takes the columns out of a row that are wanted, all by default; *prefix* are items that
     come before them in every row; *width* is how many items that makes in all.
     """
-    encode = _encode_binary if binary else _encode_text
     if binary:
         yield _BINARY_HEADER
     chunk: list[Row] = []
+    done = 0
     for row in rows:
         chunk.append(row)
         if len(chunk) >= CHUNK_ROWS:
-            yield encode(chunk, pick, prefix, width)
+            yield from _encode(chunk, pick, prefix, width, binary, done)
+            done += len(chunk)
             chunk = []
     if chunk:
-        yield encode(chunk, pick, prefix, width)
+        yield from _encode(chunk, pick, prefix, width, binary, done)
     if binary:
         yield _BINARY_TRAILER
+
+
+def _encode(
+    rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int, binary: bool, done: int
+) -> Iterable[bytes]:
+    encode = _encode_binary if binary else _encode_text
+    try:
+        return (encode(rows, pick, prefix, width),)
+    except TypeError:  # nothing joins a LargeValue
+        return _encode_in_pieces(rows, pick, prefix, width, binary, done)
+
+
+def _encode_in_pieces(
+    rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int, binary: bool, done: int
+) -> Iterator[bytes]:
+    """Yield COPY data for *rows*, some of which hold large values, in pieces.
+
+    *done*: how many rows of the same COPY came before. Raises RowTooLargeError.
+    """
+    head = width.to_bytes(2, "big") if binary else b""
+    for number, row in enumerate(rows, done):
+        buffer = [head]
+        buffered = size = 0
+        items = [*prefix, *(row if pick is None else pick(row))]
+        for position, item in enumerate(items):
+            if not binary and position:
+                buffer.append(b"\t")
+            parts = item.pieces() if isinstance(item, LargeValue) else (item,)
+            for part in parts:
+                data = bytes(part) if binary else escape_if_needed(part)
+                buffer.append(data)
+                buffered += len(data)
+                size += len(data)
+                if size > ROW_BYTES_MAX:
+                    raise RowTooLargeError(number, sum(map(len, items)))
+                if buffered >= PIECE_BYTES:
+                    yield b"".join(buffer)
+                    buffer.clear()
+                    buffered = 0
+        if not binary:
+            buffer.append(b"\n")
+        yield b"".join(buffer)
 
 
 def _encode_text(rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int) -> bytes:
@@ -79,7 +126,7 @@ def _encode_text(rows: list[Row], pick: Picker, prefix: Sequence[Value], width: 
 
 def escape_if_needed(value: Value) -> bytes:
     """Escape a value, but not the NULL marker."""
-    return bytes(value) if value is NULL else escape_text(value)
+    return bytes(value) if value is NULL else escape_text(bytes(value))
 
 
 def _is_clean(data: bytes, rows: list[Row], pick: Picker, head: bytes, width: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from streamer.apply.fold import OrderedChange
 from streamer.apply.plan import ApplyPlan, Identity
+from streamer.decode.large import LargeValue
 from streamer.decode.pgoutput import (
     DELETE,
     INSERT,
@@ -257,7 +258,8 @@ def _digest(values: Iterable[bytes | None]) -> bytes:
             digest.update(_length(-1))
         else:
             digest.update(_length(len(value)))
-            digest.update(value)
+            for piece in value.pieces() if isinstance(value, LargeValue) else (value,):
+                digest.update(piece)
     return digest.digest()
 
 

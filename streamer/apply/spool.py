@@ -10,6 +10,7 @@ other; segments that were read and released are deleted.
 """
 
 import fcntl
+import mmap
 import os
 import shutil
 import struct
@@ -17,11 +18,12 @@ import tempfile
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from streamer.apply.lane import Held, MappedRelation, Share
+from streamer.decode.large import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import SpoolError
@@ -53,7 +55,8 @@ class OpenShareDiscarded(Exception):  # news, not an error
 def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
     """Pack payloads into records: *tag*, their number, their lengths, and all of them in one row.
 
-    Rows are many, so nothing here is done by one at a time.
+    Rows are many, so nothing here is done by one at a time. A record comes in one piece, unless it
+    holds a large payload, which is not copied.
     """
     step = max(1, len(payloads) * _BLOCK_BYTES // (sum(map(len, payloads)) or 1))
     for start in range(0, len(payloads), step):
@@ -61,7 +64,10 @@ def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
         lengths = array("I", map(len, part)).tobytes()
         size = len(tag) + _count.size + len(lengths) + sum(map(len, part))
         head = _header.pack(_PAYLOADS, size) + tag + _count.pack(len(part))
-        yield b"".join([head, lengths, *part])
+        if size > LARGE_BYTES:
+            yield from (head, lengths, *part)
+        else:
+            yield b"".join([head, lengths, *part])
 
 
 def _unpack_block(data: bytes, begin: int) -> list[bytes]:
@@ -71,7 +77,7 @@ def _unpack_block(data: bytes, begin: int) -> list[bytes]:
     lengths = array("I")
     begin = first + number * lengths.itemsize
     lengths.frombytes(data[first:begin])
-    return [data[a:b] for a, b in pairwise(accumulate(lengths, initial=begin))]
+    return slices(data, list(accumulate(lengths, initial=begin)))
 
 
 class SpoolDirectory:
@@ -131,6 +137,12 @@ class _Segment:
         """Bytes in the file and in the buffer."""
 
     def append(self, data: bytes) -> None:
+        if len(data) > LARGE_BYTES:
+            self._flush()
+            for piece in pieces(data):
+                self._write(piece, self.size)
+                self.size += len(piece)
+            return
         self._buffer.append(data)
         self._buffered += len(data)
         self.size += len(data)
@@ -138,8 +150,12 @@ class _Segment:
             self._flush()
 
     def _flush(self) -> None:
-        view = memoryview(b"".join(self._buffer))
-        position = self.size - self._buffered
+        self._write(b"".join(self._buffer), self.size - self._buffered)
+        self._buffer.clear()
+        self._buffered = 0
+
+    def _write(self, data: bytes, position: int) -> None:
+        view = memoryview(data)
         try:
             while view:
                 written = os.pwrite(self._descriptor, view, position)
@@ -150,23 +166,32 @@ class _Segment:
                 f"cannot write held changes to {self._path.parent}: {exc.strerror}",
                 hint="make room there, or set spool.directory to a larger disk",
             ) from exc
-        self._buffer.clear()
-        self._buffered = 0
 
     def truncate(self, size: int) -> None:
         self._flush()
         self.size = size
 
     def read(self, offset: int) -> bytes:
-        """Return some bytes from *offset* on, at least one whole record; none at the end."""
+        """Return some bytes from *offset* on, at least one whole record; none at the end.
+
+        A large record is mapped instead of read: memory holds only pages in use.
+        """
         if self._buffered:
             self._flush()
         data = os.pread(self._descriptor, min(_READ_BYTES, self.size - offset), offset)
         if len(data) >= _header.size:
             needed = _header.size + _header.unpack_from(data)[1]
+            if needed > LARGE_BYTES:
+                return self._map(offset, needed)
             if needed > len(data):
                 data = os.pread(self._descriptor, needed, offset)
         return data
+
+    def _map(self, offset: int, size: int) -> bytes:
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+        size += offset - begin
+        mapped = mmap.mmap(self._descriptor, size, offset=begin, access=mmap.ACCESS_READ)
+        return cast("bytes", memoryview(mapped)[offset - begin :])
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -217,7 +242,9 @@ class LaneSpool:
         if share.end_lsn is not None:
             self._open_held = Held()
             add(pack(_END, _end_fields.size) + _end_fields.pack(share.end_lsn))
-        self._last_segment().append(b"".join(records))
+        segment = self._last_segment()
+        for record in records:
+            segment.append(record)
 
     def _relation_number(self, mapped: MappedRelation, relation: Relation) -> int:
         key = (id(mapped), id(relation))
@@ -410,6 +437,14 @@ class StreamedSpool:
         for block in _blocks(messages, subxid or _NO_SUBXID):
             self._segment.append(block)
 
+    def append_large(self, subxid: bytes, message: bytes) -> None:
+        kind, rest = message[:1], message[5:]
+        length = array("I", [len(kind) + len(rest)])
+        size = len(subxid) + _count.size + length.itemsize + length[0]
+        head = _header.pack(_PAYLOADS, size) + subxid + _count.pack(1) + length.tobytes()
+        self._segment.append(head + bytes(kind))
+        self._segment.append(rest)
+
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield what was appended, in that order, some at a time."""
         position = 0
@@ -421,7 +456,7 @@ class StreamedSpool:
                 end = begin + _header.unpack_from(data, offset)[1]
                 if end > len(data):
                     break
-                subxid = data[begin : begin + len(_NO_SUBXID)]
+                subxid = bytes(data[begin : begin + len(_NO_SUBXID)])
                 messages = _unpack_block(data, begin + len(_NO_SUBXID))
                 yield b"" if subxid == _NO_SUBXID else subxid, messages
                 offset = end

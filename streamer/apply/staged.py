@@ -5,6 +5,7 @@ Pure.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from typing import Final
 
 from streamer.apply.computed import input_name
@@ -63,6 +64,19 @@ class OrderedRun:
             *new,
         ]
 
+    def describe(self, change_number: int) -> str:
+        """Name the target table and the key of a change."""
+        plan = self.plan
+        payloads = chain.from_iterable(payloads for _, _, payloads in self.parts)
+        change = next(read_changes(plan, islice(payloads, change_number, None)))
+        row = change.new if change.new is not None else change.old
+        table = f'target table "{plan.mapping.target}"'
+        if row is None or plan.identity is not Identity.KEY:
+            return table
+        names = ", ".join(column.name for column in plan.key)
+        values = ", ".join(_shown(row[column.position], plan.binary) for column in plan.key)
+        return f"{table}, Key ({names})=({values})"
+
     @cached_property
     def _positions(self) -> tuple[list[int], list[int]]:
         """Where the values are that are staged: of new rows, and of old ones."""
@@ -81,6 +95,14 @@ class OrderedRun:
                 return number
             change_number -= len(payloads)
         return None
+
+
+def _shown(value: Value, binary: bool) -> str:
+    """Return a key's value for a message; of one in binary, an integer or its text."""
+    data = bytes(value)[4:] if binary else bytes(value)
+    if binary and len(data) in (2, 4, 8):
+        return str(int.from_bytes(data, "big", signed=True))
+    return data.decode("utf-8", "backslashreplace")[:100]
 
 
 def commit_time_value(commit_time: int, binary: bool) -> Value:

@@ -252,7 +252,11 @@ class TargetConnection:
         self._proven: dict[int, Claim] = {}
         # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
         self.backend_pid = int(connection.get_server_pid())
-        self._watch = Watch(lambda: _read_activity(address, self.backend_pid), connection.terminate)
+        self._watch = Watch(
+            lambda: _read_activity(address, self.backend_pid),
+            connection.terminate,
+            self._unsent_bytes,
+        )
 
     @classmethod
     async def connect(
@@ -303,6 +307,10 @@ class TargetConnection:
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call *callback* when the connection is closed, by whichever side."""
         self._connection.add_termination_listener(lambda *_: callback())
+
+    def _unsent_bytes(self) -> int:
+        transport = self._connection._transport
+        return 0 if transport is None else int(transport.get_write_buffer_size())
 
     def _set_socket_options(self, given: dict[str, int]) -> None:
         endpoint = self._connection._transport.get_extra_info("socket")
@@ -442,8 +450,12 @@ def _say_untagged(reason: str) -> None:
 _ACTIVITY_SQL: Final = """
 select state not in ('active', 'disabled')
        or state = 'active' and coalesce(wait_event_type, '') = 'Client' as is_waiting_for_us,
-       concat_ws(' ', state, state_change) as since
+       pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
 from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
+"""
+# What COPY has read so far: on a slow network much waits in buffers that only the server sees.
+_COPY_PROGRESS: Final = """
+(select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
 """
 
 
@@ -454,7 +466,9 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
             raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
             try:
                 await raw.execute(session.HIDE_SCHEMAS_SQL)
-                row = await raw.fetchrow(_ACTIVITY_SQL, pid)
+                knows_progress = raw.get_server_version().major >= 14
+                progress = _COPY_PROGRESS if knows_progress else "null"
+                row = await raw.fetchrow(_ACTIVITY_SQL.format(progress=progress), pid)
             finally:
                 raw.terminate()
     except (TimeoutError, OSError) as exc:

@@ -44,7 +44,11 @@ class Ask(Protocol):
 class Watch:
     """Looks after one connection; *sever* is called when it is dead."""
 
-    def __init__(self, ask: Ask, sever: Callable[[], None]) -> None:
+    def __init__(
+        self, ask: Ask, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
+    ) -> None:
+        """*unsent*: how many bytes wait to be sent; as they become fewer, the server reads."""
+        self._unsent = unsent
         self._ask = ask
         self._sever = sever
         self._looking: asyncio.Task[None] | None = None
@@ -67,9 +71,9 @@ class Watch:
         self._looking = asyncio.create_task(self._look(), name="watch")
 
     async def _look(self) -> None:
-        before: tuple[int, Activity] | None = None
+        before: tuple[int, int, Activity] | None = None
         while True:
-            now: tuple[int, Activity] | None = None
+            now: tuple[int, int, Activity] | None = None
             try:
                 activity = await self._ask()
             except Unreachable:
@@ -80,7 +84,7 @@ class Watch:
                 if activity is None:
                     break
                 if activity.is_waiting_for_us:
-                    now = (self.progress, activity)
+                    now = (self.progress, self._unsent(), activity)
                     if now == before:
                         break
             before = now

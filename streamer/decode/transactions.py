@@ -69,6 +69,10 @@ class StreamSpool(Protocol):
     """
 
     def append(self, subxid: bytes, messages: list[bytes]) -> None: ...
+    def append_large(self, subxid: bytes, message: bytes) -> None:
+        """Keep one row message, which still has *subxid* behind its kind, without copying it."""
+        ...
+
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]: ...
     def close(self) -> None: ...
 
@@ -238,6 +242,7 @@ class TransactionAssembler:
         return self._open_sink(relid) if sink is None else sink
 
     def _open_sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
+        relid = bytes(relid)  # a slice of a large message would keep that in memory
         if self._transaction is None:
             raise ProtocolError("row message outside a transaction")
         if relid not in self._relations:
@@ -290,16 +295,26 @@ class TransactionAssembler:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a stream")
 
     def _keep(self) -> None:
-        if self._kept:
+        kept, self._kept = self._kept, []
+        start = 0
+        for number, message in enumerate(kept):
+            if isinstance(message, memoryview):
+                assert self._in_stream is not None
+                self._keep_small(kept[start:number])
+                self._in_stream.spool.append_large(bytes(message[1:5]), message)
+                start = number + 1
+        self._keep_small(kept[start:] if start else kept)
+
+    def _keep_small(self, kept: list[bytes]) -> None:
+        if kept:
             assert self._in_stream is not None
-            spool, kept = self._in_stream.spool, self._kept
+            spool = self._in_stream.spool
             # A row of changes of one relation, by far the most that is streamed, is unpacked here,
             # where the source takes longer than we do, and goes through in one piece later.
             if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
                 spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
             else:
                 spool.append(b"", kept)
-            self._kept = []
 
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)

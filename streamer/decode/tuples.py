@@ -15,6 +15,7 @@ import struct
 from array import array
 from typing import Final
 
+from streamer.decode.large import large_or_bytes
 from streamer.errors import ProtocolError
 
 _length_at: Final = struct.Struct(">I").unpack_from
@@ -65,6 +66,8 @@ def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
     The end may lie behind the end of *data* when the message is truncated: the caller, who knows
     where the message should end, checks. IndexError and struct.error mean the same.
     """
+    if isinstance(data, memoryview):
+        return _read_large_tuple(data, position, KIND_TEXT)
     start = position
     count = data[position] << 8 | data[position + 1]
     position += 2
@@ -86,7 +89,10 @@ def read_text_row(message: bytes) -> tuple[Row, int]:
     If that finds as many columns as there are, and each is as long as it says, nothing is left to
     doubt; else the message is read column by column.
     """
-    parts = message.split(b"t\0\0\0")
+    try:
+        parts = message.split(b"t\0\0\0")
+    except AttributeError:  # a large message is a memoryview
+        return read_text_tuple(message, 6)
     head = parts.pop(0)
     if len(head) != 8 or len(parts) != head[6] << 8 | head[7]:
         return read_text_tuple(message, 6)
@@ -106,6 +112,8 @@ def read_binary_row(message: bytes) -> tuple[Row, int]:
 
 def read_binary_tuple(data: bytes, position: int) -> tuple[Row, int]:
     """Read the TupleData of binary transport: like `read_text_tuple`, items with their length."""
+    if isinstance(data, memoryview):
+        return _read_large_tuple(data, position, KIND_BINARY)
     start = position
     count = data[position] << 8 | data[position + 1]
     position += 2
@@ -145,6 +153,15 @@ def _read_mixed_tuple(data: bytes, position: int, value_kind: int) -> tuple[Mixe
         else:
             raise ProtocolError(f"unexpected column kind {chr(kind)!r} at offset {position}")
     return row, position
+
+
+def _read_large_tuple(data: bytes, position: int, value_kind: int) -> tuple[Row, int]:
+    """Read TupleData of a large message, whose slices are memoryviews."""
+    row, end = _read_mixed_tuple(data, position, value_kind)
+    for number, item in enumerate(row):
+        if isinstance(item, memoryview):
+            row[number] = large_or_bytes(item)
+    return row, end
 
 
 def is_partial(row: Row) -> bool:

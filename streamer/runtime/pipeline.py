@@ -33,7 +33,7 @@ from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
-from streamer.errors import StreamerError, TargetError
+from streamer.errors import SourceLimitError, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.landmark import Landmark, Landmarks
@@ -64,6 +64,7 @@ from streamer.source.catalog import (
 )
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.feedback import Feedback
+from streamer.source.large_rows import name_large_row
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
@@ -344,13 +345,16 @@ class Pipeline:
     # ---- reading and dispatching ---------------------------------------------------------------
 
     async def _read(self) -> None:
-        stream, assembler, budget = self._stream, self._assembler, self._shared.budget
+        stream, budget = self._stream, self._shared.budget
         while True:
-            burst = stream.read()
-            for piece in assembler.feed(burst.payloads):
-                self._dispatch(piece)
-                if piece.end_lsn is None:
-                    await asyncio.sleep(0)
+            try:
+                burst = stream.read()
+            except SourceLimitError as exc:
+                mappings = [mapped.mapping for mapped in self._relations]
+                raise await name_large_row(self.source, mappings, exc) from exc
+            has_payloads = bool(burst.payloads)
+            await self._dispatch_all(burst.payloads)
+            burst.payloads.clear()  # while libpq delivers the next large message, none is kept
             failpoint("reader.dispatched")
             if self._has_passed_stop:
                 break  # a keepalive from here on speaks of transactions that were not dispatched
@@ -363,11 +367,17 @@ class Pipeline:
                     self._advanced.set()
             if not budget.has_room:
                 await budget.wait_for_room()
-            elif burst.payloads:
+            elif has_payloads:
                 await asyncio.sleep(GATHER_SECONDS)
             else:
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
+
+    async def _dispatch_all(self, payloads: list[bytes]) -> None:
+        for piece in self._assembler.feed(payloads):
+            self._dispatch(piece)
+            if piece.end_lsn is None:
+                await asyncio.sleep(0)
 
     def _handle_keepalive(self, wal_end_lsn: Lsn, source_time: int) -> None:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)

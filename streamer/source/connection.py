@@ -4,6 +4,7 @@ Everything libpq understands works in a source's url: it is libpq that connects.
 driver are translated here, once.
 """
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -20,6 +21,7 @@ from streamer.errors import (
     SourceConnectionError,
     SourceContentionError,
     SourceError,
+    SourceLimitError,
     SourceRejectedError,
     SourceUnreadyError,
     StreamerError,
@@ -55,6 +57,10 @@ _BY_SQLSTATE_CLASS: Final[dict[str, type[StreamerError]]] = {
 }
 
 
+# "invalid memory alloc request size 1200000003" has no SQLSTATE but that of internal errors.
+_ALLOCATION: Final = re.compile(r"invalid memory alloc|string buffer", re.IGNORECASE)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a driver's message: the rest is context that may show values."""
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
@@ -74,6 +80,10 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
     if state == "55000" and "wal_level" in message:
         return SourceUnreadyError(
             message, hint="set wal_level = logical in postgresql.conf and restart that server"
+        )
+    if state == "54000" or _ALLOCATION.search(message):
+        return SourceLimitError(
+            f"{message}: a row is larger than the source can send, which is 1 GB"
         )
     if state == "53400":  # configuration_limit_exceeded
         return SourceUnreadyError(

@@ -19,6 +19,8 @@ from typing import Final, Protocol
 import psycopg
 from psycopg import pq
 
+from streamer.decode import pgoutput
+from streamer.decode.large import LARGE_BYTES, as_message
 from streamer.errors import ProtocolError, SourceConnectionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.route.mapping import SourceMapping
@@ -177,8 +179,12 @@ class ReplicationStream:
                 loop.remove_reader(descriptor)
 
     async def wait_readable(self) -> None:
-        """Wait until the source has sent something, or closed."""
+        """Wait until the source has sent something, or closed.
+
+        A part of a message counts as a sign of life: the rest of a large one may take minutes.
+        """
         await self._wait()
+        self.heard_at = time.monotonic()
 
     def read(self) -> Burst:
         """Take what has arrived, without waiting; an empty burst if nothing has.
@@ -206,6 +212,10 @@ class ReplicationStream:
             size, view = get_copy_data(1)
             if size > 0:
                 remaining -= size
+                if size > LARGE_BYTES:
+                    data = self._take_large(view, burst)
+                    has_consumed = False
+                    continue
                 data = view.tobytes()
                 if data[0] == _XLOG_DATA:
                     take(data[_XLOG_DATA_HEADER:])
@@ -224,6 +234,17 @@ class ReplicationStream:
             if len(data) > _XLOG_DATA_HEADER and data[0] == _XLOG_DATA:
                 self.received_lsn = max(self.received_lsn, Lsn(_lsn_at(data, 1)[0]))
             self.heard_at = time.monotonic()
+
+    def _take_large(self, frame: memoryview, burst: Burst) -> bytes:
+        """Take a large frame without copying it; return its first bytes."""
+        head = frame[: _XLOG_DATA_HEADER + 1].tobytes()
+        if head[0] != _XLOG_DATA:
+            raise ProtocolError(f"unknown replication frame {chr(head[0])!r} at offset 0")
+        payload = frame[_XLOG_DATA_HEADER:]
+        # Only row messages are known to be read without being copied.
+        is_row = head[-1] in pgoutput.ROW_KINDS
+        burst.payloads.append(as_message(payload) if is_row else payload.tobytes())
+        return head
 
     def _handle_other(self, data: bytes, burst: Burst) -> None:
         if data[0] != _KEEPALIVE or len(data) != _keepalive_fields.size:

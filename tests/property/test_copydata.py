@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import cast
 from unittest import mock
 
 from hypothesis import given
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from streamer.apply import copydata
 from streamer.apply.copydata import constant, encode_rows
-from streamer.decode.tuples import NULL, Row, read_binary_row, read_text_row
+from streamer.decode import large
+from streamer.decode.tuples import (
+    NULL,
+    Row,
+    read_binary_row,
+    read_binary_tuple,
+    read_text_row,
+    read_text_tuple,
+)
 from tests.property import encode
 
 Cells = list[bytes | None]
@@ -116,6 +125,34 @@ def test_binary_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
     width = len(table[0]) if table else 1
     rows = as_rows(table, binary=True)
     assert encoded(rows, binary=True, width=width, chunk_rows=chunk_rows) == table
+
+
+@given(
+    st.booleans().flatmap(
+        lambda b: st.tuples(st.just(b), tables(binary_values if b else text_values))
+    ),
+    st.integers(1, 9),
+)
+def test_rows_with_large_values_are_read_back(
+    case: tuple[bool, list[Cells]], piece_bytes: int
+) -> None:
+    """They are cut anywhere, also inside of what is escaped."""
+    binary, table = case
+    with (
+        mock.patch.object(large, "LARGE_VALUE_BYTES", 4 + 2 if binary else 2),
+        mock.patch.object(large, "PIECE_BYTES", piece_bytes),
+        mock.patch.object(copydata, "PIECE_BYTES", piece_bytes),
+    ):
+        read = read_binary_tuple if binary else read_text_tuple
+        rows = [
+            read(cast("bytes", memoryview(encode.insert(1, row, binary=binary))), 6)[0]
+            for row in table
+        ]
+        prefix = [constant(7, binary=binary, int_size=2)]
+        found = encoded(
+            rows, binary=binary, width=1 + (len(table[0]) if table else 1), prefix=prefix
+        )
+    assert found == [[as_cell(7, binary), *row] for row in table]
 
 
 @st.composite

@@ -269,6 +269,6 @@ def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
 @given(st.lists(st.binary()))
 def test_bodies_come_back(messages: list[bytes]) -> None:
     record = Record(Kind.COMMITS, pack(messages), Lsn(7), 8, -9)
-    data = record.encode()
+    data = b"".join(record.encode())
     assert decode(b"xx" + data, 2) == (record, 2 + len(data))
     assert unpack(record.body) == messages

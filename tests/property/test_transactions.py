@@ -33,6 +33,10 @@ class ListSpool:
         assert self.is_open
         self.kept.append((subxid, messages))
 
+    def append_large(self, subxid: bytes, message: bytes) -> None:
+        assert self.is_open
+        self.kept.append((subxid, [bytes(message[:1]) + bytes(message[5:])]))
+
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
         assert self.is_open
         for subxid, messages in self.kept:

@@ -1,10 +1,14 @@
 """Rows are read as they were written, whatever the values look like."""
 
 import struct
+from typing import cast
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamer.decode import large
+from streamer.decode.large import LargeValue
 from streamer.decode.tuples import (
     NULL,
     NULL_BINARY,
@@ -96,6 +100,25 @@ def test_two_rows_of_one_message_are_told_apart(
     row, end = read(payload, position + 1)
     check(row, expected(new, binary=binary), new)
     assert end == len(payload)
+
+
+@given(relids, rows, rows, st.booleans())
+def test_a_large_message_is_read_like_any_other(
+    relid: int, old: list[Cell], new: list[Cell], binary: bool
+) -> None:
+    payload = encode.update(relid, new, old=old, binary=binary)
+    read = read_binary_tuple if binary else read_text_tuple
+    with mock.patch.object(large, "LARGE_VALUE_BYTES", 5):
+        row, position = read(cast("bytes", memoryview(payload)), 6)
+        following, end = read(cast("bytes", memoryview(payload)), position + 1)
+    assert end == len(payload)
+    for found, source in ((row, old), (following, new)):
+        wanted = expected(source, binary=binary)
+        assert found == wanted
+        assert list(map(hash, found)) == list(map(hash, wanted))
+        assert is_partial(found) == (encode.TOAST in source)
+        for item in found:
+            assert isinstance(item, LargeValue) == (len(item) > 5 and item.__class__ is not bytes)
 
 
 def outcome(read: object, payload: bytes, *arguments: int) -> tuple[list[bytes], int] | str:

@@ -1,6 +1,7 @@
 """Messages become transactions: pieces, definitions, streams, and what is out of order."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import pytest
 
@@ -22,6 +23,9 @@ class ListSpool:
 
     def append(self, subxid: bytes, messages: list[bytes]) -> None:
         self.kept.append((subxid, messages))
+
+    def append_large(self, subxid: bytes, message: bytes) -> None:
+        self.kept.append((subxid, [bytes(message[:1]) + bytes(message[5:])]))
 
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
         for subxid, messages in self.kept:
@@ -469,3 +473,22 @@ def test_a_spool_is_closed_even_if_replaying_it_fails() -> None:
     with pytest.raises(ProtocolError):
         assembler.feed(start(5), row("1", xid=5), STOP, stream_commit(5))
     assert [spool.is_open for spool in assembler.spools] == [False]
+
+
+def large(message: bytes) -> bytes:
+    return cast("bytes", memoryview(message))
+
+
+def test_large_messages_are_changes_like_any_other() -> None:
+    assembler = Assembler()
+    (piece,) = assembler.feed(begin(), define(), large(row("1")), row("2"), commit())
+    assert flat(piece.changes) == [(T, 1, [row("1"), row("2")])]
+    streamed = [row("3", xid=6), large(row("4", xid=7)), large(row("5", xid=6)), row("6", xid=6)]
+    assembler.feed(start(5), define(xid=5), *streamed, STOP)
+    assembler.feed(encode.stream_abort(5, 7))
+    pieces = assembler.feed(stream_commit(5))
+    assert [p for piece in pieces for c in piece.changes for p in c.payloads] == [
+        row("3"),
+        row("5"),
+        row("6"),
+    ]

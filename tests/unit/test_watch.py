@@ -84,3 +84,20 @@ async def test_nothing_is_asked_about_what_is_answered_soon() -> None:
         with watched.waiting():
             pass
     await asyncio.sleep(0.01)
+
+
+async def test_bytes_that_leave_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.001)
+    left = 100
+    sent = asyncio.Event()
+
+    async def ask() -> Activity | None:
+        nonlocal left
+        left -= 1
+        if not left:
+            sent.set()
+        return IDLE
+
+    watched = Watch(ask, lambda: pytest.fail("severed"), lambda: left)
+    with watched.waiting():
+        await sent.wait()

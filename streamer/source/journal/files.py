@@ -18,9 +18,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
+from streamer.decode.large import LARGE_BYTES
 from streamer.errors import JournalError, SpoolError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -217,14 +219,14 @@ class Journal:
             return
         segment = self._segments[-1]
         offset = os.fstat(self._descriptor).st_size
-        offset += _write(self._descriptor, b"".join(map(Record.encode, records)), offset)
+        offset += _write(self._descriptor, records, offset)
         failpoint("journal.written")
         complete = [record for record in records if record.kind is not Kind.PART]
         if not complete:
             return
         os.fsync(self._descriptor)
         trailing = records[records.index(complete[-1]) + 1 :]
-        segment.size = offset - sum(len(record.encode()) for record in trailing)
+        segment.size = offset - sum(record.size for record in trailing)
         for record in complete:
             self._follow(record)
         self.end = (segment.number, segment.size)
@@ -233,14 +235,14 @@ class Journal:
     def _begin_segment(self, relations: tuple[bytes, ...]) -> None:
         number = self._segments[-1].number + 1 if self._segments else 1
         header = Header(self.identity, number, self.last).encode()
-        data = Record(Kind.HEADER, header, self.end_lsn).encode()
+        records = [Record(Kind.HEADER, header, self.end_lsn)]
         if relations:
-            data += Record(Kind.RELATIONS, pack(relations)).encode()
+            records.append(Record(Kind.RELATIONS, pack(relations)))
         path = self.path / f"{number:010d}{_SUFFIX}"
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
         try:
-            _write(descriptor, data, 0)
+            size = _write(descriptor, records, 0)
             os.fsync(descriptor)
             unnamed.rename(path)
             _flush_directory(self.path)
@@ -249,8 +251,8 @@ class Journal:
             raise
         self._close_descriptor()
         self._descriptor = descriptor
-        self._segments.append(Segment(number, path, self.end_lsn, len(data)))
-        self.end = (number, len(data))
+        self._segments.append(Segment(number, path, self.end_lsn, size))
+        self.end = (number, size)
         failpoint("journal.segment_begun")
 
     def _remove_strays(self) -> None:
@@ -341,7 +343,7 @@ def try_directory(path: Path) -> None:
         trial = path.with_name(f"{path.name}.trial")
         descriptor = os.open(trial, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
         try:
-            _write(descriptor, bytes(_TRIAL_BYTES), 0)
+            _write_bytes(descriptor, bytes(_TRIAL_BYTES), 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -358,7 +360,21 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _write(descriptor: int, data: bytes, offset: int) -> int:
+def _write(descriptor: int, records: list[Record], offset: int) -> int:
+    """Write records one after the other; return how many bytes that were."""
+    begin = offset
+    small: list[bytes] = []
+    for part in chain.from_iterable(record.encode() for record in records):
+        if len(part) > LARGE_BYTES:  # joining would copy it
+            offset += _write_bytes(descriptor, b"".join(small), offset)
+            offset += _write_bytes(descriptor, part, offset)
+            small.clear()
+        else:
+            small.append(part)
+    return offset + _write_bytes(descriptor, b"".join(small), offset) - begin
+
+
+def _write_bytes(descriptor: int, data: bytes, offset: int) -> int:
     view = memoryview(data)
     while view:
         count = os.pwrite(descriptor, view, offset)

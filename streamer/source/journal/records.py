@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from streamer.decode.large import as_message
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.landmark import Landmark
 
@@ -54,10 +55,17 @@ class Record:
     xid: int = 0
     commit_time: int = 0
 
-    def encode(self) -> bytes:
-        """Return the record as it is in a file."""
-        rest = _fields.pack(self.kind, self.lsn, self.xid, self.commit_time) + self.body
-        return _prefix.pack(len(rest), zlib.crc32(rest)) + rest
+    @property
+    def size(self) -> int:
+        """Bytes that the record takes in a file."""
+        return _prefix.size + _fields.size + len(self.body)
+
+    def encode(self) -> tuple[bytes, bytes]:
+        """Return the record as it is in a file, in two parts: a large body is not copied."""
+        fields = _fields.pack(self.kind, self.lsn, self.xid, self.commit_time)
+        checksum = zlib.crc32(self.body, zlib.crc32(fields))
+        head = _prefix.pack(len(fields) + len(self.body), checksum) + fields
+        return head, self.body
 
 
 def rest_length(prefix: bytes) -> int:
@@ -84,7 +92,7 @@ def decode(data: bytes, offset: int = 0) -> tuple[Record, int] | None:
     kind, lsn, xid, commit_time = _fields.unpack_from(rest)
     if kind not in _KINDS:
         return None
-    body = bytes(rest[_fields.size :])
+    body = as_message(rest[_fields.size :])
     return Record(Kind(kind), body, Lsn(lsn), xid, commit_time), end
 
 
@@ -99,12 +107,13 @@ def pack(messages: Iterable[bytes]) -> bytes:
 
 def unpack(body: bytes) -> list[bytes]:
     """Return the messages in a body. The checksum has said that it is as it was written."""
-    messages = []
+    messages: list[bytes] = []
     offset, end = 0, len(body)
     while offset < end:
         begin = offset + _length.size
         offset = begin + _length.unpack_from(body, offset)[0]
-        messages.append(body[begin:offset])
+        message = body[begin:offset]
+        messages.append(as_message(message) if isinstance(message, memoryview) else message)
     return messages
 
 

@@ -1,0 +1,82 @@
+"""Large messages and values: passed on in pieces, never copied as a whole.
+
+PostgreSQL allows a value of nearly 1 GB, and each copy of it costs as much memory again. A message
+of more than `LARGE_BYTES` is therefore a memoryview: of the frame libpq delivered, or of the spool
+file where the message waits, mapped into memory. Slices of a memoryview share its bytes. Code that
+handles messages sees no difference: both types have the operations that decoding needs.
+
+A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. It is no buffer
+on purpose: ``bytes.join`` refuses it, so no code copies one by accident. Pure.
+"""
+
+import mmap
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, cast
+
+LARGE_BYTES: Final = 1024 * 1024
+LARGE_VALUE_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 256 * 1024
+"""A piece is what one write to a socket or file takes."""
+
+
+def as_message(view: memoryview) -> bytes:
+    """Return *view* as what passes for a message: a small one is copied, and the frame freed."""
+    return cast("bytes", view) if len(view) > LARGE_BYTES else view.tobytes()
+
+
+def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
+    """Cut messages out of *data*, which may be a memoryview, at *bounds*."""
+    if isinstance(data, memoryview):
+        return [as_message(data[a:b]) for a, b in pairwise(bounds)]
+    return [data[a:b] for a, b in pairwise(bounds)]
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Yield *data* in pieces of at most `PIECE_BYTES`.
+
+    Pages of a mapped file that have been read count as memory of the process until they are given
+    back, so each is given back as soon as the caller asks for the next piece.
+    """
+    view = memoryview(data)
+    file = view.obj
+    for start in range(0, len(view), PIECE_BYTES):
+        yield cast("bytes", view[start : start + PIECE_BYTES])
+        if isinstance(file, mmap.mmap):
+            file.madvise(mmap.MADV_DONTNEED)
+
+
+class LargeValue:
+    """A large item of a row. Equal to, and hashed like, the bytes it stands for."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.view)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LargeValue):
+            return self.view == other.view
+        return self.view == other
+
+    def __hash__(self) -> int:
+        return hash(self.view)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self.view, encoding, errors)
+
+    def pieces(self) -> Iterator[bytes]:
+        return pieces(cast("bytes", self.view))
+
+
+def large_or_bytes(item: memoryview) -> bytes:
+    """Return a column's item as what rows hold."""
+    if len(item) > LARGE_VALUE_BYTES:
+        return cast("bytes", LargeValue(item))
+    return item.tobytes()
