@@ -16,6 +16,7 @@ from streamer.cli.main import app
 from streamer.config import static
 from streamer.config.settings import Settings, TableSettings
 from streamer.observability.metrics import Metrics
+from streamer.route.functions import GROUPS
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -207,6 +208,12 @@ def test_configuration_of_readme_loads(tmp_path: Path, monkeypatch: pytest.Monke
     (source,) = mapping.sources
     assert source.publication in README
     assert source.publication_inserts in README
+
+
+def test_the_functions_that_an_expression_may_call_are_listed() -> None:
+    sections = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    listed = {s.partition("\n")[0]: sorted(re.findall(r"`(\w+)`", s)) for s in sections}
+    assert listed == {title: sorted(names.split()) for title, names in GROUPS.items()}
 
 
 def anchors(path: Path) -> set[str]:

@@ -8,9 +8,9 @@ backslashes, semicolons, unbalanced brackets. What passes can be put in parenthe
 them. sqlglot then says whether it is one expression, and which of its words are columns. The
 servers have the last word, when a table begins.
 
-What depends on the moment, the session or other tables would give two different answers, and is
-refused: by its name here, and by what the source's catalogs say of a function when a table begins
-(`functions_sql`). Pure.
+Functions are those of an allow list (`functions`). What depends on the moment, the session or other
+tables would give two different answers, and is refused: by its name here, and by what the source's
+catalogs say of a function when a table begins (`functions_sql`). Pure.
 """
 
 import re
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamer.route.functions import ALLOWED, PINNED_STABLE
 from streamer.sql import quote_identifier, quote_literal
 
 EXPRESSION_BYTES_MAX: Final = 10_000
@@ -201,30 +202,6 @@ _TYPE_WORDS: Final = frozenset(
         *("float", "timestamp", "timestamptz", "time", "timetz", "interval", "national"),
     }
 )
-_STABLE: Final = frozenset(
-    {
-        *("to_char", "to_date", "to_timestamp", "to_number", "date_trunc", "date_part", "age"),
-        *("timezone", "make_timestamptz", "make_timestamp", "timestamptz", "timestamp", "date"),
-        *(
-            "time",
-            "timetz",
-            "interval",
-            "length",
-            "convert_from",
-            "convert_to",
-            "concat",
-            "concat_ws",
-            "format",
-            "to_json",
-        ),
-        *("to_jsonb", "json_build_object", "json_build_array", "jsonb_build_object"),
-        *("jsonb_build_array", "row_to_json", "array_to_json", "array_to_string", "quote_literal"),
-        *("quote_nullable", "date_add", "date_subtract", "overlaps", "jsonb_path_exists_tz"),
-        *("jsonb_path_match_tz", "jsonb_path_query_array_tz", "jsonb_path_query_first_tz"),
-    }
-)
-"""STABLE functions that depend on nothing but settings that are the same on every connection."""
-
 _MOMENT_WORDS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
 _TIME_WORDS: Final = frozenset({"allballs", "am", "pm", "utc", "gmt", "z", "t"})
 
@@ -400,6 +377,11 @@ def _functions(tokens: Sequence[Token]) -> frozenset[str]:
             continue
         if token.kind == "name" and token.value in _SYNTAX | _TYPE_WORDS:
             continue
+        if token.value not in ALLOWED:
+            raise ExpressionError(
+                f"{token.value}() is not among the functions that an expression may call; "
+                "docs/functions.md lists them"
+            )
         names.add(token.value)
         if token.value == "age" and _argument_count(tokens, n + 1) < 2:
             raise ExpressionError("age() of one value depends on today's date")
@@ -503,7 +485,7 @@ def check_functions(expression: Expression, rows: Iterable[Any]) -> None:
             raise ExpressionError(f"{name}() is an aggregate or a window function")
         if row["returns_rows"]:
             raise ExpressionError(f"{name}() returns a set of rows")
-        if row["is_volatile"] or (row["is_stable"] and name not in _STABLE):
+        if row["is_volatile"] or (row["is_stable"] and name not in PINNED_STABLE):
             raise ExpressionError(
                 f"{name}() does not always give the same for the same values, so the copy and the "
                 "stream would differ"

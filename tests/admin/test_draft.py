@@ -103,6 +103,9 @@ async def test_a_draft_that_cannot_be_changes_nothing(
         await client.patch("/api/tables/2", json={"name": "o", "target": "sales.orders"})
         await refused(admin, client, 422, "same rows")
         await client.delete("/api/databases/2")
+        answer = await client.patch("/api/tables/1", json={"filter": "pg_read_file('x') is null"})
+        assert answer.status_code == 422
+        assert "pg_read_file()" in answer.text
 
         admin.engine.refusal = MappingError("no table matches")
         await refused(admin, client, 422, "no table matches")
@@ -266,6 +269,7 @@ async def test_a_map_of_kuvasz_streamer_is_imported(open_admin: OpenAdmin) -> No
     ("yaml", "words"),
     [
         ("- database: d\n  urls: [{url: 'host=h'}]\n  tables:\n    t: {filter: 'a > 1'}\n", ["line 4", "CEL"]),
+        ("sources:\n- {database: d, urls: [{url: 'host=h'}], tables: {t: {filter: 'pg_sleep(9) is null'}}}\n", ["line 2", "pg_sleep()"]),
         ("- database: d\n  urls: [{url: 'host=h'}]\n  tables:\n    t: {type: archive}\n", ["line 4", "type"]),
         ("sources:\n- database: d\n  urls: [{url: 'host=h'}]\n", ["line 2", "tables"]),
         ("sources:\n- {database: d, urls: [{url: 'host=h'}], tables: {t: {nothing: 1}}}\n", ["line 2", "nothing"]),

@@ -170,8 +170,8 @@ def test_functions_are_judged_by_what_the_server_says(
     flags: dict[str, bool] | None, problem: str | None
 ) -> None:
     names = ("is_volatile", "is_stable", "needs_rows", "returns_rows")
-    rows = [] if flags is None else [{"name": "f", **dict.fromkeys(names, False), **flags}]
-    expression = parse_expression("f(a)")
+    rows = [] if flags is None else [{"name": "lower", **dict.fromkeys(names, False), **flags}]
+    expression = parse_expression("lower(a)")
     if problem is None:
         check_functions(expression, rows)
     else:
