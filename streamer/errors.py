@@ -289,6 +289,13 @@ class SnapshotExpiredError(SyncError):
     retry = Retry.TIMED
 
 
+class SyncAgainError(SyncError):
+    """A table was altered, rewritten or locked meanwhile; its copy begins again."""
+
+    code = "sync_again"
+    retry = Retry.TIMED
+
+
 class SparkJobError(SyncError):
     """The Spark job ended without finishing its work."""
 

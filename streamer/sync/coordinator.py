@@ -39,6 +39,7 @@ from streamer.errors import (
     SourceContentionError,
     SparkJobError,
     StreamerError,
+    SyncAgainError,
     SyncError,
     TargetContentionError,
     TargetError,
@@ -72,6 +73,8 @@ from streamer.sync.stage import (
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
+PREPARE_LOCK_SECONDS: Final = 10
+"""How long a copy waits for a lock at the target before others have their turn."""
 TERMINATE_SECONDS: Final = 10.0
 
 
@@ -236,7 +239,7 @@ class SyncCoordinator:
             async with connection(self._source) as source:
                 await set_lock_timeout(source)
                 mapped = [mapped.relation_id for mapped in batch]
-                copies = await watched(
+                copies, again = await watched(
                     self._source,
                     source,
                     self._prepare(source, batch),
@@ -244,6 +247,7 @@ class SyncCoordinator:
                 )
                 await self._store.set_waiting(mapped, None)
             if not copies:
+                self._begin_again(again)
                 return
             if exported is None:
                 exported = await create_slot(
@@ -261,9 +265,15 @@ class SyncCoordinator:
                 await exported.close()
         try:
             with translating(self._source.label):
-                await self._copy(copies, snapshot)
+                again += await self._copy(copies, snapshot)
         finally:
             await snapshot.close()
+        self._begin_again(again)
+
+    def _begin_again(self, reasons: list[str]) -> None:
+        """Raises SyncAgainError if copies are left to the next round."""
+        if reasons:
+            raise SyncAgainError("; ".join(sorted(reasons)))
 
     async def _tell(self, copies: list[TableCopy], what: str | None) -> None:
         """Show what copies wait for."""
@@ -290,14 +300,20 @@ class SyncCoordinator:
     def _task_name(self) -> str:
         return f"streamer copy {self._source_id}"
 
-    async def _prepare(self, source: Connection, batch: list[MappedRelation]) -> list[TableCopy]:
-        """See to the target tables; relations for which that fails are in error and left out."""
+    async def _prepare(
+        self, source: Connection, batch: list[MappedRelation]
+    ) -> tuple[list[TableCopy], list[str]]:
+        """See to the target tables; relations for which that fails are in error and left out.
+
+        Also returns why others are left to the next round.
+        """
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         declared = [mapped for mapped in batch if mapped.is_to_declare]
         await know_leaves(self._store, source, declared)
-        copies = []
+        copies, again = [], []
         async with target_connection(self._address, self._application_name) as target:
             await target.set_up_origin()  # rows may be removed
+            await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
                 try:
@@ -310,11 +326,13 @@ class SyncCoordinator:
                         await self._preparation.begin(target, copy)
                         failpoint("sync.prepared")
                         copies.append(copy)
+                except TargetContentionError as exc:
+                    again.append(f'"{mapped.mapping.source}" waits at the target: {exc.message}')
                 except StreamerError as exc:
                     if exc.retry is Retry.TIMED:
                         raise
                     await self._refuse(mapped, exc)
-        return copies
+        return copies, again
 
     async def _declare(self, target: TargetConnection, copy: TableCopy) -> None:
         """Take a relation to be in step, without a copy."""
@@ -334,7 +352,8 @@ class SyncCoordinator:
 
     # ---- copying -------------------------------------------------------------------------------
 
-    async def _copy(self, copies: list[TableCopy], snapshot: HeldSnapshot) -> None:
+    async def _copy(self, copies: list[TableCopy], snapshot: HeldSnapshot) -> list[str]:
+        """Copy what can be copied under *snapshot*; return why others have to begin again."""
         for copy in copies:
             copy.consistent_point = snapshot.consistent_point
             copy.source_time = snapshot.source_time
@@ -346,8 +365,7 @@ class SyncCoordinator:
         failpoint("sync.planned")
         if copies:
             again += await self._run_job(copies, snapshot)
-        if again:
-            raise SnapshotExpiredError("; ".join(sorted(again)))
+        return again
 
     async def _look(
         self, copies: list[TableCopy], snapshot: HeldSnapshot

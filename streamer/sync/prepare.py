@@ -218,6 +218,12 @@ class Preparation:
         async with transaction(target):
             begun = await begin_copy(target, relation_id, was_created=copy.was_created)
             copy.attempt = begun.attempt
+            # First: a task of a process that died may still hold its part's row. This waits until
+            # it commits or ends, and the statements below see the rows that it committed. From here
+            # on no task finds its row, and so none copies.
+            await target.execute(
+                "delete from streamer.sync_partition where relation_id = $1", relation_id
+            )
             await drop_stage(target, relation_id)
             if begun.is_filling:
                 await _clear(target, copy)
@@ -232,9 +238,6 @@ class Preparation:
                     "update streamer.relation set filling = true, owns_rows = true where id = $1",
                     relation_id,
                 )
-            await target.execute(
-                "delete from streamer.sync_partition where relation_id = $1", relation_id
-            )
 
 
 def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:

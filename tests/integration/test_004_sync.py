@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 
 from streamer.apply.target import TargetAddress
@@ -104,10 +105,10 @@ async def test_a_table_that_cannot_be_locked_fails_alone(
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     copy = SyncCoordinator._copy
 
-    async def drop_first(self: SyncCoordinator, *arguments: Any) -> None:
+    async def drop_first(self: SyncCoordinator, *arguments: Any) -> list[str]:
         monkeypatch.setattr(SyncCoordinator, "_copy", copy)
         source.execute("drop table gone")
-        await copy(self, *arguments)
+        return await copy(self, *arguments)
 
     monkeypatch.setattr(SyncCoordinator, "_copy", drop_first)
     async with stream("gone:\nhere:") as streamer:
@@ -292,3 +293,48 @@ async def test_a_type_that_changes_at_the_target_before_rows_come_is_not_misread
         assert target.value("select count(*) from t") == 0
         await resync(streamer, "public.t")
         assert_same(source, target, "t")
+
+
+async def test_a_task_that_outlives_its_process_copies_no_row_twice(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a process that dies while a task holds its part, with rows that are not yet committed
+    source.execute("create table t (v int); insert into t values (1), (1)")
+    source.execute("create table other (v int)")
+    submit = SparkLauncher.submit
+    has_died = asyncio.Event()
+
+    async def last(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        if has_died.is_set():
+            return await submit(self, job)
+        has_died.set()
+        others = [[part for part in task if "other" in part["copy_out"]] for task in job["tasks"]]
+        await submit(self, {**job, "tasks": others})
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    monkeypatch.setattr(SparkLauncher, "submit", last)
+    async with stream("t:\nother:") as streamer:
+        await streamer.table_state("public.other", "ready", 40)
+        await streamer.kill()
+        with psycopg.connect(target.server.url(target.name)) as task:
+            task.execute("select from streamer.sync_partition where finished_at is null for update")
+            task.execute("insert into t values (1), (1)")
+            task.execute(
+                "update streamer.sync_partition set finished_at = now() where finished_at is null"
+            )
+
+            # WHEN the next process begins that copy anew, and the task commits meanwhile
+            streamer.start()
+            waits = (
+                "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
+                " and query like 'delete from streamer.sync_partition%'"
+                " and datname = current_database()"
+            )
+            await streamer.eventually(lambda: gives(target, waits), 40)
+        # THEN the rows of the task are replaced, not added to
+        await streamer.caught_up(40)
+        assert_same(source, target, "t")
+
+
+async def gives(db: Database, sql: str) -> bool:
+    return bool(db.value(sql))
