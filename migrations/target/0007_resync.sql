@@ -1,8 +1,7 @@
 -- What a resync was asked to do, until it is done; and what a copy may remove.
 
 alter table streamer.relation
-    -- The options of a resync. With a `where` in them the relation stays in step meanwhile, and
-    -- keeps its snapshot_lsn.
+    -- The options of a resync.
     add column resync jsonb,
     -- All rows of this source in the target were written by streamer, so a copy may replace them.
     add column owns_rows boolean not null default false;

@@ -514,7 +514,7 @@ def _add_servers(router: APIRouter, service: AdminService, access: Access, event
     async def resync(number: Number, values: models.ResyncBody | None = None) -> dict[str, Any]:
         """Copy a table again while the others keep streaming."""
         given = values or models.ResyncBody()
-        options = Resync(given.mode, None, given.force).to_json()
+        options = Resync(given.mode, given.force).to_json()
         return {
             "action": "resync",
             "tables": await service.act("resync", number, given.sid, options),

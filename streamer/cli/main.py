@@ -250,7 +250,7 @@ def resync(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a table again while the others keep streaming."""
-    options = Resync(mode, None, force).to_json()
+    options = Resync(mode, force).to_json()
     _request("resync", table, database, sid, as_json, options)
 
 

@@ -56,17 +56,6 @@ async def hand_over(
         raise TargetFencedError("this copy was begun again, by a request or another process")
 
 
-async def quarantined_count(connection: TargetConnection, relation_id: int) -> int:
-    """Return how many changes of a relation are in quarantine; after a copy of some rows, there may
-    be.
-    """
-    return int(
-        await connection.fetch_value(
-            "select count(*) from streamer.quarantine where relation_id = $1", relation_id
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """What the parts of a copy add up to; ``heap_bytes``: as large as they are at the source."""
@@ -175,18 +164,17 @@ update streamer.relation set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
     error = case when state in ('init', 'copying') then error end, waiting_for = null,
-    snapshot_lsn = case when resync ? 'where' then snapshot_lsn end,
+    snapshot_lsn = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     target_created = target_created or $2,
     changed_at = now()
 where id = $1
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
-# A whole copy has what was in quarantine, too.
+# The copy has what was in quarantine, too.
 _HAND_OVER_SQL: Final = """
 with gone as (
-    delete from streamer.quarantine where relation_id = $1 and not exists (
-        select from streamer.relation where id = $1 and resync ? 'where'))
+    delete from streamer.quarantine where relation_id = $1)
 update streamer.relation set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,

@@ -614,14 +614,13 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
     return replace(request, options=json.loads(stored))
 
 
-# Of a table that was never copied as a whole, a part is not enough. The copy of a part that is
-# under way cannot end as the new attempt; a whole copy that is under way will do.
+# A copy that is under way will do.
 _RESYNC_SQL: Final = """
 update streamer.relation set
     state = 'init', error = null, waiting_for = null, changed_at = now(),
-    resync = case when snapshot_lsn is null then $2::text::jsonb - 'where' else $2::text::jsonb end,
+    resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
-    snapshot_lsn = case when $2::text::jsonb ? 'where' then snapshot_lsn end
+    snapshot_lsn = null
 where id = $1 returning resync::text
 """
 # A table whose copy never finished has no snapshot_lsn: resumed, it is copied.

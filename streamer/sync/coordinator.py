@@ -48,7 +48,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
-from streamer.progress.copies import hand_over, is_handed_over, quarantined_count
+from streamer.progress.copies import hand_over, is_handed_over
 from streamer.progress.store import Store
 from streamer.route.mapping import SourceMapping, parse_name
 from streamer.source.catalog import SourceServer, read_relations
@@ -59,7 +59,7 @@ from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.leaves import know_leaves
-from streamer.sync.plan import CopyPart, cut, group
+from streamer.sync.plan import CopyPart, cut, group, task_rate
 from streamer.sync.prepare import Preparation, TableCopy, exchange_of
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
 from streamer.sync.stage import (
@@ -346,7 +346,7 @@ class SyncCoordinator:
             owns_rows=copy.was_created,
         )
         failpoint("sync.catching_up")
-        await self._count_quarantined(target, copy)
+        copy.mapped.quarantine.forget(0)
         self._copying.discard(copy.mapped)
         self._events.copy_finished(copy.mapped, copy.mapped.end_lsn)
 
@@ -611,7 +611,6 @@ class SyncCoordinator:
     def _job(self, parts: list[CopyPart], snapshot: HeldSnapshot) -> dict[str, Any]:
         rate = self._settings.rows_per_second
         tasks = group(parts)
-        at_once = max(1, min(self._settings.jobs, len(tasks)))
         return {
             "tasks": [[part.to_json() for part in task] for task in tasks],
             "ends": {
@@ -619,7 +618,7 @@ class SyncCoordinator:
                 "target_url": with_password_of(os.environ, self._settings.target_url),
                 "snapshot_name": snapshot.snapshot_name,
                 "application_name": self._task_name,
-                "rows_per_second": None if rate is None else rate / at_once,
+                "rows_per_second": task_rate(rate, self._settings.jobs, len(tasks)),
             },
         }
 
@@ -639,7 +638,7 @@ class SyncCoordinator:
                     await self._analyze(target, copy)
                     await self._hand_over(target, copy, rows, size)
                 failpoint("sync.catching_up")
-                await self._count_quarantined(target, copy)
+                copy.mapped.quarantine.forget(0)
                 copy.is_done = True
                 self._copying.discard(copy.mapped)
                 self._metrics.count_copied(copy.mapped, rows, size)
@@ -692,9 +691,6 @@ class SyncCoordinator:
             size=size,
             owns_rows=copy.owns_rows,
         )
-
-    async def _count_quarantined(self, target: TargetConnection, copy: TableCopy) -> None:
-        copy.mapped.quarantine.forget(await quarantined_count(target, copy.mapped.relation_id))
 
     async def _analyze(self, target: TargetConnection, copy: TableCopy) -> None:
         with contextlib.suppress(TargetContentionError):

@@ -35,18 +35,6 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Rows that a condition on the source's columns chooses.
-
-    ``alias``: the source table's name, ``columns``: its columns and what they are at the target.
-    """
-
-    condition: str
-    alias: str
-    columns: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Exchange:
     """See the module.
 
@@ -63,7 +51,6 @@ class Exchange:
     sid: str | None
     is_history: bool
     at: str
-    part: Part | None = None
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -102,37 +89,17 @@ class Exchange:
             for name, equality in self.key
         )
 
-    def _in_part(self, more: str = "") -> str:
-        """Select tableoid and ctid of the target's rows in question, and *more* of them."""
-        where = self._current
-        select = f"select t.tableoid as streamer_relid, t.ctid as streamer_ctid{more}"
-        if self.part is None:
-            return f"{select} from {self.table} t where {where}"
-        columns = "".join(
-            f", t.{quote_identifier(there)} as {quote_identifier(name)}"
-            for name, there in self.part.columns
-        )
-        rows = f"{select}{columns} from {self.table} t where {where}"
-        return (
-            f"select * from ({rows}) as {quote_identifier(self.part.alias)} "
-            f"where ({self.part.condition})"
-        )
-
-    @property
-    def check_part(self) -> str:
-        """Read no row, so that the target says whether it understands the part's condition."""
-        return f"{self._in_part()} limit 0"
-
     def _counted(self) -> str:
         """Name both sides ``here`` and ``there``, rows with a hash, equal rows with numbers."""
         digest = "sha256(convert_to({}, 'UTF8')) as streamer_hash"
         number = "row_number() over (partition by streamer_hash) as streamer_number"
-        target = self._in_part(", " + digest.format(self._row("t")))
+        here = digest.format(self._row("t"))
         staged = digest.format(self._row("s"))
         stage = f"select s.ctid as streamer_ctid, {staged} from {self.stage} s"
         return (
             f"with here as (select streamer_relid, streamer_ctid, streamer_hash, {number} "
-            f"from ({target}) r), "
+            f"from (select t.tableoid as streamer_relid, t.ctid as streamer_ctid, {here} "
+            f"from {self.table} t where {self._current}) r), "
             f"there as (select streamer_ctid, streamer_hash, {number} from ({stage}) r)"
         )
 
@@ -153,24 +120,13 @@ class Exchange:
         than the key's may be in the way of updates that it allows in another order.
         """
         if way is Way.REPLACE:
-            return [*self._remove(), self._insert("true")]
+            return [f"delete from {self.table} t where {self._own}", self._insert("true")]
         deletes = way is not Way.KEEP
         if self.is_history:
             return list(self._history(deletes))
         if not self.key:
             return list(self._by_count(deletes))
         return list(self._by_key(deletes, by_update))
-
-    def _remove(self) -> Iterator[str]:
-        if self.part is None:
-            yield f"delete from {self.table} t where {self._own}"
-            return
-        yield (f"delete from {self.table} t using ({self._in_part()}) here where {self._AT_PLACE}")
-        if self.key:  # what is elsewhere at the target, but in the part at the source
-            yield (
-                f"delete from {self.table} t using {self.stage} s "
-                f"where {self._same_key} and {self._current}"
-            )
 
     def _insert(self, condition: str) -> str:
         if not self.columns:
@@ -182,16 +138,15 @@ class Exchange:
             f"select {values} from {self.stage} s where {condition}"
         )
 
-    def _is_gone(self, join: str) -> str:
-        """The rest of a statement on rows that the source no longer has; *join*: its word."""
+    @property
+    def _is_gone(self) -> str:
+        """The condition for rows that the source no longer has."""
         lost = f"not exists (select from {self.stage} s where {self._same_key})"
-        if self.part is None:
-            return f"where {self._current} and {lost}"
-        return f"{join} ({self._in_part()}) here where {self._AT_PLACE} and {lost}"
+        return f"{self._current} and {lost}"
 
     def _by_key(self, deletes: bool, by_update: bool) -> Iterator[str]:
         if deletes:
-            yield f"delete from {self.table} t {self._is_gone('using')}"
+            yield f"delete from {self.table} t where {self._is_gone}"
         changed = f"{self._same_key} and {self._current} and {self._differs}"
         assignments = ", ".join(
             f"{quote_identifier(name)} = s.{quote_identifier(name)}"
@@ -246,7 +201,7 @@ class Exchange:
             yield f"{self._counted()} {self._open(rows, HISTORY_BEGIN)}"
             return
         if deletes:
-            yield (f"update {self.table} t set {ends}, kvsz_deleted = true {self._is_gone('from')}")
+            yield f"update {self.table} t set {ends}, kvsz_deleted = true where {self._is_gone}"
         closed = (
             f"update {self.table} t set {ends} from {self.stage} s "
             f"where {self._same_key} and {self._current} and {self._differs} "

@@ -149,3 +149,12 @@ def group(parts: list[CopyPart]) -> list[list[CopyPart]]:
     if small.parts:
         tasks.append(small)
     return [task.parts for task in sorted(tasks, key=lambda task: -task.size_bytes)]
+
+
+def task_rate(rows_per_second: float | None, jobs: int, task_count: int) -> float | None:
+    """Return the share of a limit that one task gets: as many run at a time as there are places
+    and tasks.
+    """
+    if rows_per_second is None:
+        return None
+    return rows_per_second / max(1, min(jobs, task_count))

@@ -5,6 +5,7 @@ import itertools
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from streamer.sync.plan import (
     Heap,
     cut,
     group,
+    task_rate,
 )
 
 PAGE_BYTES = 8192
@@ -126,3 +128,13 @@ def test_every_part_is_in_one_task_and_no_task_is_overlong(sizes: list[int]) -> 
         if t < TASK_BYTES_MIN and len(task) < TASK_PARTS_MAX
     ]
     assert len(small) <= 1, "what is left over is one task"
+
+
+@given(st.floats(1, 1e6), st.integers(1, 64), st.integers(1, 200))
+def test_tasks_that_run_at_a_time_use_the_whole_limit_and_no_more(
+    limit: float, jobs: int, task_count: int
+) -> None:
+    share = task_rate(limit, jobs, task_count)
+    assert share is not None
+    assert share * min(jobs, task_count) == pytest.approx(limit)
+    assert task_rate(None, jobs, task_count) is None

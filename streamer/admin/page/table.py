@@ -63,7 +63,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
                 mode = Mode(form_text(form, "mode") or Mode.RELOAD)
             except ValueError:
                 raise InvalidError("mode: not known") from None
-            options = Resync(mode, None, form_text(form, "force") == "on").to_json()
+            options = Resync(mode, form_text(form, "force") == "on").to_json()
         await frame.service.act_on(action, database, sid, name, options)
         status.forget()
         return frame.redirect(_address(database, sid, name), _DONE[action])
