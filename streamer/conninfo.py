@@ -5,6 +5,7 @@ Pure.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,3 +46,32 @@ def with_password_of(environment: Mapping[str, str], url: str) -> str:
     if not password or {"password", "service"} & given.keys() or environment.get("PGSERVICE"):
         return url
     return make_conninfo(url, password=password)
+
+
+def server_name(url: str) -> str:
+    """Return database, host and port of a connection string, without role and password."""
+    host, port, database = _parts(url)
+    return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
+
+
+def probe_command(url: str) -> str:
+    """Return the command that tests whether a server accepts connections."""
+    host, port, database = _parts(url)
+    arguments = ["pg_isready", *(("-h", host) if host else ()), "-p", port]
+    return shlex.join([*arguments, *(("-d", database) if database else ())])
+
+
+def reach_hint(url: str) -> str:
+    """Say what to do about a server that does not answer."""
+    return (
+        "start its server or restore the network, and test with: "
+        f"{probe_command(url)}; streaming then continues by itself"
+    )
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    try:
+        given = parse_conninfo(url)
+    except ValueError:
+        given = {}
+    return given.get("host", ""), given.get("port", "5432"), given.get("dbname", "")

@@ -227,7 +227,7 @@ class Events:
         applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:
             label, health = supervisor.source.label, supervisor.health
-            seen.states[label, None] = (health.state, health.error)
+            seen.states[label, None] = supervisor.condition
             seen.changes[label] = applied.get(label, 0)
             for table, state in health.table_states.items():
                 seen.states[label, table] = (str(state), health.table_errors.get(table))

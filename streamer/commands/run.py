@@ -10,15 +10,14 @@ import structlog
 
 from streamer import __version__
 from streamer.admin.server import AdminServer, opened_admin
-from streamer.apply.target import TargetAddress
 from streamer.config import static
 from streamer.config.settings import Settings
+from streamer.conninfo import server_name
 from streamer.errors import ConfigurationError, MappingError, StreamerError
 from streamer.observability.http import make_app, serving
 from streamer.route.mapping import Mapping, SourceMapping
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.shutdown import stop_on_signals
-from streamer.runtime.target_watch import target_name
 
 log = structlog.get_logger()
 
@@ -97,7 +96,7 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
         version=__version__,
         configuration=str(path.resolve()),
         mapping_database=settings.mapping_database,
-        target=target_name(TargetAddress.parse(settings.target.url)),
+        target=server_name(settings.target.url.reveal()),
         page=f"http://{settings.http.listen}/" if settings.http.listen else "off",
         sources=[source.label for source in mapping.sources],
         workers=settings.workers,

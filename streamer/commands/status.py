@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from streamer.apply.target import TargetAddress
-from streamer.errors import SourceError, StreamerError, TargetError
+from streamer.conninfo import reach_hint
+from streamer.errors import SourceConnectionError, SourceError, StreamerError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
@@ -27,6 +28,10 @@ NOTIFY_SECONDS: Final = 1.0
 """How often `wait` asks the running process to store its positions; it may have restarted."""
 UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
+HINTS: Final = {
+    "not started": "no process has run this source yet; start: streamer run",
+    "stopped": "no process reads its slot, so the source keeps its WAL; start: streamer run",
+}
 _NO_BOOKS: Final = "the target holds the state of this source and does not answer"
 
 
@@ -73,6 +78,8 @@ class SourceStatus:
     retained_wal_bytes: int | None = None
     heartbeat_seconds: float | None = None
     error: str | None = None
+    hint: str | None = None
+    """What an operator can do, where ``error`` does not say that."""
     backlog: dict[str, Any] | None = None
     tables: list[TableStatus] = field(default_factory=list)
 
@@ -158,6 +165,8 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
             ]
         statuses.append(status)
     await _add_all_positions(statuses, mapping, books)
+    for status in statuses:
+        status.hint = status.hint or HINTS.get(status.state)
     return statuses
 
 
@@ -223,6 +232,8 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     except SourceError as exc:
         status.error = status.error or str(exc)
         status.state = "unreachable"
+        if isinstance(exc, SourceConnectionError):
+            status.hint = reach_hint(source.url.reveal())
         _add_held(status, books, None)
         return
     record = books.sources.get(source.label)

@@ -42,10 +42,6 @@ STATE_STYLES = {
     "waiting": "yellow",
 }
 _GAP: Final = 2
-_SOURCE_ADVICE: Final = {
-    "not started": "no process has run this source yet; start: streamer run",
-    "stopped": "no process reads its slot, so the source keeps its WAL; start: streamer run",
-}
 
 
 def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
@@ -94,9 +90,8 @@ def _summary(statuses: Sequence[SourceStatus]) -> Text:
 
 def _problems(status: SourceStatus) -> Iterator[Text]:
     """Return one line for each thing that needs attention, of the source first."""
-    error = status.error or _SOURCE_ADVICE.get(status.state)
-    if error is not None:
-        yield Text.assemble(f"  {status.label} (", _state(status.state), f"): {redact(error)}")
+    if trouble := "; ".join(filter(None, (status.error, status.hint))):
+        yield Text.assemble(f"  {status.label} (", _state(status.state), f"): {redact(trouble)}")
     for row in _ordered(status.tables):
         where = f"  {status.label} {row.source}"
         if row.error:

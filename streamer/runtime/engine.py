@@ -417,10 +417,9 @@ class Engine:
             journaling = supervisor.guard.journaling
             if journaling.is_wanted and journaling.error is not None:
                 reasons.append({"source": label, "state": "journal", "error": journaling.error})
-            if health.state != "streaming":
-                reasons.append(
-                    {"source": label, "state": health.state, "error": health.error or ""}
-                )
+            state, error = supervisor.condition
+            if state != "streaming":
+                reasons.append({"source": label, "state": state, "error": error or ""})
             reasons += [
                 {
                     "source": label,
@@ -497,8 +496,9 @@ class Engine:
                 heartbeat.add_metric(names, beat)
             if pipeline is None and (backlog := supervisor.guard.backlog) is not None:
                 retained.add_metric(names, backlog.retained_bytes)
+            state, _ = supervisor.condition
             for its in SOURCE_STATES:
-                sources.add_metric((*names, its), float(its == health.state))
+                sources.add_metric((*names, its), float(its == state))
             for table, state in health.table_states.items():
                 for each in State:
                     states.add_metric((*names, table, each), float(each == state))

@@ -162,7 +162,7 @@ class Pipeline:
                 # From here on every connection to the target has to reach the server of the lock.
                 self._shared = self._shared.under(self.claim)
                 return True
-            self.health.state, self.health.error = "waiting", f"held by {holder}"
+            self.health.state, self.health.error = "waiting", _held_by(holder)
             if not was_told:
                 was_told = True
                 log.warning(
@@ -507,6 +507,13 @@ class Pipeline:
         return self.acknowledgement.stored_lsn if self.is_streaming else NOTHING
 
     @property
+    def silent_seconds(self) -> float:
+        """Seconds since the source last sent anything; 0 while we do not listen."""
+        if not self.is_streaming or not self._shared.budget.has_room:
+            return 0.0
+        return time.monotonic() - self._stream.heard_at
+
+    @property
     def is_copying(self) -> bool:
         return self._coordinator.is_copying
 
@@ -738,6 +745,17 @@ class Pipeline:
             table=str(mapped.mapping.source),
             error=error,
         )
+
+
+def _held_by(holder: str) -> str:
+    """Say which process has the lock of a source; *holder* is its host and pid."""
+    host, _, pid = holder.rpartition(":")
+    if not pid.isdecimal():
+        return f"held by {holder}, which runs this source; this process waits to take over"
+    return (
+        f"held by {holder}: that process runs this source, and this one waits to take over; "
+        f"to end it, run on {host}: kill {pid}"
+    )
 
 
 async def _endless(run: Callable[[], Awaitable[None]], name: str) -> None:

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
 
 from streamer.backoff import Backoff
-from streamer.errors import Retry, StreamerError, TransportError
+from streamer.conninfo import reach_hint
+from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
@@ -23,6 +25,7 @@ from streamer.route.mapping import SourceMapping
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.shared import Health, Shared
+from streamer.source.feedback import SILENT_SECONDS
 
 log = structlog.get_logger()
 
@@ -56,6 +59,19 @@ class Supervisor:
         self._is_to_begin_anew = False
         self._may_stream = asyncio.Event()
         self._may_stream.set()
+
+    @property
+    def condition(self) -> tuple[str, str | None]:
+        """State and error as operators see them: a source that is silent does not stream."""
+        health, pipeline = self.health, self.pipeline
+        silent = pipeline.silent_seconds if pipeline is not None else 0.0
+        if health.state != "streaming" or silent <= SILENT_SECONDS:
+            return health.state, health.error
+        last = datetime.now(UTC) - timedelta(seconds=round(silent))
+        hint = reach_hint(self.source.url.reveal())
+        return "waiting", (
+            f'source "{self.source.label}": no answer since {last:%H:%M:%S} UTC; {hint}'
+        )
 
     @property
     def heartbeat_seconds(self) -> float | None:
@@ -200,6 +216,8 @@ class Supervisor:
 
     async def _report(self, error: StreamerError) -> None:
         self._shared.metrics.count_error(error, self.source.database, self.source.sid)
+        if isinstance(error, SourceConnectionError) and error.hint is None:
+            error.hint = reach_hint(self.source.url.reveal())
         waits = error.retry is Retry.TIMED
         self.health.state = "waiting" if waits else "error"
         self.health.error = str(error)

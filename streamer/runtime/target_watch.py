@@ -12,7 +12,6 @@ answer in time), `refused` (authentication or privileges), `read-only`, `error`.
 import asyncio
 import contextlib
 import enum
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from streamer.apply.target import TargetAddress, TargetConnection
-from streamer.conninfo import parse_conninfo
+from streamer.conninfo import probe_command, reach_hint, server_name
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,
@@ -61,7 +60,8 @@ class TargetHealth:
     error: str | None = None
     hint: str | None = None
     commands: list[str] = field(default_factory=list)
-    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+    since: datetime | None = None
+    """When the state began; None if nobody saw that."""
     confirmed_at: float | None = None
 
     @property
@@ -95,13 +95,10 @@ class TargetHealth:
                 state = TargetState.READ_ONLY
             case _:
                 state = TargetState.ERROR
-        self.commands = [probe_command(address)] if state is TargetState.UNREACHABLE else []
-        self.hint = error.hint
+        self.commands, self.hint = [], error.hint
         if state is TargetState.UNREACHABLE:
-            self.hint = (
-                "start its server or restore the network, and test with: "
-                f"{self.commands[0]}; every source then continues by itself"
-            )
+            url = address.dsn.reveal()
+            self.commands, self.hint = [probe_command(url)], reach_hint(url)
         self._enter(state, error.message)
 
     def _enter(self, state: TargetState, error: str | None) -> None:
@@ -119,26 +116,12 @@ class TargetHealth:
             "error": self.error,
             "hint": self.hint,
             "commands": list(self.commands),
-            "since": self.since.isoformat(timespec="seconds"),
+            "since": self.since and self.since.isoformat(timespec="seconds"),
         }
 
 
-def target_name(address: TargetAddress) -> str:
-    """Return database, host and port of the target, without role and password."""
-    host, port, database = _parts(address)
-    return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
-
-
-def probe_command(address: TargetAddress) -> str:
-    """Return the command that tests whether the target accepts connections."""
-    host, port, database = _parts(address)
-    arguments = ["pg_isready", *(("-h", host) if host else ()), "-p", port]
-    return shlex.join([*arguments, *(("-d", database) if database else ())])
-
-
-def _parts(address: TargetAddress) -> tuple[str, str, str]:
-    given = parse_conninfo(address.dsn.reveal())
-    return given.get("host", ""), given.get("port", "5432"), given.get("dbname", "")
+class NoAnswerError(TargetConnectionError):
+    """The target does not answer on a connection that stands, so another would not help."""
 
 
 async def ask(connection: TargetConnection) -> None:
@@ -148,7 +131,7 @@ async def ask(connection: TargetConnection) -> None:
             is_read_only = await connection.fetch_value(_IS_READ_ONLY_SQL)
     except TimeoutError:
         connection.terminate()
-        raise TargetConnectionError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
+        raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
     if is_read_only:
         raise TargetReadOnlyError(
             "target: the server is a standby and accepts no writes",
@@ -158,7 +141,7 @@ async def ask(connection: TargetConnection) -> None:
 
 async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:
     """Connect, ask once and return the state: for commands, which have no process to ask."""
-    health = TargetHealth(target_name(address))
+    health = TargetHealth(server_name(address.dsn.reveal()))
     try:
         connection = await _connect(address, application_name)
         try:
@@ -168,6 +151,7 @@ async def look_once(address: TargetAddress, application_name: str) -> TargetHeal
         health.confirm()
     except StreamerError as exc:
         health.judge(exc, address)
+    health.since = None
     return health
 
 
@@ -185,7 +169,7 @@ class TargetWatch:
         """*on_request* is called with True after a notification that *is_request*, with False to
         poll.
         """
-        self.health = TargetHealth(target_name(address))
+        self.health = TargetHealth(server_name(address.dsn.reveal()))
         self._address = address
         self._channel = channel
         self._is_request = is_request
@@ -236,6 +220,8 @@ class TargetWatch:
             return False
         try:
             await ask(connection)
+        except NoAnswerError:
+            raise
         except TargetConnectionError:
             if not connection.is_closed:
                 connection.terminate()

@@ -1,8 +1,9 @@
 """How often a source hears from us, and how long it may be silent before it counts as gone.
 
 A walsender ends a connection that was silent for ``wal_sender_timeout``, and asks for an answer at
-half of that. Whoever reads a stream sends a status update three times as often, and asks back when
-the source itself has said nothing for long.
+half of that. A pipeline sends status updates at least three times as often, and asks for a reply
+when the source has sent nothing for a few seconds. Without one the source is reported as silent
+after `SILENT_SECONDS`, and given up much later, because a network may recover.
 """
 
 import time
@@ -11,8 +12,9 @@ from typing import Final
 
 from streamer.errors import SourceConnectionError
 
-STATUS_SECONDS_MAX: Final = 10.0
-SILENCE_SECONDS_MIN: Final = 30.0
+STATUS_SECONDS_MAX: Final = 4.0
+SILENT_SECONDS: Final = 8.0
+SILENCE_SECONDS_MIN: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +25,21 @@ class Feedback:
     interval: float
     """Seconds between status updates."""
     silence: float
-    """After so many seconds without a word, the source is asked for one; after twice as many it is
-    gone.
-    """
+    """After so many seconds without a message although one was asked for, the source is gone."""
 
     @classmethod
     def of(cls, label: str, wal_sender_timeout_seconds: float) -> "Feedback":
         """Go by the server's setting, where 0 is no time-out."""
         third = wal_sender_timeout_seconds / 3
         interval = min(STATUS_SECONDS_MAX, third) if third else STATUS_SECONDS_MAX
-        return cls(label, interval, max(SILENCE_SECONDS_MIN, 2 * interval))
+        return cls(label, interval, max(SILENCE_SECONDS_MIN, 4 * interval))
 
     def is_to_ask(self, heard_at: float, *, is_listening: bool) -> bool:
-        """Whether to ask the source for a word, last heard at *heard_at* (`time.monotonic`).
+        """Whether to ask the source for a reply, last heard at *heard_at* (`time.monotonic`).
 
         Raises SourceConnectionError when it is gone; not if we had not listened.
         """
         quiet = time.monotonic() - heard_at
-        if quiet > 2 * self.silence and is_listening:
+        if quiet > self.silence and is_listening:
             raise SourceConnectionError(f'source "{self.label}" has not answered for {quiet:.0f} s')
-        return quiet > self.silence
+        return quiet > self.interval / 2

@@ -12,12 +12,21 @@ from streamer.runtime.shared import Health
 from tests.support.admin import Admin, OpenAdmin
 
 
+class Source:
+    """What a supervisor looks like from outside."""
+
+    def __init__(self, label: str) -> None:
+        self.pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)
+        self.source = SimpleNamespace(label=label)
+        self.health = Health("streaming")
+
+    @property
+    def condition(self) -> tuple[str, str | None]:
+        return self.health.state, self.health.error
+
+
 def source(label: str = "shop:eu") -> Any:
-    """Return what a supervisor looks like from outside."""
-    pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)
-    return SimpleNamespace(
-        source=SimpleNamespace(label=label), health=Health("streaming"), pipeline=pipeline
-    )
+    return Source(label)
 
 
 async def told(stream: Any) -> tuple[str, dict[str, Any]]:

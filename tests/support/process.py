@@ -125,6 +125,16 @@ def status(config: Path) -> list[dict[str, Any]]:
     return sources
 
 
+def report(config: Path) -> dict[str, Any]:
+    """Return what `streamer status --json` prints."""
+
+    async def read() -> dict[str, Any]:
+        return (await status_command.read_report(*await _read(config))).to_json()
+
+    found: dict[str, Any] = json.loads(json.dumps(_in_thread(read), default=str))
+    return found
+
+
 async def _read(config: Path) -> tuple[TargetAddress, Mapping]:
     settings, mapping = static.load(config)
     if settings.mapping_database is not None:

@@ -10,7 +10,7 @@ from streamer.admin import models
 from streamer.admin.page import forms, text
 from streamer.admin.page.frame import own_path
 from streamer.admin.page.mapping import as_given, shown_url
-from streamer.admin.page.view import attention, rule_of, source_view
+from streamer.admin.page.view import attention, rule_of, source_view, summary, with_own_state
 from streamer.admin.urls import with_password
 from streamer.conninfo import parse_conninfo
 from streamer.errors import InvalidError
@@ -168,3 +168,33 @@ def test_an_exact_rule_is_the_one_that_is_edited() -> None:
     assert exact is not None
     assert by_pattern is not None
     assert (exact["id"], by_pattern["id"], rule_of(rows, "x.y")) == (2, 1, None)
+
+
+SHOP: dict[str, Any] = {
+    "database": "shop",
+    "sid": None,
+    "state": "streaming",
+    "error": None,
+    "tables": [],
+}
+DOWN: dict[str, Any] = {"state": "unreachable", "error": "target: refused", "hint": "start it"}
+
+
+def test_a_target_that_is_down_is_the_headline_and_the_first_problem() -> None:
+    source = SHOP
+    assert summary([source], DOWN).startswith("The target is unreachable")
+    first = attention([source], DOWN)[0]
+    assert (first["place"], first["what"]) == ("Target", "target: refused; start it")
+    assert not source_view(source, target=DOWN)["is_confirmed"]
+    assert source_view(source, target=DOWN | {"error": None})["are_tables_confirmed"]
+
+
+def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> None:
+    source = SHOP
+    known: dict[tuple[str, str | None], tuple[str, str | None]]
+    known = {("shop", None): ("waiting", "held by host:1; run on host: kill 1")}
+    (shown,) = with_own_state([source], known)
+    (item,) = attention([shown])
+    assert item["what"] == "this process is waiting: held by host:1; run on host: kill 1"
+    (shown,) = with_own_state([source], {("shop", None): ("streaming", None)})
+    assert attention([shown]) == []

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from streamer.commands.status import SourceStatus, StatusReport, TableStatus
+from streamer.commands.status import HINTS, SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_view import Pager, print_status, render_lines
 from streamer.runtime.target_watch import TargetHealth
 
@@ -17,7 +17,8 @@ def table(name: str, state: str = "ready", error: str | None = None, held: int =
 
 
 def source(sid: str, state: str = "streaming", *tables: TableStatus) -> SourceStatus:
-    return SourceStatus("shop", sid, state, f"streamer_shop_{sid}", tables=list(tables))
+    hint = HINTS.get(state)
+    return SourceStatus("shop", sid, state, f"streamer_shop_{sid}", hint=hint, tables=list(tables))
 
 
 def report(statuses: list[SourceStatus]) -> StatusReport:

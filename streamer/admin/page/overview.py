@@ -89,6 +89,7 @@ class StatusReader:
                     "state": state,
                     "slot": source.slot,
                     "error": error,
+                    "hint": None,
                     "lag_bytes": None,
                     "lag_seconds": None,
                     "retained_wal_bytes": None,
@@ -124,6 +125,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if is_empty:
             databases = (await frame.service.store.content())["databases"]
         target = frame.events.target
+        sources = view.with_own_state(sources, frame.events.known_states())
         return await frame.page(
             request,
             "overview.html",
@@ -142,6 +144,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def one_source(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
         target = frame.events.target
+        (source,) = view.with_own_state([source], frame.events.known_states())
         label = view.label_of(source["database"], source["sid"])
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")

@@ -11,6 +11,7 @@ Row = dict[str, Any]
 
 TABLES_MAX: Final = 40
 """Of one source on the overview; all are on a page of their own."""
+_NOT_STREAMING: Final = ("error", "unreachable", "stopped", "not started")
 _UNDER_WAY: Final = ("copying", "catching_up", "init")
 
 
@@ -24,6 +25,23 @@ def address(path: str, **parameters: Any) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
+def with_own_state(
+    sources: Iterable[Row], known: dict[tuple[str, str | None], tuple[str, str | None]]
+) -> list[Row]:
+    """Return sources of the status with what this process says otherwise of its own part.
+
+    The bookkeeping has the state of the process that holds a source's lock, and the one of a source
+    whose network fails may not have been stored.
+    """
+    found = []
+    for source in sources:
+        label = label_of(source["database"], source["sid"])
+        state, error = known.get((label, None), (source["state"], None))
+        differs = error is not None and error != source["error"] and state != "streaming"
+        found.append(source | {"here": f"this process is {state}: {error}" if differs else None})
+    return found
+
+
 def table_address(source: Row, table: str) -> str:
     return address("/table", database=source["database"], sid=source["sid"], name=table)
 
@@ -33,6 +51,7 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
 
     While the target does not answer, nothing confirms what was last known of a source.
     """
+    is_confirmed = target is None or not target["error"]
     tables = [_table_view(source, table) for table in source["tables"]]
     shown = tables
     if not is_whole and len(tables) > TABLES_MAX:
@@ -45,7 +64,8 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
         "address": address("/source", database=source["database"], sid=source["sid"]),
         "tables": shown,
         "table_count": len(tables),
-        "is_confirmed": target is None or not target["error"],
+        "is_confirmed": is_confirmed,
+        "are_tables_confirmed": is_confirmed and source["state"] == "streaming",
         "heartbeat_seconds": source.get("heartbeat_seconds"),
         "backlog": source.get("backlog"),
     }
@@ -104,9 +124,14 @@ def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
     for source in sources:
         label = label_of(source["database"], source["sid"])
         page = address("/source", database=source["database"], sid=source["sid"])
-        if source["error"] or source["state"] in ("error", "unreachable"):
-            what = source["error"] or f"the source is {source['state']}"
+        if source["error"] or source["state"] in _NOT_STREAMING:
+            words = source["error"] or f"the source is {source['state']}"
+            what = "; ".join(filter(None, (words, source.get("hint"))))
             found.append({"place": label, "what": what, "address": page, "kind": "bad"})
+        if source.get("here"):
+            found.append(
+                {"place": label, "what": source["here"], "address": page, "kind": "warning"}
+            )
         backlog = source.get("backlog")
         if backlog and backlog.get("state") not in (None, "ok"):
             kind = "bad" if backlog["state"] == "over" else "warning"

@@ -1,0 +1,153 @@
+"""What an operator sees of a mishap: the status, readiness and the page, and commands to copy."""
+
+import html
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from streamer.commands.embedded import free_port
+from tests.support.postgres import Database, assert_same
+from tests.support.process import Process, caught_up, command, eventually, report
+from tests.support.streamer import write_config
+
+SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
+"""An idle machine needs 15; this one may be busy with other tests."""
+READY_SECONDS: Final = 90.0
+
+
+class Site:
+    """A running process of the program, and everything an operator can look at."""
+
+    def __init__(self, config: Path, port: int, source: Database, target: Database) -> None:
+        self.config = config
+        self.base = f"http://127.0.0.1:{port}"
+        self.source = source
+        self.target = target
+        self.environment: dict[str, str] = {}
+        self.arguments: tuple[str, ...] = ()
+        self.process: Process
+
+    @contextmanager
+    def running(self, *, until_ready: bool = True) -> Iterator[None]:
+        """Run the program for the length of a block."""
+        with Process(self.config, *self.arguments, environment=self.environment, spark=False) as it:
+            self.process = it
+            if until_ready:
+                self.is_ready()
+            yield
+            self.output = it.output
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def get(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(f"{self.base}{path}", timeout=30)
+        except httpx.TransportError:
+            return None
+
+    def is_ready(self) -> None:
+        """Wait until readiness says so."""
+
+        def is_so() -> bool:
+            answer = self.get("/readyz")
+            return answer is not None and answer.status_code == 200
+
+        deadline = time.monotonic() + READY_SECONDS
+        while not is_so():
+            answer = self.get("/readyz")
+            text = "no answer" if answer is None else answer.text
+            is_alive = self.process.process.poll() is None
+            assert is_alive, self.process.output
+            assert time.monotonic() < deadline, f"{text}\n{self.process.output}"
+            time.sleep(0.1)
+
+    def views(self) -> dict[str, str]:
+        """Return what each view shows now, as text."""
+        ready, page = self.get("/readyz"), self.get("/")
+        return {
+            "status": "\n".join(_strings(report(self.config))),
+            "readyz": "" if ready is None else "\n".join(_strings(ready.json())),
+            "page": "" if page is None else html.unescape(page.text),
+        }
+
+    def sees(self, cause: str, remedy: str, *, in_views: tuple[str, ...] | None = None) -> str:
+        """Wait until every view shows *cause* and *remedy* (patterns); return the remedy's text."""
+        began = time.monotonic()
+        shown: dict[str, str] = {}
+        missing: list[str] = []
+        while time.monotonic() - began < SEEN_SECONDS:
+            shown = self.views()
+            if in_views is not None:
+                shown = {name: shown[name] for name in in_views}
+            missing = [
+                f"{name}: {pattern}"
+                for name, text in shown.items()
+                for pattern in (cause, remedy)
+                if not re.search(pattern, text)
+            ]
+            if not missing:
+                print(f"seen after {time.monotonic() - began:.1f} s")  # noqa: T201
+                found = re.search(remedy, next(iter(shown.values())))
+                assert found is not None
+                return found[0]
+            time.sleep(0.2)
+        wanted = "\n".join(missing)
+        if "page" in shown:
+            shown["page"] = shown["page"].partition("<main")[2]
+        raise AssertionError(f"not shown:\n{wanted}\n{shown}\n{self.process.output}")
+
+    # ---- mending -------------------------------------------------------------------------------
+
+    def run(self, line: str) -> str:
+        """Run a command of the program as it was shown, with this configuration."""
+        name, *arguments = shlex.split(line)
+        assert name == "streamer", line
+        result = command(self.config, *arguments)
+        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+    def is_mended(self, *tables: str) -> None:
+        """Wait until everything is ready and visible; then rows are equal."""
+        self.is_ready()
+        caught_up(self.process, READY_SECONDS)
+        for table in tables or ("t",):
+            assert_same(self.source, self.target, table)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def make_site(
+    directory: Path,
+    source: Database,
+    target: Database,
+    tables: str = "t:",
+    *,
+    settings: str = "",
+    **options: Any,
+) -> Site:
+    """Write a configuration that serves HTTP on a free port."""
+    port = free_port()
+    config = directory / "config.yaml"
+    write_config(config, source, target, tables, settings=settings, **options)
+    text = config.read_text()
+    config.write_text(text.replace('http: {listen: ""}', f'http: {{listen: "127.0.0.1:{port}"}}'))
+    return Site(config, port, source, target)
+
+
+__all__ = ["Site", "eventually", "make_site"]
