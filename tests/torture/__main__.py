@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument(
         "--fault", action="append", choices=NAMES, default=[], help="repeatable; all if not given"
     )
+    parser.add_argument(
+        "--without", action="append", choices=NAMES, default=[], help="a fault to leave out"
+    )
     given = parser.parse_args()
     source_version, _, target_version = given.postgres.partition(":")
     options = Options(
@@ -36,7 +39,9 @@ def main() -> int:
         streaming=given.streaming == "on",
         source_version=source_version,
         target_version=target_version or source_version,
-        faults=tuple(given.fault),
+        faults=tuple(n for n in given.fault or NAMES if n not in given.without)
+        if given.without
+        else tuple(given.fault),
         patience=given.patience,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers on the way out

@@ -304,18 +304,21 @@ def resync_in_large(world: World) -> None:
         f"delete from bulk where tx < {number} - 40; insert into bulk"
         f" select {number}, repeat('b', 200) from generate_series(1, {LARGE_ROWS})"
     )
-    asked_at = time.monotonic() + world.random.choice((0.7, 1.5, 3.0, 6.0))
-    deadline, was_asked = time.monotonic() + 20, False
+    is_written = (
+        "select 1 from pg_stat_progress_copy where datname = 'dw' and relid = 'bulk'::regclass"
+    )
     try:
+        has_begun = _until(lambda: world.target.execute(is_written), 20)
+        time.sleep(world.random.choice((0.0, 0.3, 1.0)))
+        world.note(f"  the transaction is being written: {has_begun}")
+        world.request("resync", lone, "bulk")
+        deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            if not was_asked and time.monotonic() > asked_at:
-                world.request("resync", lone, "bulk")
-                was_asked = True
             if partial := world.target.execute(sizes):
                 raise Violation(
                     f"parts of transactions are visible in bulk: {partial}\n{world.states()}"
                 )
-            time.sleep(0.1)
+            time.sleep(0.05)
     finally:
         world.target_proxy.heal()
 
