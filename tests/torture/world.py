@@ -91,7 +91,10 @@ class World:
     excused_at: float = 0.0
 
     def note(self, what: str) -> None:
-        self.schedule.append(f"{time.monotonic() - self.began:7.2f}  {what}")
+        line = f"{time.monotonic() - self.began:7.2f}  {what}"
+        self.schedule.append(line)
+        with (self.directory / "schedule.txt").open("a") as file:  # to follow a run
+            file.write(f"{line}\n")
 
     # ---- the program ---------------------------------------------------------------------------
 
