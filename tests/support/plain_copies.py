@@ -16,6 +16,7 @@ from streamer.sync.parts import CopyEnds, copy_parts
 ATTEMPTS_MAX = 4
 
 _output = threading.Lock()
+_cancelled: set[str] = set()
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -24,12 +25,12 @@ def emit(event: str, **fields: Any) -> None:
         sys.stdout.flush()
 
 
-def _run_task(parts: list[dict[str, Any]], ends: CopyEnds) -> list[dict[str, Any]]:
+def _run_task(path: str, parts: list[dict[str, Any]], ends: CopyEnds) -> list[dict[str, Any]]:
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             return list(copy_parts(parts, ends))
         except Exception:
-            if attempt == ATTEMPTS_MAX:
+            if attempt == ATTEMPTS_MAX or path in _cancelled:
                 raise
     raise AssertionError
 
@@ -39,7 +40,7 @@ def _run_job(path: str) -> None:
         job = json.loads(Path(path).read_text(encoding="utf-8"))
         ends = CopyEnds(**job["ends"])
         with ThreadPoolExecutor(4) as pool:
-            done = list(pool.map(lambda parts: _run_task(parts, ends), job["tasks"]))
+            done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))
     except Exception as exc:  # noqa: BLE001  # reported to whoever started us
         emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
     else:
@@ -49,7 +50,11 @@ def _run_job(path: str) -> None:
 def main() -> None:
     emit("ready")
     for line in sys.stdin:
-        threading.Thread(target=_run_job, args=(line.strip(),), daemon=True).start()
+        command, _, path = line.strip().partition(" ")
+        if command == "run":
+            threading.Thread(target=_run_job, args=(path,), daemon=True).start()
+        else:  # a thread cannot be interrupted; its tasks are not tried again
+            _cancelled.add(path)
     os._exit(0)
 
 
