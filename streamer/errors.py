@@ -33,6 +33,14 @@ class StreamerError(Exception):
         """Which of the changes that were written together is at fault, where that is known."""
         self.share_number: int | None = None
         """The same, in source transactions."""
+        self.key: str | None = None
+        """The row at fault, as ``Key (id)=(5)``, where the change tells it."""
+        self.staged_column: int | None = None
+        """The number of the staged value at fault, where a COPY tells it."""
+        self.column: str | None = None
+        """The target's column at fault, where the server names it."""
+        self.constraint: str | None = None
+        """The constraint that is violated, likewise."""
         self.subject: object = None
         """The relation it is about, where that is known."""
         self.lsn: str | None = None

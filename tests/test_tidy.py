@@ -104,6 +104,8 @@ PURE = {
     "sync.states",
     "sync.plan",
     "sql",
+    "sqlstate",
+    "hints",
 }
 """What decides, with all it needs. Other modules may say of themselves alone that they are pure."""
 
@@ -139,7 +141,17 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors"},
-    {"sql", "session", "origin", "conninfo", "backoff", "failpoints", "migrations"},
+    {
+        "sql",
+        "sqlstate",
+        "hints",
+        "session",
+        "origin",
+        "conninfo",
+        "backoff",
+        "failpoints",
+        "migrations",
+    },
     {"decode", "route"},
     {"source", "apply", "progress", "sync", "config", "observability"},
     {"runtime"},

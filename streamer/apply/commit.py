@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final
 
+from streamer.apply.advice import advise
 from streamer.apply.claim import Claim
 from streamer.apply.computed import statements_for
 from streamer.apply.copydata import Picker, constant, encode_rows
@@ -515,8 +516,13 @@ class Applier:
                         runs.append(OrderedRun(plan))
                     runs[-1].parts.append((number, commit_time, changes.payloads))
         for run in runs:
-            async with self._planned_for(mapped, run.plan):
-                await self._write_run(run)
+            try:
+                async with self._planned_for(mapped, run.plan):
+                    await self._write_run(run)
+            except StreamerError as exc:
+                _name_column(exc, run.plan)
+                advise(exc, mapped, run.plan)
+                raise
 
     async def _write_run(self, run: "OrderedRun") -> None:
         statements = statements_in_order(run.plan)
@@ -532,6 +538,7 @@ class Applier:
                 exc.share_number = run.share_number(exc.change_number)
                 if isinstance(exc, RowTooLargeError):
                     exc.message += f": {run.describe(exc.change_number)}"
+                exc.key = exc.key or run.key_of(exc.change_number)
             raise
 
     async def _write_split(self, run: "OrderedRun", statements: SplitStatements) -> None:
@@ -576,6 +583,12 @@ def _fenced(relations: list[MappedRelation]) -> TargetFencedError:
         "process streams this source, or the target lost commits",
         relations=relations,
     )
+
+
+def _name_column(error: StreamerError, plan: ApplyPlan) -> None:
+    number = error.staged_column
+    if error.column is None and number is not None and number < len(plan.columns):
+        error.column = plan.columns[number].name
 
 
 def _check_count(touched: int, asked: int) -> None:

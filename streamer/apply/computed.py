@@ -208,7 +208,7 @@ class ComputedStatements(Statements):
         quoted = quote_qualified(name.namespace, name.name)
         return self._missing(
             f"the {what} needs an unchanged value that was not sent; run at the source: alter "
-            f"table {quoted} replica identity full, and then streamer resync {name}"
+            f"table {quoted} replica identity full, and then resync the table"
         )
 
     def _values(self, partial: bool, previous: str) -> list[str]:

@@ -34,13 +34,14 @@ from streamer.apply.quarantine import (
 )
 from streamer.apply.split import PART_COLUMNS_MAX, SplitStatements, statements_in_order
 from streamer.apply.staged import OrderedRun, commit_time_value
-from streamer.apply.statements import CREATE_REFUSED, NOT_A_ROWS, REFUSED, Statements
+from streamer.apply.statements import CREATE_REFUSED, REFUSED, Statements
 from streamer.apply.target import TargetConnection
 from streamer.decode.pgoutput import TRUNCATE, to_datetime
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row
 from streamer.errors import StreamerError
 from streamer.route.mapping import OnError, SourceLabel, TableType
+from streamer.sqlstate import is_row_specific
 
 log = structlog.get_logger()
 
@@ -611,4 +612,4 @@ def _sqlstate(error: StreamerError) -> str | None:
 
 def _is_of_a_row(error: StreamerError) -> bool:
     state = _sqlstate(error)
-    return state is not None and state[:2] not in NOT_A_ROWS
+    return state is not None and is_row_specific(state)

@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.advice import advise
 from streamer.apply.divert import DivertingApplier
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
@@ -526,6 +527,10 @@ def _add_context(error: StreamerError, share: Share) -> None:
     error.add_note(
         f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
     )
+    relations = {mapped for mapped, _ in share.changes}
+    if len(relations) == 1:  # of several it is not known here which one is refused
+        (mapped,) = relations
+        advise(error, mapped, mapped.plan)
 
 
 async def _until_may_drain(lane: Lane) -> None:

@@ -307,7 +307,7 @@ def _lacks(plan: ApplyPlan, kind: int, lacks: str) -> IdentityError:
     return IdentityError(
         f'source table "{plan.mapping.source}": {change} came without {lacks}',
         hint="a partition has another replica identity than the table: give it the same with "
-        "ALTER TABLE … REPLICA IDENTITY at the source, and resync the table",
+        "ALTER TABLE … REPLICA IDENTITY at the source, then copy the table again",
     )
 
 

@@ -8,13 +8,14 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Final
 
+from streamer.apply.advice import key_text
 from streamer.apply.computed import input_name
 from streamer.apply.copydata import Picker, constant
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.statements import OP_DELETE, OP_INSERT, OP_TRUNCATE, OP_UPDATE, Statements
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
-from streamer.decode.tuples import UNCHANGED, Row, Value, is_partial, unchanged_positions
+from streamer.decode.tuples import NULL, UNCHANGED, Row, Value, is_partial, unchanged_positions
 
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
@@ -88,6 +89,19 @@ class OrderedRun:
             old + [i.position for i in plan.old_inputs],
         )
 
+    def key_of(self, change_number: int) -> str | None:
+        """Name the row of change *change_number*, if its values came as text."""
+        plan = self.plan
+        if plan.binary or plan.identity is not Identity.KEY:
+            return None
+        for _, _, payloads in self.parts:
+            if change_number < len(payloads):
+                (change,) = read_changes(plan, [payloads[change_number]])
+                row = change.old if change.old is not None else change.new
+                return None if row is None else key_text(plan.key, _texts(plan, row))
+            change_number -= len(payloads)
+        return None
+
     def share_number(self, change_number: int) -> int | None:
         """Return the number of the share that change *change_number* belongs to."""
         for number, _, payloads in self.parts:
@@ -103,6 +117,12 @@ def _shown(value: Value, binary: bool) -> str:
     if binary and len(data) in (2, 4, 8):
         return str(int.from_bytes(data, "big", signed=True))
     return data.decode("utf-8", "backslashreplace")[:100]
+
+
+def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
+    for column in plan.key:
+        value = row[column.position]
+        yield None if value is NULL else value.decode("utf-8", "replace")
 
 
 def commit_time_value(commit_time: int, binary: bool) -> Value:

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from streamer.apply.plan import SID, ApplyPlan, Identity, PlanColumn
 from streamer.route.mapping import TableType
 from streamer.sql import quote_identifier, quote_literal
+from streamer.sqlstate import NOT_ROW_SPECIFIC
 
 OP_DELETE: Final = 1
 OP_UPDATE: Final = 2
@@ -32,13 +33,6 @@ CREATE_REFUSED: Final = (
     "(seq integer, state text, message text, detail text) on commit delete rows; "
     f"truncate pg_temp.{REFUSED}"
 )
-NOT_A_ROWS: Final = (
-    *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
-    *("53", "55", "57", "58", "XX"),
-)
-"""Classes of SQLSTATE that no single row is at fault of: the next row would fail the same way, or
-the same row would not fail the next time."""
-
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
 
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
@@ -265,7 +259,7 @@ class Statements:
     streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
     streamer_a integer; streamer_b integer;"""
         check = "set constraints all immediate; set constraints all deferred;" if immediate else ""
-        classes = ", ".join(map(quote_literal, NOT_A_ROWS))
+        classes = ", ".join(map(quote_literal, NOT_ROW_SPECIFIC))
         return self._block(
             declarations,
             f"""
@@ -299,19 +293,30 @@ declare
     streamer_since timestamptz;
     streamer_count bigint;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
+    streamer_column text;
     {self._MORE_DECLARED}{declarations}
 begin
     {self._each_staged(each)}
 exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
-        streamer_detail = pg_exception_detail, streamer_constraint = constraint_name;
+        streamer_detail = pg_exception_detail, streamer_constraint = constraint_name,
+        streamer_column = column_name;
     raise exception using errcode = streamer_state, message = streamer_message,
-        detail = streamer_detail, constraint = streamer_constraint, datatype = s.seq::text;
+        detail = streamer_detail, constraint = streamer_constraint, column = streamer_column,
+        hint = coalesce({self._change_key}, ''), datatype = s.seq::text;
 end"""
         tag = "$streamer$"
         while tag in body:
             tag = tag[:-1] + "_$"
         return f"do {tag}{body} {tag}"
+
+    @property
+    def _change_key(self) -> str:
+        """The key of the change at hand, for an error."""
+        if self.plan.identity is not Identity.KEY:
+            return "null::text"
+        new, old = self._key_text("s", self.new), self._key_text("s", self.old)
+        return f"'Key ' || case when s.op = {OP_INSERT} then {new} else {old} end"
 
     def _change(self, partial: bool) -> str:
         return f"""

@@ -35,6 +35,7 @@ from streamer.errors import (
     ValueConversionError,
 )
 from streamer.route.mapping import Secret
+from streamer.sqlstate import Meaning, meaning
 
 log = structlog.get_logger()
 
@@ -124,27 +125,24 @@ class TargetAddress:
         return cls(Secret(f"postgresql://?{urlencode(parameters)}"), timeout, sockets)
 
 
-_CONTENTION: Final = frozenset(
-    {
-        "40001",  # serialization_failure
-        "40P01",  # deadlock_detected
-        "55P03",  # lock_not_available
-        "55006",  # object_in_use
-        "57014",  # query_canceled
-        "25006",  # read_only_sql_transaction: a failover or a full disk, for a while
-        "58030",  # io_error
-    }
-)
-
-
 def translate(error: BaseException) -> StreamerError:
     """Say in our words what a driver error of the target means."""
     translated = _translate(error)
     translated.change_number = _change_number(error)
+    translated.column = getattr(error, "column_name", None)
+    translated.constraint = getattr(error, "constraint_name", None)
+    # Our ordered block puts the key of the change here, which a server's hint never looks like.
+    hint = getattr(error, "hint", None)
+    translated.key = hint if hint is not None and hint.startswith("Key (") else None
+    staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
+    translated.staged_column = int(staged[1]) if staged else None
     return translated
 
 
 _COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+(?:_p\d+)?, line (\d+)", re.MULTILINE)
+_COPY_COLUMN: Final = re.compile(
+    r"^COPY streamer_stage_\d+(?:_p\d+)?, line \d+, column c_(\d+)", re.MULTILINE
+)
 
 
 def _change_number(error: BaseException) -> int | None:
@@ -166,31 +164,25 @@ def _translate(error: BaseException) -> StreamerError:
             return TargetConnectionError(f"target: {first_line(error)}")
         return TargetError(f"target: {first_line(error)}")
     message = f"target: {first_line(error)}"
-    if state in _CONTENTION or state.startswith("53"):
-        return TargetContentionError(message)
-    if state == "08P01" and getattr(error, "severity_en", None) == "ERROR":
-        # The connection stands: a value in binary is shorter or longer than its type wants.
-        return ValueConversionError(message)
-    match state[:2]:
-        case "08" | "57":
+    match meaning(state, getattr(error, "severity_en", None)):
+        case Meaning.LOST:
             return TargetConnectionError(message)
-        case "28" | "3D":
-            return TargetRejectedError(
-                message, hint="check role, password, pg_hba.conf and database"
-            )
-        case "23":
+        case Meaning.BUSY:
+            return TargetContentionError(message)
+        case Meaning.REJECTED if state == "42501":
+            hint = "grant the role what it lacks, or make it the owner"
+            return TargetRejectedError(message, hint=hint)
+        case Meaning.REJECTED:
+            hint = "check role, password, pg_hba.conf and database"
+            return TargetRejectedError(message, hint=hint)
+        case Meaning.CONFLICT:
             return _conflict(error, state, message)
-        case "22":
+        case Meaning.VALUE:
             return ValueConversionError(message)
-        case "P0":  # raised by the block that applies changes in order
-            return _conflict(error, state, message)
-    if state == "42501":
-        return TargetRejectedError(
-            message, hint="grant the role what it lacks, or make it the owner"
-        )
-    if state[:2] in ("42", "3F"):
-        return TargetSchemaError(message)
-    return TargetError(message)
+        case Meaning.SCHEMA:
+            return TargetSchemaError(message)
+        case Meaning.OTHER:
+            return TargetError(message)
 
 
 _CONFLICT_KINDS: Final = {

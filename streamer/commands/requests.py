@@ -3,7 +3,6 @@
 A running process hears of a request at once; a stopped one finds it at its next start.
 """
 
-import shlex
 from typing import Any
 
 from streamer.apply.target import TargetAddress
@@ -49,9 +48,3 @@ async def request(
     finally:
         await store.close()
     return [f"{source.label} {relation.source}" for source, relation in found]
-
-
-def command_for(action: str, table: str, database: str, sid: str | None) -> str:
-    """Return the command line that asks for *action* on one table of one source. Pure."""
-    own_sid = [] if sid is None else ["--sid", sid]
-    return shlex.join(["streamer", *action.split(), table, "--database", database, *own_sid])

@@ -22,9 +22,9 @@ from rich.live import Live
 from rich.text import Text
 
 from streamer.apply.target import TargetAddress
-from streamer.commands.requests import command_for
 from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
+from streamer.hints import command
 from streamer.observability.logs import redact
 from streamer.route.mapping import Mapping
 from streamer.runtime.target_watch import TargetHealth
@@ -99,7 +99,7 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
         if row.waiting_for:
             yield Text(f"{where}: waits for {redact(row.waiting_for)}")
         if not row.error and row.state == "paused":
-            resume = command_for("resume", row.source, status.database, status.sid)
+            resume = command("resume", row.source, database=status.database, sid=status.sid)
             yield Text.assemble(f"{where} (", _state(row.state), f"): it goes on with: {resume}")
         if row.quarantined:
             yield Text(

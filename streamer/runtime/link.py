@@ -20,6 +20,7 @@ from streamer.errors import (
     SourceError,
 )
 from streamer.failpoints import failpoint
+from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.store import SourceRecord, Store
 from streamer.route.mapping import SourceMapping
@@ -224,11 +225,8 @@ class Link:
 
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
         tables = ", ".join(str(mapped.mapping.source) for mapped in relations)
-        sid = f" --sid {self._source.sid}" if self._source.sid is not None else ""
-        return (
-            f"these tables need a resync: {tables}; run: streamer resync '*.*' "
-            f"--database {self._source.database}{sid}"
-        )
+        resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
+        return f"these tables need a resync: {tables}; run: {resync}"
 
     async def _tell(self, awaited: str) -> None:
         what = f"making a slot waits for {awaited}"

@@ -27,6 +27,7 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.route.mapping import SourceMapping
+from streamer.sqlstate import Meaning, meaning
 
 Connection = psycopg.AsyncConnection[DictRow]
 
@@ -42,18 +43,13 @@ _CONNECTION_DEFAULTS: Final = {
 
 _BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {
     "55P03": SourceContentionError,  # lock_not_available
-    "42501": SourceRejectedError,  # insufficient_privilege
-    "3D000": SourceRejectedError,  # invalid_catalog_name: no such database
     "55006": SlotInUseError,  # object_in_use
     "42704": SlotMissingError,  # undefined_object
 }
-_BY_SQLSTATE_CLASS: Final[dict[str, type[StreamerError]]] = {
-    "08": SourceConnectionError,
-    "28": SourceRejectedError,  # invalid_authorization_specification
-    "40": SourceConnectionError,  # transaction_rollback: again
-    "53": SourceConnectionError,  # insufficient_resources
-    "57": SourceConnectionError,  # operator_intervention: shutdown, cancel
-    "58": SourceConnectionError,  # system_error
+_BY_MEANING: Final[dict[Meaning, type[StreamerError]]] = {
+    Meaning.LOST: SourceConnectionError,
+    Meaning.BUSY: SourceConnectionError,
+    Meaning.REJECTED: SourceRejectedError,
 }
 
 
@@ -89,7 +85,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         return SourceUnreadyError(
             message, hint="raise max_replication_slots and max_wal_senders on that server"
         )
-    kind = _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], SourceError)
+    means = meaning(state, error.diag.severity_nonlocalized)
+    kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
     return kind(message)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.hints import command
 from streamer.progress.store import Store
 from streamer.source.connection import Connection
 from streamer.source.partitions import brought_rows, read_leaves
@@ -45,9 +46,13 @@ async def look_at_leaves(
             await store.set_leaves(mapped.relation_id, oids)
         if gaps:
             names = ", ".join(f'"{leaf.name}"' for leaf in gaps)
+            own = mapped.source
+            resync = command(
+                "resync", str(name), "--mode", "diff", database=own.database, sid=own.sid
+            )
             error = (
-                f"{names} came as a partition with rows in it, which do not travel; streamer "
-                f"resync '{name}' --database {mapped.source.database} --mode diff brings them"
+                f"{names} came as a partition with rows in it, which do not travel; "
+                f"{resync} brings them"
             )
             if await store.tell_of_gap(mapped.relation_id, error):
                 log.warning("partition attached", table=str(name), error=error)

@@ -28,6 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer import origin, session
 from streamer.failpoints import failpoint
+from streamer.sqlstate import is_transient
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
@@ -133,10 +134,8 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
 
 def _is_passing(error: Exception) -> bool:
     state = getattr(error, "sqlstate", None)
-    diagnostic = getattr(error, "diag", None)
-    if state == "08P01" and getattr(diagnostic, "severity_nonlocalized", None) == "ERROR":
-        return False  # the connection stands: a binary value is not as long as its type wants
-    return state is None or state[:2] in ("08", "40", "53", "57", "58") or state == "55P03"
+    severity = getattr(getattr(error, "diag", None), "severity_nonlocalized", None)
+    return state is None or is_transient(state, severity)
 
 
 def _describe(error: Exception) -> str:

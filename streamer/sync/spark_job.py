@@ -48,6 +48,7 @@ SHIPPED: Final = (
     "streamer.failpoints",
     "streamer.origin",
     "streamer.session",
+    "streamer.sqlstate",
     "streamer.sync",
     "streamer.sync.parts",
 )

@@ -60,6 +60,8 @@ async def test_a_target_key_that_is_checked_at_once_stops_the_table(
         source.execute("update t set id = id + 1")
         await streamer.table_state("public.t", "error")
         assert target.execute("select id from t order by 1") == [(1,), (2,), (3,)]
+        remedy = 'drop constraint "t_pkey", add primary key ("id") deferrable'
+        assert remedy in (await streamer.table("public.t"))["error"]
         target.execute("alter table t drop constraint t_pkey, add primary key (id) deferrable")
         await streamer.caught_up()
         assert_same(source, target, "t")

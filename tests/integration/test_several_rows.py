@@ -58,7 +58,9 @@ async def test_more_rows_than_were_asked_for_are_a_conflict_before_the_commit(
         for name in changes:
             if on_error == "stop":
                 await streamer.table_state(f"public.{name}", "error", 40)
-                assert "several rows" in (await streamer.table(f"public.{name}"))["error"]
+                error = (await streamer.table(f"public.{name}"))["error"]
+                assert "several rows" in error
+                assert f'create unique index on "public"."{name}"' in error
                 assert target.execute(f"select * from {name} order by 1, 2") == before[name]
         if on_error == "quarantine":
             await streamer.caught_up(40)

@@ -1,6 +1,5 @@
 """What is wrong at a source: server, slot, publications, tables, transactions in the way. Pure."""
 
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
@@ -30,6 +29,7 @@ from streamer.errors import (
     SourceDivergedError,
     StreamerError,
 )
+from streamer.hints import command
 from streamer.lsn import NOTHING
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import Initial, RelationMapping, SourceMapping
@@ -302,7 +302,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
     except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
         if synced:
             problem = f"{exc.message}; these tables need a resync: {some_of(synced)}"
-            yield error(place, problem, run_here(_resync_command(source)))
+            resync = command("resync", "*.*", database=source.database, sid=source.sid)
+            yield error(place, problem, run_here(resync))
         else:
             yield warning(place, f"{exc.message}; nothing depends on it, so `run` makes it anew")
 
@@ -316,13 +317,6 @@ def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecor
             f'replication slot "{facts.source.slot}" is at {position}, ahead of '
             f"{record.acknowledged_lsn}, which is all that the target has"
         )
-
-
-def _resync_command(source: SourceMapping) -> str:
-    command = ["streamer", "resync", "*.*", "--database", source.database]
-    if source.sid is not None:
-        command += ["--sid", source.sid]
-    return shlex.join(command)
 
 
 def check_publications(facts: SourceFacts) -> Iterable[Finding]:

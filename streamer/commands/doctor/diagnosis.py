@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamer import hints
 from streamer.apply.target import TargetAddress
 from streamer.commands.check.command import Examination, examine
 from streamer.commands.check.findings import (
@@ -21,7 +22,6 @@ from streamer.commands.check.findings import (
     run_here,
     warning,
 )
-from streamer.commands.requests import command_for
 from streamer.commands.screen import format_seconds
 from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
@@ -106,12 +106,16 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
     place = Place(status.label, table.source)
 
     def command(action: str) -> str:
-        return command_for(action, table.source, status.database, status.sid)
+        return hints.command(action, table.source, database=status.database, sid=status.sid)
 
     held = f", and holds changes ({table.held_changes:,})" if table.held_changes else ""
     match table.state:
         case "error":
-            yield error(place, f"has stopped{held}: {table.error}", run_here(command("resume")))
+            words = (
+                "remove the cause; streamer then goes on by itself within seconds, or at once "
+                f"after: {command('resume')}"
+            )
+            yield error(place, f"has stopped{held}: {table.error}", in_words(words))
         case "paused":
             yield warning(place, f"is paused{held}", run_here(command("resume")))
         case "init" | "copying" | "catching_up":

@@ -1,0 +1,116 @@
+"""What helps when the target refuses a change. The command that works for this SQLSTATE goes first.
+
+The drainer tries again by itself every few seconds, so no command is needed after the cause is
+gone. Pure.
+"""
+
+from collections.abc import Iterable
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.plan import SID, ApplyPlan, PlanColumn
+from streamer.errors import ConflictError, IdentityError, StreamerError, ValueConversionError
+from streamer.hints import command
+from streamer.sql import quote_columns, quote_identifier
+
+_QUARANTINE = "set `on_error: quarantine` for this table"
+
+
+def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
+    """Complete *error*, raised by a change of *mapped*, with its row and what helps."""
+    error.message = _located(error)
+    if plan is None or (error.hint is not None and not isinstance(error, IdentityError)):
+        return
+    found = "; or ".join(_remedies(error, mapped, plan))
+    if found:
+        error.hint = found
+
+
+def _located(error: StreamerError) -> str:
+    message = error.message
+    if error.column is not None and f'"{error.column}"' not in message:
+        message = f'{message}, in column "{error.column}"'
+    if error.constraint is not None and f'"{error.constraint}"' not in message:
+        message = f'{message}, by constraint "{error.constraint}"'
+    if error.key is not None and "Key (" not in message:
+        message = f"{message}: {error.key}"
+    return message
+
+
+def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
+    source = mapped.source
+    table = str(mapped.mapping.source)
+    resync = f"run: {command('resync', table, database=source.database, sid=source.sid)}"
+    if isinstance(error, IdentityError):
+        yield f"{error.hint}, {resync}"
+    elif isinstance(error, ValueConversionError):
+        yield from _alter_column(error, mapped, plan)
+        yield _QUARANTINE
+    elif isinstance(error, ConflictError):
+        yield from _conflict(error, mapped, plan, resync)
+
+
+def _conflict(
+    error: ConflictError, mapped: MappedRelation, plan: ApplyPlan, resync: str
+) -> Iterable[str]:
+    match error.kind:
+        case "insert_exists" if late_key(mapped, plan):
+            yield f"run at the target: {_make_late(error, plan)}"
+        case "insert_exists" | "exclusion":
+            yield "delete the row at the target that is in the way, if streamer did not write it"
+            yield resync
+            yield _QUARANTINE
+        case "several_rows":
+            keys = [*([SID] if plan.sid is not None else []), *(c.name for c in plan.key)]
+            yield (
+                "leave one row of each key, and run at the target: create unique index on "
+                f"{plan.table} ({quote_columns(keys)})"
+            )
+            yield resync
+        case "update_missing":
+            yield resync
+            yield _QUARANTINE
+        case "not_null" if error.column is not None:
+            column = quote_identifier(error.column)
+            yield f"run at the target: alter table {plan.table} alter column {column} drop not null"
+            yield _QUARANTINE
+        case "check" | "foreign_key" if error.constraint is not None:
+            constraint = quote_identifier(error.constraint)
+            yield f"run at the target: alter table {plan.table} drop constraint {constraint}"
+            yield _QUARANTINE
+        case _:
+            yield "see why the target refuses the row, and change the table or its trigger"
+            yield _QUARANTINE
+
+
+def _alter_column(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
+    column = next((c for c in plan.columns if c.name == error.column), None)
+    if column is None or column.position < 0:
+        yield "give the column that cannot hold the value the source's type"
+        return
+    kind = mapped.source.types.get(plan.relation.columns[column.position].name)
+    if kind is not None and kind != column.target.type:
+        name = quote_identifier(column.name)
+        yield f"run at the target: alter table {plan.table} alter column {name} type {kind}"
+
+
+def late_key(mapped: MappedRelation, plan: ApplyPlan) -> bool:
+    """Whether the source's primary key is deferrable, and the target's is checked at once."""
+    key = mapped.source.primary_key
+    if plan.relation.replica_identity != "f" or not key or key in mapped.source.unique_keys:
+        return False
+    there = [name for name in plan.target.primary_key if name != SID]
+    return there == [mapped.mapping.target_column(name) for name in key]
+
+
+def _make_late(error: ConflictError, plan: ApplyPlan) -> str:
+    constraint = quote_identifier(error.constraint or f"{plan.target.name.name}_pkey")
+    key = quote_columns(plan.target.primary_key)
+    return (
+        f"alter table {plan.table} drop constraint {constraint}, add primary key ({key}) deferrable"
+    )
+
+
+def key_text(columns: Iterable[PlanColumn], values: Iterable[str | None]) -> str:
+    """Name the row of a key as PostgreSQL does."""
+    shown = ", ".join("null" if value is None else value for value in values)
+    return f"Key ({', '.join(column.name for column in columns)})=({shown})"

@@ -1,0 +1,74 @@
+"""What an SQLSTATE says, for both servers and both drivers: whether to try again, and whether the
+values of a row are at fault. PostgreSQL documentation, Appendix A.
+
+The states that need an answer of their own (a slot in use, a missing slot, a constraint) are told
+apart where a driver's errors are translated. Pure.
+"""
+
+import enum
+from typing import Final
+
+
+class Meaning(enum.Enum):
+    """What a server's error asks for."""
+
+    LOST = "lost"
+    """The session has ended, or could not begin: connect again."""
+    BUSY = "busy"
+    """The statement may succeed later as it is."""
+    REJECTED = "rejected"
+    """Role, password, database or a privilege."""
+    SCHEMA = "schema"
+    """A relation, column, type or function is missing or is another one."""
+    VALUE = "value"
+    """A value that the type cannot hold."""
+    CONFLICT = "conflict"
+    """A constraint, or an exception that a trigger or a block of ours raises."""
+    OTHER = "other"
+
+
+_MEANINGS: Final[dict[str, Meaning]] = {
+    "08": Meaning.LOST,
+    "21": Meaning.CONFLICT,  # cardinality_violation
+    "22": Meaning.VALUE,
+    "23": Meaning.CONFLICT,
+    "25006": Meaning.BUSY,  # read_only_sql_transaction: a fail-over or a full disk, for a while
+    "28": Meaning.REJECTED,
+    "3D": Meaning.REJECTED,
+    "3F": Meaning.SCHEMA,
+    "40": Meaning.BUSY,  # serialization_failure, deadlock_detected
+    "42": Meaning.SCHEMA,
+    "42501": Meaning.REJECTED,  # insufficient_privilege
+    "53": Meaning.BUSY,  # insufficient_resources
+    "55006": Meaning.BUSY,  # object_in_use
+    "55P03": Meaning.BUSY,  # lock_not_available
+    "57": Meaning.LOST,  # shutdown, or a backend that crashed
+    "57014": Meaning.BUSY,  # query_canceled
+    "58": Meaning.BUSY,  # io_error and others of the operating system
+    "P0": Meaning.CONFLICT,
+}
+
+NOT_ROW_SPECIFIC: Final = (
+    *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
+    *("53", "55", "57", "58", "XX"),
+)
+"""Classes that do not depend on a row's values: the next row would fail the same way, or the same
+row would not fail the next time."""
+
+
+def meaning(state: str, severity: str | None = None) -> Meaning:
+    """Return what *state* says; *severity* is that of the message, not localized."""
+    if state == "08P01" and severity == "ERROR":
+        # The connection stands: a value in binary is shorter or longer than its type wants.
+        return Meaning.VALUE
+    return _MEANINGS.get(state) or _MEANINGS.get(state[:2], Meaning.OTHER)
+
+
+def is_transient(state: str, severity: str | None = None) -> bool:
+    """Whether the same may succeed later, perhaps over another connection."""
+    return meaning(state, severity) in (Meaning.LOST, Meaning.BUSY)
+
+
+def is_row_specific(state: str) -> bool:
+    """Whether the values of one row are at fault."""
+    return state[:2] not in NOT_ROW_SPECIFIC

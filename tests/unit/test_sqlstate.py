@@ -1,0 +1,42 @@
+"""One classification of SQLSTATEs, whoever asks: the stream, a copy, quarantine, the source."""
+
+import asyncpg
+import psycopg
+import pytest
+
+from streamer import sqlstate
+from streamer.apply import target
+from streamer.errors import Retry, TargetContentionError
+from streamer.source import connection
+from streamer.sync import parts
+
+TRANSIENT = ["08006", "25006", "40001", "40P01", "53100", "53300", "55006", "55P03"]
+TRANSIENT += ["57014", "57P01", "58030"]
+FINAL = ["0A000", "22003", "22P02", "23505", "23514", "28P01", "3D000", "42501", "42703", "42P01"]
+# The source names some of these otherwise: a missing slot, a limit that is a setting of its own.
+FINAL += ["P0001", "P0002", "XX000"]
+
+
+@pytest.mark.parametrize("state", TRANSIENT + FINAL)
+def test_all_who_ask_agree_whether_to_try_again(state: str) -> None:
+    at_target = asyncpg.PostgresError("no")
+    at_target.sqlstate = state
+    by_libpq = psycopg.errors.lookup(state)("no")
+    is_transient = state in TRANSIENT
+    assert sqlstate.is_transient(state) is is_transient
+    assert (target.translate(at_target).retry is Retry.TIMED) is is_transient
+    assert parts._is_passing(by_libpq) is is_transient
+    assert (connection.translate(by_libpq, "shop").retry is Retry.TIMED) is is_transient
+    if is_transient:
+        assert not sqlstate.is_row_specific(state)
+
+
+def test_a_target_that_is_read_only_for_a_while_is_waited_for() -> None:
+    error = asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT in a read-only transaction")
+    assert isinstance(target.translate(error), TargetContentionError)
+    assert parts._is_passing(psycopg.errors.lookup("25006")("no"))
+
+
+def test_a_protocol_violation_that_leaves_the_connection_is_about_a_value() -> None:
+    assert sqlstate.meaning("08P01", "ERROR") is sqlstate.Meaning.VALUE
+    assert sqlstate.meaning("08P01", "FATAL") is sqlstate.Meaning.LOST
