@@ -153,6 +153,13 @@ class SourceDivergedError(SourceError):
     retry = Retry.MANUAL
 
 
+class SourceTakenError(SourceError):
+    """The slot or a publication under our names belongs to another installation."""
+
+    code = "source_taken"
+    retry = Retry.MANUAL
+
+
 class ProtocolError(StreamerError):
     """A replication message is truncated, unknown or out of order."""
 

@@ -76,6 +76,13 @@ def run(
         list[str] | None,
         typer.Option(help="Run these sources only.", metavar="DATABASE[:SID]"),
     ] = None,
+    take_over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Use slot and publications of these sources although another installation may.",
+            metavar="DATABASE[:SID]",
+        ),
+    ] = None,
 ) -> None:
     """Copy and stream, until told to stop."""
     from streamer.commands import run as run_command
@@ -91,7 +98,9 @@ def run(
                 2,
             )
     condition = StopCondition(lsn, stop_when_caught_up)
-    run_to_end(run_command.run(GLOBALS.config, GLOBALS.overrides, only or [], condition))
+    run_to_end(
+        run_command.run(GLOBALS.config, GLOBALS.overrides, only or [], condition, take_over or [])
+    )
 
 
 @app.command()

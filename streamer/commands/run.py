@@ -1,7 +1,7 @@
 """``streamer run``: the long-running process."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ async def run(
     overrides: dict[str, Any],
     only: list[str],
     condition: StopCondition,
+    take_over: Collection[str] = (),
     on_started: Callable[[Engine], None] | None = None,
 ) -> None:
     """Run until a signal, or until *condition* is met. Raises StreamerError for what ends the
@@ -61,7 +62,7 @@ async def run(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"
             )
         _log_start(path, settings, mapping)
-        engine = Engine(settings, mapping, condition, is_share=bool(only))
+        engine = Engine(settings, mapping, condition, is_share=bool(only), take_over=take_over)
         app = make_app(engine.metrics.registry, engine.readiness)
         events = admin.attach(engine, app)
         reloading: set[asyncio.Task[None]] = set()

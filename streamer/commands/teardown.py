@@ -34,12 +34,14 @@ async def teardown(
     """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and the
     schema when nothing is left in it.
     """
-    results = [await teardown_source(source) for source in sources]
-    for source in sources:
-        remove_journal(directory_of(spools, source.slot))
     store = Store(address, "streamer teardown")
     try:
-        if await store.exists():
+        exists = await store.exists()
+        installation = await store.installation() if exists else None
+        results = [await teardown_source(source, installation) for source in sources]
+        for source in sources:
+            remove_journal(directory_of(spools, source.slot))
+        if exists:
             labels = {result.label for result in results}
             for record in await store.sources():
                 if record.label in labels:

@@ -37,6 +37,7 @@ TABLES: Final = (
     "sync_partition",
     "relation",
     "source",
+    "installation",
     "migration",
 )
 """All that is ours in the schema."""
@@ -285,6 +286,11 @@ class Store:
                 return False
             newest = await connection.fetch_value("select max(number) from streamer.migration")
             return bool(newest is not None and newest >= read_migrations("target")[-1].number)
+
+    async def installation(self) -> str:
+        """Return the id of this installation, which is that of its bookkeeping."""
+        async with self.connection() as connection:
+            return str(await connection.fetch_value("select id from streamer.installation"))
 
     # ---- sources -------------------------------------------------------------------------------
 

@@ -139,6 +139,8 @@ class BacklogGuard:
         """As measured last; None if there is nothing to guard."""
         self.given_up: str | None = None
         """Why the slot was dropped, while it is gone."""
+        self.is_taken = False
+        """The slot belongs to another installation, or that has not been found out yet."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True
@@ -222,6 +224,8 @@ class BacklogGuard:
     # ---- at the limit --------------------------------------------------------------------------
 
     def _may_take_over(self, retained: Retained) -> bool:
+        if self.is_taken:
+            return False
         if self.runner is not None and self.runner.is_streaming:
             return True
         is_idle = not retained.is_active and not self._was_active

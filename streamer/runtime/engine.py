@@ -11,7 +11,7 @@ import gc
 import os
 import resource
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -80,8 +80,12 @@ class Engine:
         condition: StopCondition,
         *,
         is_share: bool = False,
+        take_over: Collection[str] = (),
     ) -> None:
-        """*is_share*: other processes run other sources of the same target."""
+        """*is_share*: other processes run other sources of the same target. *take_over*: names of
+        sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have used.
+        """
+        self._take_over = take_over
         self.metrics = Metrics()
         self.supervisors: list[Supervisor] = []
         self._settings = settings
@@ -224,6 +228,11 @@ class Engine:
             target_namespace=settings.target.schema_,
             by_transaction=settings.consistency == "transaction",
             heartbeat_interval=settings.heartbeat_interval,
+            take_over={
+                source.label
+                for source in self._mapping.sources
+                if not {source.database, source.label}.isdisjoint(self._take_over)
+            },
             target=self.target,
         )
 
@@ -357,7 +366,8 @@ class Engine:
         await guard.journaling.discard()
         task.cancel()
         await asyncio.wait([task])
-        result = await teardown_source(source)
+        installation = await self._shared.store.installation()
+        result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
                 "the source is removed, but could not be cleaned up",

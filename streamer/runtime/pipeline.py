@@ -65,6 +65,7 @@ from streamer.source.catalog import (
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.feedback import Feedback
 from streamer.source.large_rows import name_large_row
+from streamer.source.ownership import check_owner, mark_publications, read_found
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
 from streamer.sync.coordinator import SyncCoordinator
@@ -131,6 +132,7 @@ class Pipeline:
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
         self._has_passed_stop = False
+        self._installation = ""
         self._binary_obstacle = binary_obstacle
         self._binary_types = TEXT
         self._failure: StreamerError | None = None
@@ -186,6 +188,7 @@ class Pipeline:
             self._server = server = await read_server(replication)
         check_ready(server, source)
         async with connection(source) as plain:
+            await self._check_owner(plain)
             acknowledged_lsn = self._record.acknowledged_lsn
             journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
             mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
@@ -204,6 +207,7 @@ class Pipeline:
             )
             await self._link.check(plain, self._stored_marks)
             await self._link.publish(plain, relations.values())
+            await mark_publications(plain, source, self._installation)
             start_lsn, snapshot = await self._link.open_slot(plain)
         try:
             self._record = await store.read_source(self.claim.source_id)
@@ -220,6 +224,19 @@ class Pipeline:
                 await snapshot.close()
             raise
         return snapshot
+
+    async def _check_owner(self, plain: Connection) -> None:
+        """Refuse slot and publications of another installation before anything is changed there."""
+        installation = await self._shared.store.installation()
+        found = await read_found(plain, self.source)
+        if self.source.label in self._shared.take_over:
+            self._shared.take_over.discard(self.source.label)
+        else:
+            is_known = self._record.acknowledged_lsn != NOTHING
+            self._guard.is_taken = True
+            check_owner(found, self.source, installation, is_known=is_known)
+        self._guard.is_taken = False
+        self._installation = installation
 
     async def _forget_others(self, mappings: list[RelationMapping]) -> None:
         """Forget the progress of relations that are no longer mapped."""

@@ -35,6 +35,8 @@ class Shared:
     target: TargetHealth
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
+    take_over: set[str] = field(default_factory=set)
+    """Labels of sources whose slot and publications are ours from the next start on."""
 
     def under(self, claim: Claim) -> "Shared":
         """Return the same for the holder of *claim*: the target is where that was taken only."""

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import psycopg
 
-from streamer.errors import SourceError
+from streamer.errors import SourceError, SourceTakenError
 from streamer.route.mapping import SourceMapping
 from streamer.source.connection import connection
+from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
 from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
 
@@ -20,10 +21,19 @@ class Teardown:
     left_sql: tuple[str, ...] = ()
 
 
-async def teardown_source(source: SourceMapping) -> Teardown:
-    """Drop our slot and publications; what is already gone is fine."""
+async def teardown_source(source: SourceMapping, installation: str | None) -> Teardown:
+    """Drop our slot and publications; what is already gone is fine.
+
+    What another installation than *installation* has marked stays.
+    """
     try:
         async with connection(source) as plain:
+            found = await read_found(plain, source)
+            if others := [each for each in found.installations if each != installation]:
+                raise SourceTakenError(
+                    f'source "{source.label}": publication "{source.publication}" belongs to '
+                    f"installation {others[0]}, so slot and publications stay"
+                )
             slot = await read_slot(plain, source.slot)
             if slot is not None and slot.active_pid is not None:
                 await plain.execute(

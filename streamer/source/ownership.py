@@ -1,0 +1,122 @@
+"""Whose slot and publications those at a source are.
+
+The names of a slot and its publications come from the configuration, so an installation with a
+copied one finds those of the first under the names of its own. Each installation writes its id into
+a comment on the publications that it owns. Without such a comment a slot is taken for one that an
+administrator made beforehand, as long as nobody has read from it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from streamer.errors import SourceTakenError
+from streamer.route.mapping import SourceMapping
+from streamer.source.connection import Connection, fetch_all
+from streamer.sql import quote_identifier, quote_literal
+
+_MARK: Final = "streamer installation "
+
+_PUBLICATIONS_SQL: Final = """
+select p.pubname as name, pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
+       pg_catalog.obj_description(p.oid, 'pg_publication') as comment
+from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
+"""
+_READER_SQL: Final = """
+select s.active_pid as pid, a.usename as role, a.application_name as application,
+       a.client_addr::text as address
+from pg_catalog.pg_replication_slots s
+left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+where s.slot_name = %s
+"""
+_USED_SQL: Final = """
+select s.total_txns > 0 or s.stream_txns > 0 as is_used
+from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is at the source under our names. ``is_used``: None if the server cannot tell."""
+
+    has_slot: bool
+    reader: str | None
+    is_used: bool | None
+    installations: tuple[str, ...]
+
+
+async def read_found(connection: Connection, source: SourceMapping) -> Found:
+    """Read whose slot and publications are there."""
+    names = [source.publication, source.publication_inserts]
+    publications = await fetch_all(connection, _PUBLICATIONS_SQL, names)
+    marks = {row["name"]: _installation(row["comment"]) for row in publications}
+    readers = await fetch_all(connection, _READER_SQL, source.slot)
+    is_used = None
+    if readers and connection.info.server_version >= 14_00_00:
+        rows = await fetch_all(connection, _USED_SQL, source.slot)
+        is_used = bool(rows and rows[0]["is_used"])
+    return Found(
+        has_slot=bool(readers),
+        reader=_reader(readers[0]) if readers and readers[0]["pid"] is not None else None,
+        is_used=is_used,
+        installations=tuple(sorted({mark for mark in marks.values() if mark is not None})),
+    )
+
+
+def _installation(comment: str | None) -> str | None:
+    return comment.removeprefix(_MARK) if comment and comment.startswith(_MARK) else None
+
+
+def _reader(row: dict[str, object]) -> str:
+    where = f" at {row['address']}" if row["address"] else ""
+    return f'process {row["pid"]} ("{row["application"]}", role "{row["role"]}"{where})'
+
+
+def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
+    """Return why slot and publications are not ours to use, or an empty string. Pure.
+
+    *is_known*: the target has a position of this slot, so a comparison shows whether it was moved.
+    """
+    others = [other for other in found.installations if other != installation]
+    if others:
+        return f'publication "{source.publication}" belongs to installation {others[0]}' + (
+            f", whose slot is read by {found.reader}" if found.reader else ""
+        )
+    if is_known or installation in found.installations or not found.has_slot:
+        return ""
+    if found.reader is not None:
+        return f'replication slot "{source.slot}" is read by {found.reader}, not for this target'
+    if found.is_used is None:
+        return f'replication slot "{source.slot}" is there, and this server cannot tell its use'
+    if found.is_used:
+        return f'replication slot "{source.slot}" was read from, and not for this target'
+    return ""
+
+
+def check_owner(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
+    """Refuse what another installation may use. Raises SourceTakenError. Pure."""
+    if problem := obstacle(found, source, installation, is_known=is_known):
+        raise SourceTakenError(
+            f'source "{source.label}": {problem}',
+            hint="give this `database` of the configuration another name or, if nobody else needs "
+            f"slot and publications, run once: streamer run --take-over {source.label}",
+        )
+
+
+async def mark_publications(
+    connection: Connection, source: SourceMapping, installation: str
+) -> None:
+    """Mark the publications that our role owns as those of *installation*."""
+    names = [source.publication, source.publication_inserts]
+    for row in await fetch_all(connection, _PUBLICATIONS_SQL, names):
+        comment = f"{_MARK}{installation}"
+        if not row["owned"] or row["comment"] == comment:
+            continue
+        if row["comment"] and _installation(row["comment"]) is None:
+            continue  # the words of an administrator
+        sql = f"comment on publication {quote_identifier(row['name'])} is {quote_literal(comment)}"
+        try:
+            await connection.execute(sql.encode())
+        except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege):
+            return  # a standby: its primary has them, and other marks

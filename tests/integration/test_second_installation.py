@@ -1,0 +1,93 @@
+"""A second installation with a copied configuration does no harm to the first."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.teardown import teardown
+from streamer.runtime.engine import Engine, StopCondition
+from tests.support.postgres import Database, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.timeout(120)
+
+SECONDS = 60.0
+DDL = "create table t (id int primary key); create table u (id int primary key)"
+MEMBERS = "select tablename from pg_publication_tables where pubname = 'streamer_shop' order by 1"
+
+
+async def refused(streamer: Streamer) -> str:
+    """Wait until the source of *streamer* is in error; return the error."""
+
+    async def is_in_error() -> bool:
+        return str((await streamer.status())["state"]) == "error"
+
+    await streamer.eventually(is_in_error, SECONDS)
+    return str((await streamer.status())["error"])
+
+
+async def test_the_slot_and_publications_of_the_first_stay_its_own(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    with database(source.server, "other") as other:
+        other.execute(DDL)
+        (tmp_path / "other").mkdir()
+        path = tmp_path / "other" / "config.yaml"
+        write_config(path, source, other, "t: {initial: none}")
+        second = Streamer(path)
+        async with stream("t: {initial: none}\nu: {initial: none}") as first:
+            await first.caught_up(SECONDS)
+            second.start()
+            error = await refused(second)
+            assert "belongs to installation" in error
+            assert re.search(r"read by process \d+ \(\"streamer", error)
+            assert source.execute(MEMBERS) == [("t",), ("u",)]
+            source.execute("insert into t values (1); insert into u values (1)")
+            await first.caught_up(SECONDS)
+        await second.stop()
+        source.execute("insert into t values (2); insert into u values (2)")
+        second = Streamer(path)
+        second.start()
+        try:
+            assert "streamer run --take-over shop" in await refused(second)
+            address = TargetAddress.parse(second.settings.target.url)
+            (result,) = await teardown(address, list(second.mapping.sources), tmp_path / "none")
+            assert "so slot and publications stay" in (result.error or "")
+        finally:
+            await second.stop()
+        async with stream("t: {initial: none}\nu: {initial: none}") as first:
+            await first.caught_up(SECONDS)
+            assert target.execute("select id from t order by 1") == [(1,), (2,)]
+            assert target.execute("select id from u order by 1") == [(1,), (2,)]
+        second = Streamer(path)
+        second.engine = Engine(second.settings, second.mapping, StopCondition(), take_over=["shop"])
+        second.start()
+        try:
+            await second.caught_up(SECONDS)
+            source.execute("insert into t values (3)")
+            await second.caught_up(SECONDS)
+            assert other.execute("select id from t") == [(3,)]
+        finally:
+            await second.stop()
+
+
+async def test_a_slot_that_somebody_has_read_from_is_refused(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    source.execute(
+        "create publication streamer_shop for table t; create publication streamer_shop_ins"
+    )
+    source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
+    source.execute("insert into t values (1)")
+    source.execute(
+        "select pg_logical_slot_get_binary_changes('streamer_shop', null, null,"
+        " 'proto_version', '1', 'publication_names', 'streamer_shop')"
+    )
+    async with stream("t: {initial: none}") as streamer:
+        assert '"streamer_shop" was read from' in await refused(streamer)
