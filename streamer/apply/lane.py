@@ -229,6 +229,11 @@ class LaneOwner(Protocol):
         """By which right the lanes' changes are written to the target."""
         ...
 
+    @property
+    def has_other_lanes(self) -> bool:
+        """Whether the source has more lanes than one."""
+        ...
+
     def lane_held(self, lane: "Lane") -> None:
         """The lane begins to be held: let a drainer see to it."""
         ...

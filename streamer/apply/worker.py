@@ -11,14 +11,16 @@ same window.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
+from streamer.apply.budget import Budget
 from streamer.apply.commit import Applier
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation, Share
 from streamer.apply.plan import ApplyPlan
@@ -41,6 +43,8 @@ WINDOW_CHANGES_MAX: Final = 50_000
 WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 LOCK_SECONDS: Final = 3.0
 """How long a worker waits for a lock before it gives the lane to a drainer."""
+SLOW_SECONDS: Final = 3.0
+"""How long a worker writes one lane while others wait, before it gives the lane to a drainer."""
 
 _TURN_SECONDS: Final = 0.005
 _LINGER_SECONDS_MIN: Final = 0.002
@@ -75,41 +79,6 @@ class Window:
         return self.change_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
 
-class Budget:
-    """Bytes that all queues may hold together, and each of them alone."""
-
-    def __init__(self, bytes_max: int, per_worker_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._per_worker_max = per_worker_max
-        self._bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-        self._workers: list[Worker] = []
-
-    def register(self, worker: "Worker") -> None:
-        self._workers.append(worker)
-
-    def take(self, worker: "Worker", size: int) -> None:
-        self._bytes += size
-        if self._bytes >= self._bytes_max or worker.queued_bytes >= self._per_worker_max:
-            self._room.clear()
-
-    def give(self, size: int) -> None:
-        self._bytes -= size
-        if self._bytes < self._bytes_max and all(
-            worker.queued_bytes < self._per_worker_max for worker in self._workers
-        ):
-            self._room.set()
-
-    @property
-    def has_room(self) -> bool:
-        return self._room.is_set()
-
-    async def wait_for_room(self) -> None:
-        """Wait until readers may dispatch more."""
-        await self._room.wait()
-
-
 class Worker:
     """One apply worker. `put` is called by readers, `run` by its owner."""
 
@@ -137,7 +106,7 @@ class Worker:
         self._taken = asyncio.Event()
         self._committing: Window | None = None
         self._last_commit_seconds = 0.0
-        budget.register(self)
+        self._too_slow: Lane | None = None
 
     # ---- the queue -----------------------------------------------------------------------------
 
@@ -145,12 +114,12 @@ class Worker:
         """Queue a share; readers see to it that there is room."""
         self._queue.append((lane, share))
         self.queued_bytes += share.size
-        self._budget.take(self, share.size)
+        self._budget.take(lane, share.size)
         self._arrived.set()
 
-    def _give_bytes(self, size: int) -> None:
+    def _give_bytes(self, lane: Lane, size: int) -> None:
         self.queued_bytes -= size
-        self._budget.give(size)
+        self._budget.give(lane, size)
 
     async def drop(self, lanes: set[Lane]) -> None:
         """The pipeline of *lanes* ends. Returns when nothing of them is being applied any more."""
@@ -172,7 +141,7 @@ class Worker:
         kept = [item for item in self._queue if item[0] is not lane]
         self._queue.clear()
         self._queue.extend(kept)
-        self._give_bytes(sum(share.size for share in shares))
+        self._give_bytes(lane, sum(share.size for share in shares))
         return shares
 
     # ---- filling -------------------------------------------------------------------------------
@@ -303,15 +272,52 @@ class Worker:
         await self._applier.begin()
         for lane, lane_window in window.lanes.items():
             try:
-                await self._applier.write(lane_window)
-            except (TargetConnectionError, TargetFencedError):
+                with self._timing(window, lane):
+                    await self._applier.write(lane_window)
+            except TargetFencedError:
                 raise
+            except TargetConnectionError:
+                if self._too_slow is not lane:
+                    raise
+                log.debug("handed to a drainer", lane=lane.name, error="it takes long")
+                self._fail(window, lane)
+                return False
             except StreamerError as exc:
                 log.debug("handed to a drainer", lane=lane.name, error=str(exc))
                 await self._applier.rollback()
                 self._fail(window, lane)
                 return False
         return True
+
+    @contextlib.contextmanager
+    def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
+        """*lane* is written in this block: end that if it takes long and others wait for it.
+
+        A drainer then begins it again, and makes nobody wait.
+        """
+        loop = asyncio.get_running_loop()
+
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            if self._is_in_the_way(window, lane):
+                self._too_slow = lane
+                self._applier.disconnect()
+            else:
+                timers[:] = [loop.call_later(SLOW_SECONDS, look)]
+
+        self._too_slow = None
+        timers.append(loop.call_later(SLOW_SECONDS, look))
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+    def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
+        waiting = {*window.lanes, *self._filling.lanes, *(other for other, _ in self._queue)}
+        if waiting - {lane}:
+            return True
+        return not self._budget.has_room(lane.owner) and lane.owner.has_other_lanes
 
     def _give_up(self, window: Window, error: StreamerError, lanes: Collection[Lane]) -> None:
         """The sources of *lanes* have to begin again; other sources have no part in it."""
@@ -323,12 +329,12 @@ class Worker:
 
     def _fail(self, window: Window, lane: Lane) -> None:
         lane_window = window.lanes.pop(lane)
-        self._give_bytes(lane_window.size)
+        self._give_bytes(lane, lane_window.size)
         self._give_back(lane, lane_window)
 
     def _finish(self, window: Window) -> None:
         for lane, lane_window in window.lanes.items():
-            self._give_bytes(lane_window.size)
+            self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.shares)
             self._metrics.count_window(lane_window)
         if window.lanes:

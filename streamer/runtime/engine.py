@@ -20,13 +20,14 @@ from typing import Final
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from streamer.apply.budget import Budget
 from streamer.apply.columns import TypeKey
 from streamer.apply.commit import Applier
 from streamer.apply.drainer import Drainer
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.target import TargetAddress
-from streamer.apply.worker import LOCK_SECONDS, Budget, Worker
+from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
 from streamer.errors import Retry, SourceError, StreamerError
@@ -54,7 +55,6 @@ from streamer.sync.states import State
 log = structlog.get_logger()
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
-QUEUE_BYTES_PER_WORKER_MAX: Final = 16 * 1024 * 1024
 STOP_SECONDS: Final = 9.0
 
 
@@ -186,7 +186,7 @@ class Engine:
 
     def _share(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Shared:
         settings, metrics = self._settings, self.metrics
-        budget = Budget(QUEUE_BYTES_MAX, QUEUE_BYTES_PER_WORKER_MAX)
+        budget = Budget(QUEUE_BYTES_MAX)
         workers = [
             Worker(
                 number,

@@ -382,8 +382,8 @@ class Pipeline:
                     # Perhaps the server ends, as soon as we have it all.
                     self.acknowledgement.is_wanted = True
                     self._advanced.set()
-            if not budget.has_room:
-                await budget.wait_for_room()
+            if not budget.has_room(self):
+                await budget.wait_for_room(self)
             elif has_payloads:
                 await asyncio.sleep(GATHER_SECONDS)
             else:
@@ -486,7 +486,7 @@ class Pipeline:
                 async with asyncio.timeout(feedback.interval):
                     await self._stored.wait()
             self._stored.clear()
-            has_room = self._shared.budget.has_room
+            has_room = self._shared.budget.has_room(self)
             is_to_ask = feedback.is_to_ask(self._stream.heard_at, is_listening=has_room)
             self._send_status(request_reply=is_to_ask)
             failpoint("acknowledge.after_send")
@@ -575,6 +575,10 @@ class Pipeline:
     @property
     def claim(self) -> Claim:
         return self._lock.claim
+
+    @property
+    def has_other_lanes(self) -> bool:
+        return len(self._relations.lanes()) > 1
 
     def lane_held(self, lane: Lane) -> None:
         self._shared.drainer.held(lane)

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from streamer.apply.budget import Budget
 from streamer.apply.claim import Claim
 from streamer.apply.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.target import TargetAddress
-from streamer.apply.worker import Budget, Worker
+from streamer.apply.worker import Worker
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store

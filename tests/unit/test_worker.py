@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any, cast
 
+from streamer.apply.budget import Budget
 from streamer.apply.lane import Lane, Share
-from streamer.apply.worker import Budget, Worker
+from streamer.apply.worker import Worker
 from streamer.decode.transactions import Transaction
 from streamer.lsn import Lsn
 
@@ -14,11 +15,15 @@ class _NoTarget:
         pass
 
 
+class _NoOwner:
+    pass
+
+
 async def test_a_worker_whose_queue_is_taken_back_before_it_runs_goes_on() -> None:
     nothing = cast("Any", None)
-    budget = Budget(1000, 1000)
+    budget = Budget(1000)
     worker = Worker(0, cast("Any", _NoTarget()), nothing, budget, nothing, commit_interval=0.2)
-    lane = Lane("a lane", worker, nothing, nothing)
+    lane = Lane("a lane", worker, cast("Any", _NoOwner()), nothing)
     running = asyncio.create_task(worker.run())
     for _ in range(5):  # until it waits for a share
         await asyncio.sleep(0)
