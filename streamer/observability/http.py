@@ -3,26 +3,27 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from streamer.errors import SettingsError
 
+RenderMetrics = Callable[[], Awaitable[bytes]]
 Readiness = Callable[[], list[dict[str, str]]]
 
 
-def make_app(registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
+def make_app(render_metrics: RenderMetrics, readiness: Readiness) -> FastAPI:
     """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:

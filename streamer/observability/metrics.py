@@ -1,11 +1,13 @@
 """Every metric: name, labels and help text."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.apply.fold import Counts
@@ -14,6 +16,8 @@ from streamer.decode.pgoutput import from_datetime
 from streamer.errors import StreamerError
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 SOURCE: Final = ("database", "sid")
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -67,6 +71,7 @@ class Metrics:
             ("worker",),
             registry=add,
         )
+        self._collectors: list[_Collector] = []
         self.changes_of_sources: dict[str, int] = {}
         """The changes of `changes_applied` by the label of their source."""
         self._counters: dict[MappedRelation, dict[str, Counter]] = {}
@@ -125,9 +130,22 @@ class Metrics:
     def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
         self.errors.labels(database, sid or "", error.code).inc()
 
-    def collect_with(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Ask *collect* for further metrics at every scrape."""
-        self.registry.register(_Collector(collect))
+    def collect_with(self, read: Callable[[], T], build: Callable[[T], Iterable[Metric]]) -> None:
+        """Have further metrics at every scrape: *read* takes facts in the event loop, and *build*
+        makes metrics of them in a thread.
+        """
+        collector = _Collector(read, build)
+        self._collectors.append(collector)
+        self.registry.register(collector)
+
+    async def render(self) -> bytes:
+        """Return all metrics as text, rendered in a thread: the event loop feeds the streams."""
+        facts = {id(collector): collector.read() for collector in self._collectors}
+        token = _facts.set(facts)
+        try:
+            return await asyncio.to_thread(generate_latest, self.registry)
+        finally:
+            _facts.reset(token)
 
 
 def _increase(counter: Counter, number: float) -> None:
@@ -141,12 +159,18 @@ def _increase(counter: Counter, number: float) -> None:
     counter.inc(number)
 
 
+_facts: ContextVar[dict[int, Any] | None] = ContextVar("facts", default=None)
+"""What `Metrics.render` has read, by the identity of the collector it is for."""
+
+
 class _Collector:
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
+    def __init__(self, read: Callable[[], T], build: Callable[[T], Iterable[Metric]]) -> None:
+        self.read: Callable[[], Any] = read
+        self._build: Callable[[Any], Iterable[Metric]] = build
 
     def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        facts = _facts.get()
+        return self._build(self.read() if facts is None else facts[id(self)])
 
     def describe(self) -> Iterable[Metric]:
         return ()  # names are known only when there are sources

@@ -11,14 +11,12 @@ import gc
 import os
 import resource
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import structlog
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.apply.budget import Budget
 from streamer.apply.columns import TypeKey
@@ -32,14 +30,15 @@ from streamer.backoff import Backoff
 from streamer.config.settings import Settings
 from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.observability.metrics import Metrics, gauge
+from streamer.observability.metrics import Metrics
 from streamer.progress.store import CHANNEL, WAITING, Store
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
+from streamer.runtime.gauges import Facts, families, read_facts
 from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.shared import SOURCE_STATES, Health, Shared
+from streamer.runtime.shared import Health, Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.waiting import report_waits
@@ -104,7 +103,7 @@ class Engine:
         self._target_watch = TargetWatch(
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
         )
-        self.metrics.collect_with(self._collect)
+        self.metrics.collect_with(self._gauge_facts, families)
 
     @property
     def target(self) -> TargetHealth:
@@ -445,79 +444,9 @@ class Engine:
             reasons.append({"state": "starting" if is_starting else "no sources"})
         return reasons
 
-    def _collect(self) -> Iterable[Metric]:
-        labels = ("database", "sid")
-        lag = gauge("streamer_lag_bytes", "WAL of the source that is not yet durable here", labels)
-        seconds = gauge(
-            "streamer_lag_seconds", "Age of the oldest change that is not visible", labels
-        )
-        retained = gauge("streamer_retained_wal_bytes", "WAL the source keeps for our slot", labels)
-        safe = gauge(
-            "streamer_slot_safe_wal_bytes",
-            "WAL that may still be written before the source gives up our slot",
-            labels,
-        )
-        heartbeat = gauge(
-            "streamer_heartbeat_seconds",
-            "Time from a commit at the source until everything up to it is durable here",
-            labels,
-        )
-        up = GaugeMetricFamily(
-            "streamer_target_up",
-            "1 while the target answers and accepts writes",
-            value=float(self.target.is_well),
-        )
-        silent = GaugeMetricFamily(
-            "streamer_target_silent_seconds",
-            "Seconds since the target last confirmed that it accepts writes; 0 while it does",
-            value=self.target.silent_seconds,
-        )
-        sources = gauge(
-            "streamer_source_state", "1 for the state a source is in", (*labels, "state")
-        )
-        states = gauge(
-            "streamer_table_state", "1 for the state a table is in", (*labels, "table", "state")
-        )
-        quarantined = gauge(
-            "streamer_quarantined_rows",
-            "Changes in quarantine: refused by the target, or behind one that was",
-            (*labels, "table"),
-        )
-        ratio = gauge(
-            "streamer_backlog_ratio", "Retained WAL as a share of max_retained_wal", labels
-        )
-        journal = gauge("streamer_journal_bytes", "Bytes in the journal of a source", labels)
-        for guard, _ in self._guards.values():
-            if (backlog := guard.backlog) is not None:
-                names = (guard.source.database, guard.source.sid or "")
-                ratio.add_metric(names, backlog.ratio)
-                journal.add_metric(names, backlog.spooled_bytes)
-        for supervisor in self.supervisors:
-            names = (supervisor.source.database, supervisor.source.sid or "")
-            health, pipeline = supervisor.health, supervisor.pipeline
-            if pipeline is not None:
-                lag.add_metric(names, pipeline.lag_bytes)
-                seconds.add_metric(names, pipeline.lag_seconds(datetime.now(UTC)))
-                if health.restart_lsn is not None:
-                    retained.add_metric(names, max(0, health.wal_end_lsn - health.restart_lsn))
-                if health.safe_wal_bytes is not None:
-                    safe.add_metric(names, health.safe_wal_bytes)
-            if (beat := supervisor.heartbeat_seconds) is not None:
-                heartbeat.add_metric(names, beat)
-            if pipeline is None and (backlog := supervisor.guard.backlog) is not None:
-                retained.add_metric(names, backlog.retained_bytes)
-            state, _ = supervisor.condition
-            for its in SOURCE_STATES:
-                sources.add_metric((*names, its), float(its == state))
-            for table, state in health.table_states.items():
-                for each in State:
-                    states.add_metric((*names, table, each), float(each == state))
-            for table, count in health.quarantined.items():
-                quarantined.add_metric((*names, table), count)
-        return (
-            *(lag, seconds, retained, safe, heartbeat, ratio, journal),
-            *(sources, states, quarantined, up, silent),
-        )
+    def _gauge_facts(self) -> Facts:
+        guards = [guard for guard, _ in self._guards.values()]
+        return read_facts(self.supervisors, guards, self.target)
 
 
 async def _check_resolves(mapping: Mapping) -> None:

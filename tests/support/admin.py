@@ -9,7 +9,6 @@ import httpx
 import pytest
 from blockbuster import blockbuster_ctx
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from streamer.admin import server
 from streamer.admin.access import Access
@@ -112,7 +111,7 @@ async def _opened(
     engine = FakeEngine()
     service.engine = engine
     events = Events(engine, TargetAddress.parse(loaded.target.url))
-    app = make_app(CollectorRegistry(), list)
+    app = make_app(Metrics().render, list)
     server.install(app, service, access, events)
     try:
         yield Admin(service, app, events, engine)

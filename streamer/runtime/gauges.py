@@ -1,0 +1,131 @@
+"""The gauges of a scrape, in two steps.
+
+The event loop reads the facts, which it alone may do; a thread makes metrics of them, because there
+may be many tables, and the loop feeds the streams meanwhile.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from streamer.observability.metrics import gauge
+from streamer.runtime.backlog import BacklogGuard
+from streamer.runtime.shared import SOURCE_STATES
+from streamer.runtime.supervisor import Supervisor
+from streamer.runtime.target_watch import TargetHealth
+from streamer.sync.states import State
+
+_SOURCE: Final = ("database", "sid")
+_OF_SOURCES: Final = {
+    "streamer_lag_bytes": "WAL of the source that is not yet durable here",
+    "streamer_lag_seconds": "Age of the oldest change that is not visible",
+    "streamer_retained_wal_bytes": "WAL the source keeps for our slot",
+    "streamer_slot_safe_wal_bytes": "WAL that may still be written before the source gives up "
+    "our slot",
+    "streamer_heartbeat_seconds": "Time from a commit at the source until everything up to it is "
+    "durable here",
+    "streamer_backlog_ratio": "Retained WAL as a share of max_retained_wal",
+    "streamer_journal_bytes": "Bytes in the journal of a source",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What is known of one source. ``values``: by the name of their metric."""
+
+    names: tuple[str, str]
+    values: dict[str, float]
+    state: str
+    table_states: dict[str, str]
+    quarantined: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one scrape shows. ``backlogs``: values by name, for sources that are guarded."""
+
+    is_target_well: bool
+    target_silent_seconds: float
+    backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
+    sources: list[SourceFacts] = field(default_factory=list)
+
+
+def read_facts(
+    supervisors: Sequence[Supervisor], guards: Sequence[BacklogGuard], target: TargetHealth
+) -> Facts:
+    """Read what a scrape shows; in the event loop, and quickly."""
+    facts = Facts(target.is_well, target.silent_seconds)
+    for guard in guards:
+        if (backlog := guard.backlog) is not None:
+            names = (guard.source.database, guard.source.sid or "")
+            values = {
+                "streamer_backlog_ratio": backlog.ratio,
+                "streamer_journal_bytes": float(backlog.spooled_bytes),
+            }
+            facts.backlogs.append((names, values))
+    facts.sources.extend(map(_source_facts, supervisors))
+    return facts
+
+
+def _source_facts(supervisor: Supervisor) -> SourceFacts:
+    health, pipeline = supervisor.health, supervisor.pipeline
+    values: dict[str, float] = {}
+    if pipeline is not None:
+        values["streamer_lag_bytes"] = pipeline.lag_bytes
+        values["streamer_lag_seconds"] = pipeline.lag_seconds(datetime.now(UTC))
+        if health.restart_lsn is not None:
+            retained = max(0, health.wal_end_lsn - health.restart_lsn)
+            values["streamer_retained_wal_bytes"] = retained
+        if health.safe_wal_bytes is not None:
+            values["streamer_slot_safe_wal_bytes"] = health.safe_wal_bytes
+    elif (backlog := supervisor.guard.backlog) is not None:
+        values["streamer_retained_wal_bytes"] = backlog.retained_bytes
+    if (beat := supervisor.heartbeat_seconds) is not None:
+        values["streamer_heartbeat_seconds"] = beat
+    state, _ = supervisor.condition
+    return SourceFacts(
+        (supervisor.source.database, supervisor.source.sid or ""),
+        values,
+        state,
+        dict(health.table_states),
+        dict(health.quarantined),
+    )
+
+
+def families(facts: Facts) -> Iterable[Metric]:
+    """Make metrics of *facts*, in any thread."""
+    made = {name: gauge(name, text, _SOURCE) for name, text in _OF_SOURCES.items()}
+    states = gauge(
+        "streamer_table_state", "1 for the state a table is in", (*_SOURCE, "table", "state")
+    )
+    sources = gauge("streamer_source_state", "1 for the state a source is in", (*_SOURCE, "state"))
+    quarantined = gauge(
+        "streamer_quarantined_rows",
+        "Changes in quarantine: refused by the target, or behind one that was",
+        (*_SOURCE, "table"),
+    )
+    for names, values in [*facts.backlogs, *((its.names, its.values) for its in facts.sources)]:
+        for name, value in values.items():
+            made[name].add_metric(names, value)
+    for its in facts.sources:
+        for source_state in SOURCE_STATES:
+            sources.add_metric((*its.names, source_state), float(source_state == its.state))
+        for table, state in its.table_states.items():
+            for each in State:
+                states.add_metric((*its.names, table, each), float(each == state))
+        for table, count in its.quarantined.items():
+            quarantined.add_metric((*its.names, table), count)
+    up = GaugeMetricFamily(
+        "streamer_target_up",
+        "1 while the target answers and accepts writes",
+        value=float(facts.is_target_well),
+    )
+    silent = GaugeMetricFamily(
+        "streamer_target_silent_seconds",
+        "Seconds since the target last confirmed that it accepts writes; 0 while it does",
+        value=facts.target_silent_seconds,
+    )
+    return (*made.values(), sources, states, quarantined, up, silent)
