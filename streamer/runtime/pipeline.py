@@ -526,7 +526,7 @@ class Pipeline:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the source last sent anything; 0 while we do not listen."""
-        if not self.is_streaming or not self._shared.budget.has_room:
+        if not self.is_streaming or not self._shared.budget.has_room(self):
             return 0.0
         return time.monotonic() - self._stream.heard_at
 
