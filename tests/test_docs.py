@@ -17,6 +17,7 @@ from streamer.config import static
 from streamer.config.settings import Settings, TableSettings
 from streamer.observability.metrics import Metrics
 from streamer.route.functions import GROUPS
+from streamer.runtime.gauges import Facts, families
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,8 +58,7 @@ def metric_names() -> set[str]:
         f"{metric.name}_total" if metric.type == "counter" else metric.name
         for metric in Metrics().registry.collect()
     }
-    text = "".join(path.read_text() for path in (ROOT / "streamer").rglob("*.py"))
-    return registered | set(re.findall(r'(?:\bgauge|GaugeMetricFamily)\(\s*"(streamer_\w+)"', text))
+    return registered | {metric.name for metric in families(Facts(True, 0.0))}
 
 
 def error_codes() -> set[str]:
