@@ -52,6 +52,7 @@ from streamer.runtime.link import Link
 from streamer.runtime.relations import Relations, resolve_at
 from streamer.runtime.requests import Requests
 from streamer.runtime.shared import Health, Shared
+from streamer.runtime.shutdown import endless, finishes_before
 from streamer.runtime.telling import tell
 from streamer.runtime.transport import TEXT, choose_transport
 from streamer.source.catalog import (
@@ -68,6 +69,7 @@ from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import check_owner, mark_publications, read_found
 from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
 from streamer.source.stream import ReplicationStream
+from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.leaves import look_at_leaves
 from streamer.sync.states import State
@@ -137,6 +139,8 @@ class Pipeline:
         self._binary_types = TEXT
         self._failure: StreamerError | None = None
         self._has_failed = asyncio.Event()
+        self._snapshot: ExportedSnapshot | None = None
+        """Of a slot that this attempt made."""
         self.is_streaming = False
 
     # ---- starting ------------------------------------------------------------------------------
@@ -146,9 +150,11 @@ class Pipeline:
         try:
             if not await self._wait_for_lock():
                 return
-            snapshot = await self._start()
+            if not await finishes_before(self.stop, self._start()):
+                await self._shared.store.set_source_state(self.claim.source_id, "stopped")
+                return
             try:
-                await self._run_tasks(snapshot)
+                await self._run_tasks()
             finally:
                 await self._close()
             await self._shared.store.set_source_state(self.claim.source_id, "stopped")
@@ -175,11 +181,8 @@ class Pipeline:
                     await self.stop.wait()
         return False
 
-    async def _start(self) -> ExportedSnapshot | None:
-        """Make sure that source, slot and target belong together; start the stream.
-
-        Returns the snapshot of a slot that was made just now.
-        """
+    async def _start(self) -> None:
+        """Make sure that source, slot and target belong together; start the stream."""
         store, source = self._shared.store, self.source
         self._record = await store.read_source(self.claim.source_id)
         await store.set_source_state(self._record.source_id, "starting")
@@ -188,27 +191,11 @@ class Pipeline:
             self._server = server = await read_server(replication)
         check_ready(server, source)
         async with connection(source) as plain:
-            await self._check_owner(plain)
-            acknowledged_lsn = self._record.acknowledged_lsn
-            journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
-            mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
-            await self._forget_others(mappings)
-            self._binary_types = await choose_transport(
-                source,
-                server,
-                self._shared.address,
-                mappings,
-                relations,
-                known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
+            await set_lock_timeout(plain)
+            start_lsn, snapshot = await watched(
+                source, plain, self._settle(plain, server), self._tell_wait
             )
-            await self._register(mappings, relations)
-            self._link = Link(
-                source, server, store, self._record, self._relations, self._guard, journal
-            )
-            await self._link.check(plain, self._stored_marks)
-            await self._link.publish(plain, relations.values())
-            await mark_publications(plain, source, self._installation)
-            start_lsn, snapshot = await self._link.open_slot(plain)
+        await store.set_source_state(self._record.source_id, "starting")
         try:
             self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
@@ -223,7 +210,39 @@ class Pipeline:
             if snapshot is not None:
                 await snapshot.close()
             raise
-        return snapshot
+        self._snapshot = snapshot
+
+    async def _tell_wait(self, awaited: str) -> None:
+        """Show for which sessions of the source the start waits."""
+        what = f"the start waits for {awaited}"
+        await self._shared.store.set_source_state(self._record.source_id, "starting", what)
+
+    async def _settle(
+        self, plain: Connection, server: SourceServer
+    ) -> tuple[Lsn, ExportedSnapshot | None]:
+        """Tie source and target together; return where to start, and the snapshot of a new slot."""
+        store, source = self._shared.store, self.source
+        await self._check_owner(plain)
+        acknowledged_lsn = self._record.acknowledged_lsn
+        journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
+        mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
+        await self._forget_others(mappings)
+        self._binary_types = await choose_transport(
+            source,
+            server,
+            self._shared.address,
+            mappings,
+            relations,
+            known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
+        )
+        await self._register(mappings, relations)
+        self._link = Link(
+            source, server, store, self._record, self._relations, self._guard, journal
+        )
+        await self._link.check(plain, self._stored_marks)
+        await self._link.publish(plain, relations.values())
+        await mark_publications(plain, source, self._installation)
+        return await self._link.open_slot(plain)
 
     async def _check_owner(self, plain: Connection) -> None:
         """Refuse slot and publications of another installation before anything is changed there."""
@@ -281,7 +300,7 @@ class Pipeline:
 
     # ---- running -------------------------------------------------------------------------------
 
-    async def _run_tasks(self, snapshot: ExportedSnapshot | None) -> None:
+    async def _run_tasks(self) -> None:
         shared = self._shared
         self._coordinator = SyncCoordinator(
             self.source,
@@ -294,8 +313,8 @@ class Pipeline:
             self,
             shared.metrics,
         )
-        if snapshot is not None:
-            self._coordinator.use_snapshot(snapshot)
+        if self._snapshot is not None:
+            self._coordinator.use_snapshot(self._snapshot)
         requests = Requests(
             shared.store, self._record, self._relations, self._coordinator, self._tracker
         )
@@ -324,7 +343,7 @@ class Pipeline:
         }
         async with asyncio.TaskGroup() as group:
             running = {
-                name: group.create_task(_endless(run, name), name=f"{name} {self.source.label}")
+                name: group.create_task(endless(run, name), name=f"{name} {self.source.label}")
                 for name, run in tasks.items()
             }
             await self.stop.wait()
@@ -777,11 +796,6 @@ def _held_by(holder: str) -> str:
         f"held by {holder}: that process runs this source, and this one waits to take over; "
         f"to end it, run on {host}: kill {pid}"
     )
-
-
-async def _endless(run: Callable[[], Awaitable[None]], name: str) -> None:
-    await run()
-    raise StreamerError(f"the {name} task ended by itself")
 
 
 def _with_notes(error: StreamerError) -> str:

@@ -7,10 +7,12 @@ nothing, because what is not durable was never acknowledged.
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
 import structlog
+
+from streamer.errors import StreamerError
 
 log = structlog.get_logger()
 
@@ -34,3 +36,26 @@ def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
     loop.add_signal_handler(signal.SIGHUP, reload)
+
+
+async def finishes_before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do *work*, and cancel it when *stop* is set; tell whether it was done."""
+    doing = asyncio.create_task(work, name="until stopped")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait([doing])
+    if doing.cancelled():
+        return False
+    doing.result()
+    return True
+
+
+async def endless(run: Callable[[], Awaitable[None]], name: str) -> None:
+    """Run a task that has no end of its own: one that returns is a defect."""
+    await run()
+    raise StreamerError(f"the {name} task ended by itself")

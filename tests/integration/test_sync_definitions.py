@@ -1,5 +1,6 @@
 """A table is copied as it is under the snapshot, and DDL of the application does not wait for it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -210,3 +211,36 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
             await streamer.caught_up(60)
             assert_same(source, target, "held")
             assert (await streamer.table("public.held"))["waiting_for"] is None
+
+
+async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_stopped_at_once(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
+    source.execute("create table t (id int primary key, n int generated always as (id + 1) stored)")
+    source.execute("create table unmapped (id int primary key)")
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        await streamer.stop()
+        with psycopg.connect(source.server.url(source.name)) as holder:
+            # GIVEN a lock on a table that is not mapped: nothing waits for it
+            holder.execute("lock table unmapped")
+            streamer = Streamer(streamer.path)
+            streamer.start()
+            source.execute("insert into t values (1)")
+            await streamer.caught_up(60)
+            await streamer.stop()
+            # WHEN a table that is mapped is locked, too
+            holder.execute("lock table t")
+            streamer = Streamer(streamer.path)
+            streamer.start()
+            pid = holder.info.backend_pid
+
+            async def is_said() -> bool:
+                status = await streamer.status()
+                return f"pid {pid} (role" in (status["error"] or "")
+
+            # THEN the start says who holds it, and stopping does not wait for that
+            await streamer.eventually(is_said, 60)
+            await asyncio.wait_for(streamer.stop(), 5)
+            assert (await streamer.status())["state"] == "stopped"
