@@ -51,6 +51,8 @@ CONCURRENT_MAX: Final = 4
 READ_BYTES: Final = 4 * 1024 * 1024
 LOCK_SECONDS: Final = 10.0
 ERROR_RETRY_SECONDS: Final = 5.0
+REPORTED_WAIT: Final = 2
+"""The attempt from which on status shows that the target does not take changes now."""
 AHEAD_ROWS: Final = 1000
 TURN_SECONDS: Final = 2.0
 """How long one lane may keep a connection while others wait for it."""
@@ -100,6 +102,7 @@ class Drainer:
             structlog.contextvars.bind_contextvars(table=lane.table)
         backoff = Backoff()
         has_failed = False
+        wait_count = 0
         plans_may_be_stale = True
         while True:
             await _until_may_drain(lane)
@@ -115,6 +118,9 @@ class Drainer:
                 plans_may_be_stale = True
                 if exc.retry is Retry.TIMED:
                     backoff.log(log, f'changes of "{lane.name}" wait', exc)
+                    wait_count += 1
+                    if wait_count == REPORTED_WAIT and isinstance(exc, TargetContentionError):
+                        await lane.owner.lane_waits(lane, exc.message)
                     await backoff.wait()
                 else:
                     has_failed = True
@@ -124,6 +130,9 @@ class Drainer:
                 continue
             backoff = Backoff()
             plans_may_be_stale = False
+            if wait_count >= REPORTED_WAIT:
+                await lane.owner.lane_waits(lane, None)
+            wait_count = 0
             if has_failed:
                 has_failed = False
                 lane.release(Hold.ERROR)
@@ -307,18 +316,41 @@ class _Turn:
     async def _find_refused(
         self, window: LaneWindow, count: int
     ) -> tuple[int, StreamerError | None]:
-        """Write shares one by one up to the one that the target refuses."""
-        for number in range(count):
+        """Write shares one by one up to the one that the target refuses.
+
+        Shares of one change each are written together, if refused changes go into quarantine: each
+        constraint must hold behind each of them.
+        """
+        number = 0
+        while number < count:
+            stop = number + 1
+            while stop < count and _is_one_change(window, number, stop + 1):
+                stop += 1
             await self._applier.savepoint()
             try:
-                await self._write_share(window, number)
+                if stop > number + 1:
+                    try:
+                        await self._write_singles(window, number, stop)
+                    except StreamerError as exc:
+                        if exc.retry is Retry.TIMED:
+                            raise
+                        stop = number + 1
+                        await self._applier.rollback_to_savepoint()
+                        await self._write_share(window, number)
+                else:
+                    await self._write_share(window, number)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
                 await self._applier.rollback_to_savepoint()
                 return number, exc
             await self._applier.release_savepoint()
+            number = stop
         return count, None
+
+    async def _write_singles(self, window: LaneWindow, start: int, stop: int) -> None:
+        await self._applier.write_in_order(window, start, stop, immediate=True)
+        await self._applier.check_constraints()
 
     async def _write_share(self, window: LaneWindow, number: int) -> None:
         """Write one share, by which every constraint must hold at its end."""
@@ -519,6 +551,16 @@ def _diverts(mapped: MappedRelation) -> bool:
 
 def _may_divert(share: Share) -> bool:
     return any(_diverts(mapped) for mapped, _ in share.changes)
+
+
+def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
+    """Whether each of some shares has one change, of a table whose refused changes are diverted."""
+    return all(
+        len(share.changes) == 1
+        and len(share.changes[0][1].payloads) == 1
+        and _diverts(share.changes[0][0])
+        for share in window.shares[start:stop]
+    )
 
 
 def _add_context(error: StreamerError, share: Share) -> None:

@@ -250,6 +250,10 @@ class LaneOwner(Protocol):
         """The target refuses the lane's next change."""
         ...
 
+    async def lane_waits(self, lane: "Lane", reason: str | None) -> None:
+        """The target does not take the lane's changes now, or takes them again."""
+        ...
+
     async def lane_recovered(self, lane: "Lane") -> None:
         """The target takes changes again."""
         ...

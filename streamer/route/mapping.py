@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from streamer.errors import MappingError
 from streamer.route.expressions import Expression
@@ -25,6 +25,10 @@ class TableType(enum.StrEnum):
     CLONE = "clone"
     APPEND = "append"
     HISTORY = "history"
+
+
+BOOKKEEPING: Final = "streamer"
+"""The schema of the bookkeeping in the target."""
 
 
 class OnError(enum.StrEnum):
@@ -394,6 +398,12 @@ def resolve(
             )
     by_target: dict[RelationName, RelationName] = {}
     for mapping in mapped:
+        if mapping.target.namespace == BOOKKEEPING:
+            raise MappingError(
+                f'table "{mapping.source}" of source "{source.label}" would be written to '
+                f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
+                hint="give it a `target` in another schema",
+            )
         other = by_target.setdefault(mapping.target, mapping.source)
         if other != mapping.source:
             raise MappingError(

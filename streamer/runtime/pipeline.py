@@ -318,6 +318,8 @@ class Pipeline:
         requests = Requests(
             shared.store, self._record, self._relations, self._coordinator, self._tracker
         )
+        # A former process may have died while it waited.
+        await shared.store.set_waiting([m.relation_id for m in self._relations], None)
         self._begin_copies(self._relations)
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
@@ -626,6 +628,12 @@ class Pipeline:
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
             await self._store_streaming_state(mapped, State.ERROR, _with_notes(error))
+
+    async def lane_waits(self, lane: Lane, reason: str | None) -> None:
+        waited = None if reason is None else f"the target to take changes again: {reason}"
+        relations = [mapped.relation_id for mapped in self._relations.in_lane(lane)]
+        with contextlib.suppress(TargetError):  # a full disk may refuse this, too
+            await self._shared.store.set_waiting(relations, waited)
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):

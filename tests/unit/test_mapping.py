@@ -298,3 +298,9 @@ def test_secrets_are_compared_by_value() -> None:
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"
     assert copy.copy(Secret("a")) == pickle.loads(pickle.dumps(Secret("a"))) == Secret("a")
+
+
+def test_no_table_is_written_to_the_bookkeeping() -> None:
+    source = source_mapping(rules=[table_rule("public.t", target="streamer.relation")])
+    with pytest.raises(MappingError, match="bookkeeping"):
+        resolve(source, [parse_name("public.t")], "public")

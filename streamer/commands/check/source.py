@@ -32,7 +32,7 @@ from streamer.errors import (
 from streamer.hints import command
 from streamer.lsn import NOTHING
 from streamer.progress.store import SourceRecord
-from streamer.route.mapping import Initial, RelationMapping, SourceMapping
+from streamer.route.mapping import Initial, OnError, RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.publication import publication_sql
 from streamer.source.slot import check_slot, drop_slot_sql
@@ -490,6 +490,16 @@ def check_rule(
         )
 
 
+def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
+    """Return the columns that expressions use and that are not written as they are."""
+    found = []
+    for name in mapping.expression_inputs(relation.column_names):
+        there = mapping.target_column(name)
+        if there is None or mapping.is_computed(there):
+            found.append(name)
+    return found
+
+
 def check_expressions(
     facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
 ) -> Iterable[Finding]:
@@ -498,6 +508,13 @@ def check_expressions(
     if (refused := facts.expression_errors.get(mapping.source)) is not None:
         yield error(place, refused.message, in_words(refused.hint) if refused.hint else None)
         return
+    if mapping.rule.on_error is OnError.QUARANTINE and (unwritten := _unwritten(mapping, relation)):
+        yield warning(
+            place,
+            f"changes in quarantine keep the values of columns that the target does not have as "
+            f"they are ({some_of(unwritten)}), because `filter` and `set` need them",
+            in_words("set `on_error: stop` for it, if these values must not leave the source"),
+        )
     if not mapping.rule.expressions or not relation.has_usable_identity:
         return
     if relation.replica_identity == "f":

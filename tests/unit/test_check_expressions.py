@@ -1,0 +1,35 @@
+"""What `check` says of expressions, by the facts alone."""
+
+from dataclasses import replace
+
+from streamer.commands.check.source import check_expressions
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.route.expressions import parse_expression
+from streamer.route.mapping import OnError, RelationMapping
+from tests.unit.build import relation_mapping, source_mapping, source_relation
+
+
+def masked(on_error: OnError) -> RelationMapping:
+    mapping = relation_mapping(exclude=["region"])
+    rule = replace(
+        mapping.rule,
+        set=(("email", parse_expression("md5(email)")),),
+        filter=parse_expression("region = 'EU' and id > 1"),
+        on_error=on_error,
+    )
+    return replace(mapping, rule=rule)
+
+
+def problems(on_error: OnError) -> list[str]:
+    facts = SourceFacts(source_mapping())
+    relation = source_relation(columns=("id", "email", "region"), key=("id",))
+    found = check_expressions(facts, masked(on_error), relation)
+    return [finding.problem for finding in found]
+
+
+def test_values_that_are_masked_and_yet_kept_in_quarantine_are_named() -> None:
+    (problem,) = problems(OnError.QUARANTINE)
+    assert "email" in problem
+    assert "region" in problem
+    assert "id" not in problem.partition("(")[2].partition(")")[0].split(", ")
+    assert problems(OnError.STOP) == []
