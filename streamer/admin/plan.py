@@ -163,7 +163,10 @@ def _plan_source(
     )
     if facts.is_complete and facts.server is not None:
         plan.publication_sql = publication_sql(
-            source, facts.relations.values(), facts.publications, facts.server.version
+            source,
+            [relation.identity for relation in facts.relations.values()],
+            facts.publications,
+            facts.server.version,
         )
         rules = _rules(before)
         plan.tables = [_plan_table(facts, target, mapping, rules) for mapping in facts.mappings]

@@ -60,11 +60,13 @@ class MappedRelation:
 
     __slots__ = (
         "end_lsn",
+        "is_set_aside",
         "is_to_declare",
         "mapping",
         "plan",
         "quarantine",
         "relation_id",
+        "relid",
         "resync",
         "skip_through_lsn",
         "source",
@@ -89,6 +91,11 @@ class MappedRelation:
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn
         """Changes of transactions that end here or before are in the target already."""
+        self.is_set_aside = False
+        """Changes are missing, so those that come are of no use until somebody asks for a copy."""
+        self.relid: int | None = None
+        """Oid of the source's table that the target has; another one of that name is another table.
+        """
         self.source = source
         self.plan: ApplyPlan | None = None
         self.quarantine = Quarantine()

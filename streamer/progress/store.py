@@ -124,6 +124,8 @@ class RelationRecord:
     owns_rows: bool
     resync: Resync
     publication_mark: str | None
+    identity: str | None
+    needs_resync: bool
     expressions: str | None
     quarantined: int
 
@@ -168,7 +170,7 @@ _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, waiting_for, target_created, declared,
-       owns_rows, resync, publication_mark, expressions,
+       owns_rows, resync, publication_mark, identity, needs_resync, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -424,7 +426,7 @@ class Store:
                 " set type = $4, expressions = $6,"
                 " state = case when $5 then 'init' else relation.state end,"
                 " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
-                " error = null"
+                " error = null, needs_resync = false"
                 " where relation.type <> $4 or relation.expressions is distinct from $6",
                 *key,
                 str(mapping.target),
@@ -441,15 +443,42 @@ class Store:
         async with self.connection() as connection:
             await connection.execute("delete from streamer.relation where id = $1", relation_id)
 
-    async def set_publication_marks(self, marks: dict[int, str]) -> None:
-        """Store the marks that relations, by their id, have now."""
+    async def set_published(self, published: dict[int, tuple[str | None, str | None]]) -> None:
+        """Store the publication marks and replica identities that relations, by their id, have."""
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.relation r set publication_mark = m.mark"
-                " from unnest($1::int8[], $2::text[]) m (id, mark)"
-                " where r.id = m.id and r.publication_mark is distinct from m.mark",
-                list(marks),
-                list(marks.values()),
+                "update streamer.relation r set publication_mark = p.mark, identity = p.identity"
+                " from unnest($1::int8[], $2::text[], $3::text[]) p (id, mark, identity)"
+                " where r.id = p.id",
+                list(published),
+                [mark for mark, _ in published.values()],
+                [identity for _, identity in published.values()],
+            )
+
+    async def require_resync(self, relation_id: int, error: str) -> None:
+        """Changes of a relation are missing for good: it waits for somebody to ask for a copy."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set error = $2, needs_resync = true, changed_at = now(),"
+                " state = case state when 'paused' then state else 'error' end,"
+                " attempt = attempt + 1, snapshot_lsn = null, waiting_for = null,"
+                " resync = coalesce(resync, $3::text::jsonb) where id = $1",
+                relation_id,
+                error,
+                json.dumps(Resync().to_json()),
+            )
+
+    async def demand_copy(self, relation_id: int) -> None:
+        """A relation that was in step is to be copied again, as by a resync."""
+        async with self.connection() as connection:
+            await connection.execute(
+                "update streamer.relation set error = null, needs_resync = false,"
+                " state = case state when 'paused' then state else 'init' end,"
+                " waiting_for = null, changed_at = now(),"
+                " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
+                " where id = $1",
+                relation_id,
+                json.dumps(Resync().to_json()),
             )
 
     async def fail_copy(self, relation_id: int, error: str) -> None:
@@ -482,21 +511,32 @@ class Store:
                 error,
             )
 
-    async def leaves(self, relation_ids: list[int]) -> dict[int, list[int]]:
-        """Return the partitions whose rows are copied or streamed, of relations that have some."""
+    async def leaves(self, relation_ids: list[int]) -> dict[int, dict[int, str]]:
+        """Return the partitions whose rows are copied or streamed, of relations that have some.
+
+        With each, what attached it; empty where an older version did not store that.
+        """
         async with self.connection() as connection:
             rows = await connection.fetch(
-                "select id, leaves from streamer.relation"
+                "select id, leaves, leaf_joins from streamer.relation"
                 " where id = any ($1::int8[]) and leaves is not null",
                 relation_ids,
             )
-        return {row["id"]: row["leaves"] for row in rows}
+        return {
+            row["id"]: dict(
+                zip(row["leaves"], row["leaf_joins"] or [""] * len(row["leaves"]), strict=True)
+            )
+            for row in rows
+        }
 
-    async def set_leaves(self, relation_id: int, leaves: list[int]) -> None:
-        """Store the partitions whose rows are copied or streamed."""
+    async def set_leaves(self, relation_id: int, leaves: dict[int, str]) -> None:
+        """Store the partitions whose rows are copied or streamed, and what attached each."""
         async with self.connection() as connection:
             await connection.execute(
-                "update streamer.relation set leaves = $2 where id = $1", relation_id, leaves
+                "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",
+                relation_id,
+                list(leaves),
+                list(leaves.values()),
             )
 
     async def tell_of_gap(self, relation_id: int, error: str) -> bool:
@@ -623,7 +663,7 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
 # A copy that is under way will do.
 _RESYNC_SQL: Final = """
 update streamer.relation set
-    state = 'init', error = null, waiting_for = null, changed_at = now(),
+    state = 'init', error = null, waiting_for = null, needs_resync = false, changed_at = now(),
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
     snapshot_lsn = null
@@ -634,6 +674,6 @@ _REQUESTED_STATE_SQL: Final = {
     "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
     "resume": "update streamer.relation set"
     " state = case when snapshot_lsn is null or resync is not null then 'init' else 'ready' end,"
-    " error = null,"
+    " error = null, needs_resync = false,"
     " changed_at = now() where id = $1 and state in ('paused', 'error')",
 }

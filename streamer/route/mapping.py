@@ -331,6 +331,15 @@ class SourceMapping:
         return SourceLabel(self.database, self.sid)
 
     @property
+    def exact_names(self) -> dict[RelationName, TableRule]:
+        """The rules that name one table, by its name."""
+        return {
+            RelationName(rule.pattern.namespace, rule.pattern.name): rule
+            for rule in self.rules
+            if not rule.pattern.is_pattern
+        }
+
+    @property
     def slot(self) -> str:
         return source_object_name(self.database, self.sid)
 
@@ -376,11 +385,7 @@ def resolve(
     that is not there, or when two relations would land in one target relation.
     """
     present = sorted(set(relations))
-    exact = {
-        RelationName(rule.pattern.namespace, rule.pattern.name): rule
-        for rule in source.rules
-        if not rule.pattern.is_pattern
-    }
+    exact = source.exact_names
     for name in exact:
         if name not in present:
             raise MappingError(

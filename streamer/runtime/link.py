@@ -6,7 +6,6 @@ by comparing, at every start and while streaming. Nothing goes on with a hole: t
 is told which tables to resync.
 """
 
-import asyncio
 from collections.abc import Iterable
 
 import structlog
@@ -25,15 +24,10 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.store import SourceRecord, Store
 from streamer.route.mapping import SourceMapping
 from streamer.runtime.backlog import BacklogGuard
-from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
-from streamer.source.connection import Connection, translating
+from streamer.source.catalog import SourceServer, check_same_history
+from streamer.source.connection import Connection
 from streamer.source.journal.files import Journal
 from streamer.source.journal.stream import JournalStream
-from streamer.source.publication import (
-    ensure_publications,
-    publication_mark,
-    read_publications,
-)
 from streamer.source.slot import (
     ExportedSnapshot,
     Slot,
@@ -69,16 +63,13 @@ class Link:
         self._store = store
         self._record = record
         self._relations = relations
-        self._marks: dict[int, str] = {}
         self._reported = Reported()
-        self._lock = asyncio.Lock()
-        """Held while publications are changed or compared with what they were."""
 
     def _synced(self) -> list[MappedRelation]:
         """Return the relations that have no copy still to be made."""
         return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
 
-    async def check(self, plain: Connection, stored_marks: dict[int, str]) -> None:
+    def check(self) -> None:
         """Refuse a source that cannot go on where the target stands. Raises SourceDivergedError."""
         synced, record = self._synced(), self._record
         if not synced:
@@ -88,56 +79,6 @@ class Link:
         except SourceDivergedError as exc:
             exc.hint = self._resync_hint(synced)
             raise
-        self._marks = stored_marks
-        await self.check_published(plain)
-
-    # ---- publications --------------------------------------------------------------------------
-
-    async def check_published(self, plain: Connection) -> None:
-        """Raise SourceDivergedError if relations in step were not published for a while."""
-        async with self._lock:
-            await self._check_published(plain)
-
-    async def _check_published(self, plain: Connection) -> None:
-        marks = await self._read_marks(plain)
-        broken = [
-            mapped
-            for mapped in self._synced()
-            if mapped.relation_id in self._marks
-            and marks.get(mapped.relation_id) != self._marks[mapped.relation_id]
-        ]
-        if broken:
-            raise SourceDivergedError(
-                f'publications of source "{self._source.label}" were changed by somebody else, '
-                "so changes may be missing",
-                hint=self._resync_hint(broken),
-            )
-
-    async def publish(self, plain: Connection, relations: Iterable[SourceRelation]) -> None:
-        """Let the publications publish exactly *relations*, and remember how they do from here on.
-
-        Raises SourceRejectedError.
-        """
-        async with self._lock:
-            await ensure_publications(
-                plain,
-                self._source,
-                relations,
-                self._server.version,
-                [mapped.mapping for mapped in self._relations],
-                {m.mapping.source for m in self._relations if m.skip_through_lsn == EVERYTHING},
-            )
-            self._marks = await self._read_marks(plain)
-            await self._store.set_publication_marks(self._marks)
-
-    async def _read_marks(self, plain: Connection) -> dict[int, str]:
-        with translating(self._source.label):
-            publications = await read_publications(plain, self._source, self._server.version)
-        marks = {
-            mapped.relation_id: publication_mark(publications.values(), mapped.mapping.source)
-            for mapped in self._relations
-        }
-        return {relation_id: mark for relation_id, mark in marks.items() if mark is not None}
 
     # ---- the slot ------------------------------------------------------------------------------
 

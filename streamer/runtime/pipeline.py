@@ -27,13 +27,12 @@ from streamer.apply.lane import (
     Lane,
     MappedRelation,
     Share,
-    SourceFacts,
 )
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
-from streamer.errors import SourceLimitError, StreamerError, TargetError
+from streamer.errors import SourceLimitError, SourceRejectedError, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.progress.landmark import Landmark, Landmarks
@@ -49,29 +48,30 @@ from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.link import Link
-from streamer.runtime.relations import Relations, resolve_at
+from streamer.runtime.looking import look
+from streamer.runtime.publishing import Publishing
+from streamer.runtime.relations import Relations, forget_unmapped, resolve_at, source_facts
 from streamer.runtime.requests import Requests
 from streamer.runtime.shared import Health, Shared
 from streamer.runtime.shutdown import endless, finishes_before
 from streamer.runtime.telling import tell
 from streamer.runtime.transport import TEXT, choose_transport
+from streamer.runtime.watch import SourceWatch
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
     check_ready,
     flush_wal,
-    read_flush_lsn,
     read_server,
 )
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.connection import Connection, connection
 from streamer.source.feedback import Feedback
 from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import check_owner, mark_publications, read_found
-from streamer.source.slot import ExportedSnapshot, check_slot, read_slot
+from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.coordinator import SyncCoordinator
-from streamer.sync.leaves import look_at_leaves
 from streamer.sync.states import State
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ Storing it writes WAL: where source and target are one server, that moves the po
 """
 GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
-MONITOR_SECONDS: Final = 5.0
 IS_JOURNAL: Final = "changes come by a journal, which is in text"
 DRAIN_SECONDS: Final = 7.0
 
@@ -225,8 +224,10 @@ class Pipeline:
         await self._check_owner(plain)
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
-        mappings, relations = await resolve_at(plain, source, self._shared.target_namespace)
-        await self._forget_others(mappings)
+        mappings, relations = await resolve_at(
+            plain, source, self._shared.target_namespace, may_miss=True
+        )
+        await forget_unmapped(store, self._record.source_id, mappings)
         self._binary_types = await choose_transport(
             source,
             server,
@@ -235,12 +236,16 @@ class Pipeline:
             relations,
             known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
         )
+        self._publishing = Publishing(source, server, store, self._relations)
+        self._watch = SourceWatch(
+            source, server, store, self._relations, self._publishing, self.health
+        )
         await self._register(mappings, relations)
         self._link = Link(
             source, server, store, self._record, self._relations, self._guard, journal
         )
-        await self._link.check(plain, self._stored_marks)
-        await self._link.publish(plain, relations.values())
+        self._link.check()
+        await self._watch.begin(plain)
         await mark_publications(plain, source, self._installation)
         return await self._link.open_slot(plain)
 
@@ -257,13 +262,6 @@ class Pipeline:
         self._guard.is_taken = False
         self._installation = installation
 
-    async def _forget_others(self, mappings: list[RelationMapping]) -> None:
-        """Forget the progress of relations that are no longer mapped."""
-        wanted = {str(mapping.source) for mapping in mappings}
-        for record in await self._shared.store.relations(self._record.source_id):
-            if record.source not in wanted:
-                await self._shared.store.forget_relation(record.relation_id)
-
     async def _register(
         self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
     ) -> list[MappedRelation]:
@@ -271,19 +269,9 @@ class Pipeline:
         store, source = self._shared.store, self.source
         added = []
         for mapping in mappings:
-            relation = relations[mapping.source]
+            relation = relations.get(mapping.source)
             record = await store.register_relation(self._record.source_id, mapping)
-            facts = SourceFacts(
-                database=source.database,
-                sid=source.sid,
-                claim=self.claim,
-                binary_types=self._binary_types,
-                primary_key=relation.primary_key,
-                unique_keys=relation.unique_keys,
-                has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
-                is_partitioned=relation.is_partitioned,
-                types={column.name: column.type for column in relation.columns},
-            )
+            facts = source_facts(source, relation, self._binary_types, self.claim)
             mapped = MappedRelation(
                 record.relation_id,
                 mapping,
@@ -294,8 +282,7 @@ class Pipeline:
             )
             self._relations.add(mapped, record)
             added.append(mapped)
-            if record.publication_mark is not None:
-                self._stored_marks[record.relation_id] = record.publication_mark
+            self._publishing.know(record)
         return added
 
     # ---- running -------------------------------------------------------------------------------
@@ -315,8 +302,14 @@ class Pipeline:
         )
         if self._snapshot is not None:
             self._coordinator.use_snapshot(self._snapshot)
+        self._watch.follow(self._coordinator, lambda: self._tracker.newest_lsn)
         requests = Requests(
-            shared.store, self._record, self._relations, self._coordinator, self._tracker
+            shared.store,
+            self._record,
+            self._relations,
+            self._coordinator,
+            self._tracker,
+            self._watch.publish,
         )
         # A former process may have died while it waited.
         await shared.store.set_waiting([m.relation_id for m in self._relations], None)
@@ -341,7 +334,17 @@ class Pipeline:
             "telling": lambda: tell(shared, self._record, self._relations, self.heartbeat),
             "failure": self._await_failure,
             "lock": self._lock.guard,
-            "monitor": self._monitor,
+            "watch": self._guard_source,
+            "looking": lambda: look(
+                self.source,
+                self._server,
+                self._record,
+                shared.store,
+                self._relations,
+                self.heartbeat,
+                self._tracker,
+                self._guard,
+            ),
         }
         async with asyncio.TaskGroup() as group:
             running = {
@@ -481,6 +484,10 @@ class Pipeline:
         is_held_for_copy = Hold.SYNC in lane.hold
         if piece.transaction.final_lsn < mapped.skip_through_lsn and not is_held_for_copy:
             return  # the target has it
+        is_another = mapped.relid not in (None, changes.relation.relid)
+        if is_another and not is_held_for_copy:
+            self._watch.replaced(mapped)
+            return
         share = shares.get(lane)
         if share is None:
             share = shares[lane] = Share(piece.transaction, [], piece.end_lsn, 0)
@@ -567,29 +574,11 @@ class Pipeline:
             return 0.0
         return max(0.0, (now - to_datetime(self._durable_time)).total_seconds())
 
-    async def _monitor(self) -> None:
-        """Look at the slot now and then."""
-        async with connection(self.source) as plain:
-            if self.stop_lsn == EVERYTHING:
+    async def _guard_source(self) -> None:
+        if self.stop_lsn == EVERYTHING:
+            async with connection(self.source) as plain:
                 self.stop_lsn = await flush_wal(plain)
-            async with asyncio.TaskGroup() as group:
-                beating = self.heartbeat.run(plain, self._server, self._tracker)
-                group.create_task(beating, name=f"heartbeat {self.source.label}")
-                while True:
-                    await self._look_at_source(plain)
-                    await asyncio.sleep(MONITOR_SECONDS)
-
-    async def _look_at_source(self, plain: Connection) -> None:
-        with translating(self.source.label):
-            slot = await read_slot(plain, self.source.slot)
-            self.health.wal_end_lsn = max(self.health.wal_end_lsn, await read_flush_lsn(plain))
-            check_slot(slot, self.source.slot, self._server.database)
-            assert slot is not None
-            await self._link.check_published(plain)
-            await look_at_leaves(self._shared.store, plain, self._relations.in_step())
-        self.health.restart_lsn, self.health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
-        await self._guard.store(self._shared.store, self._record.source_id)
-        self._check_reached_stop()
+        await self._watch.run(self._check_reached_stop)
 
     # ---- lanes (LaneOwner) ---------------------------------------------------------------------
 
@@ -680,6 +669,8 @@ class Pipeline:
         """Tell how applying changes fares, unless a copy or an operator has the say by now."""
         if self._relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
             return
+        if mapped.is_set_aside:
+            return  # it may be idle, but it is not in step
         self._relations.set_state(mapped, state, error)
         backoff = Backoff()
         while True:
@@ -701,16 +692,23 @@ class Pipeline:
         if not self.is_streaming:
             return False
         async with connection(source) as plain:
-            mappings, found = await resolve_at(plain, source, self._shared.target_namespace)
+            mappings, found = await resolve_at(
+                plain, source, self._shared.target_namespace, may_miss=True
+            )
             wanted = {mapping.source: mapping for mapping in mappings}
             gone = [m for m in self._relations if not m.fills_like(wanted.get(m.mapping.source))]
-            if not self._may_change(wanted, gone):
+            if not self._relations.may_change(wanted, gone, self._coordinator.is_at):
                 return False
             present = {mapped.mapping.source for mapped in self._relations}
             added = await self._register([m for m in mappings if m.source not in present], found)
             try:
-                await self._link.publish(plain, found.values())
+                self._publishing.change(source)
+                await self._watch.begin(plain)
+                for mapped in added:
+                    if obstacle := self._watch.obstacle(mapped):
+                        raise SourceRejectedError(obstacle)
             except StreamerError:
+                self._publishing.change(self.source)
                 for mapped in added:
                     await self._remove(mapped)
                     await self._shared.store.forget_relation(mapped.relation_id)
@@ -720,29 +718,13 @@ class Pipeline:
                 await self._remove(mapped)
             for mapped in self._relations:
                 self._relations.replace_mapping(mapped, wanted[mapped.mapping.source])
-            await self._forget_others(mappings)
+            await forget_unmapped(self._shared.store, self._record.source_id, mappings)
             refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
             if refilled:
                 added += await self._register(refilled, found)
-                await self._link.publish(plain, found.values())  # to remember how
+            await self._watch.begin(plain)  # what is gone is published no more
         self._begin_copies(added)
         return True
-
-    def _may_change(
-        self, wanted: dict[RelationName, RelationMapping], gone: list[MappedRelation]
-    ) -> bool:
-        # A lane that several relations share cannot be left by one of them, a copy goes on by the
-        # rule it began with, and what a lane holds is lost to a table that is not copied anew.
-        changed = [m for m in self._relations if wanted.get(m.mapping.source) != m.mapping]
-        return not (
-            (gone and self._shared.by_transaction)
-            or any(self._coordinator.is_at(mapped) for mapped in changed)
-            or any(
-                mapped.mapping.source in wanted
-                and wanted[mapped.mapping.source].rule.initial is Initial.NONE
-                for mapped in gone
-            )
-        )
 
     async def _remove(self, mapped: MappedRelation) -> None:
         """Forget a relation here. What was dispatched of it may still arrive, or be given up."""
@@ -764,6 +746,8 @@ class Pipeline:
             if mapped.is_to_declare:
                 mapped.end_lsn = self._tracker.newest_lsn
             is_paused = self._relations.state(mapped) is State.PAUSED
+            if not self._watch.may_be_copied(mapped):
+                continue
             if mapped.skip_through_lsn == EVERYTHING and not is_paused:
                 self._coordinator.request(mapped)
 

@@ -4,20 +4,25 @@ With ``consistency: table`` every relation has a lane of its own. With ``consist
 those that are in step share one, and a relation that is being copied has one of its own until then.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
-from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
+from streamer.apply.claim import Claim
+from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, SourceFacts
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.errors import MappingError
-from streamer.lsn import EVERYTHING
-from streamer.progress.store import RelationRecord
-from streamer.route.mapping import RelationMapping, RelationName, SourceMapping, resolve
+from streamer.lsn import EVERYTHING, Lsn
+from streamer.progress.store import RelationRecord, Store
+from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping, resolve
 from streamer.route.partition import worker_number
 from streamer.runtime.shared import Health, Shared
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
+
+SETTLE_SECONDS: Final = 0.02
 
 
 class Relations:
@@ -102,6 +107,9 @@ class Relations:
         self.set_state(mapped, state, record.error)
         mapped.quarantine.forget(record.quarantined)
         self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
+        if record.needs_resync:
+            self.set_aside(mapped)
+            return
         if needs_copy(state, has_snapshot=record.snapshot_lsn is not None):
             self.hold_for_copy(mapped)
             if state is State.PAUSED:
@@ -125,6 +133,28 @@ class Relations:
             mapped.mapping = mapping
             mapped.plan = None
 
+    def may_change(
+        self,
+        wanted: dict[RelationName, RelationMapping],
+        gone: list[MappedRelation],
+        is_copied: Callable[[MappedRelation], bool],
+    ) -> bool:
+        """Whether other rules can be gone over to without a new attempt; *gone* go or are refilled.
+
+        A lane that several relations share cannot be left by one of them, a copy goes on by the
+        rule it began with, and what a lane holds is lost to a table that is not copied anew.
+        """
+        changed = [m for m in self if wanted.get(m.mapping.source) != m.mapping]
+        return not (
+            (gone and self._shared.by_transaction)
+            or any(is_copied(mapped) for mapped in changed)
+            or any(
+                mapped.mapping.source in wanted
+                and wanted[mapped.mapping.source].rule.initial is Initial.NONE
+                for mapped in gone
+            )
+        )
+
     def remove(self, mapped: MappedRelation) -> Lane:
         """Take nothing more of a relation; return its lane, which may still hold changes."""
         mapped.skip_through_lsn = EVERYTHING
@@ -142,11 +172,31 @@ class Relations:
         """Hold the changes of *mapped* from now on; those that were dispatched before are
         superseded.
         """
+        self._own_lane(mapped).keep(Hold.SYNC)
+        mapped.skip_through_lsn = EVERYTHING
+        mapped.is_set_aside = False
+
+    async def hold_until_settled(self, mapped: MappedRelation, through_lsn: Lsn) -> None:
+        """The same, and wait until nothing of *mapped* up to *through_lsn*, dispatched before, is
+        on its way to the target.
+        """
+        before = self._lanes[mapped]
+        self.hold_for_copy(mapped)
+        await until_applied(before, through_lsn)
+
+    def set_aside(self, mapped: MappedRelation) -> None:
+        """Drop the changes of *mapped* from now on: only a copy that somebody asks for brings it
+        into step, so they need not keep WAL at the source.
+        """
+        mapped.skip_through_lsn = EVERYTHING
+        mapped.is_set_aside = True
+        self._own_lane(mapped).release(Hold.SYNC | Hold.PAUSED | Hold.ERROR)
+
+    def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)
         if lane is None or lane is self._common_lane:
             lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
-        mapped.skip_through_lsn = EVERYTHING
-        lane.keep(Hold.SYNC)
+        return lane
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
         """Another number of rows is in quarantine now: hold the lanes where that asks for it."""
@@ -195,11 +245,33 @@ class Relations:
         )
 
 
+async def forget_unmapped(
+    store: Store, source_id: int, mappings: Iterable[RelationMapping]
+) -> None:
+    """Forget the progress of relations that are no longer mapped."""
+    wanted = {str(mapping.source) for mapping in mappings}
+    for record in await store.relations(source_id):
+        if record.source not in wanted:
+            await store.forget_relation(record.relation_id)
+
+
+async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
+    """Wait until nothing of transactions up to *through_lsn* is on its way to the target."""
+    while lane.is_applying(through_lsn):
+        await asyncio.sleep(SETTLE_SECONDS)
+
+
 async def resolve_at(
-    plain: Connection, source: SourceMapping, target_namespace: str
+    plain: Connection, source: SourceMapping, target_namespace: str, *, may_miss: bool = False
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
-    """Apply the rules of *source* to what it has. Raises MappingError."""
+    """Apply the rules of *source* to what it has. Raises MappingError.
+
+    With *may_miss*, tables that rules name and that are not there are mapped as well, without a
+    definition: their trouble is not that of the others.
+    """
     names = await read_relation_names(plain)
+    if may_miss:
+        names += source.exact_names.keys() - set(names)
     mappings = resolve(source, names, target_namespace)
     if not mappings:
         raise MappingError(
@@ -207,3 +279,27 @@ async def resolve_at(
             hint="correct `tables` in the configuration",
         )
     return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
+
+
+def source_facts(
+    source: SourceMapping,
+    relation: SourceRelation | None,
+    binary_types: frozenset[int],
+    claim: Claim,
+) -> SourceFacts:
+    """Return what applying changes needs to know of a relation; little, if it is not there."""
+    if relation is None:
+        return SourceFacts(
+            source.database, source.sid, claim, binary_types, (), (), False, False, {}
+        )
+    return SourceFacts(
+        database=source.database,
+        sid=source.sid,
+        claim=claim,
+        binary_types=binary_types,
+        primary_key=relation.primary_key,
+        unique_keys=relation.unique_keys,
+        has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
+        is_partitioned=relation.is_partitioned,
+        types={column.name: column.type for column in relation.columns},
+    )

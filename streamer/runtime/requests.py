@@ -1,12 +1,13 @@
 """What operators ask for while a source streams: pause, resume, resync, and quarantined changes."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from streamer.apply.lane import Hold, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
 from streamer.progress.store import Request, SourceRecord, Store
 from streamer.progress.tracker import ProgressTracker
-from streamer.runtime.relations import Relations
+from streamer.runtime.relations import Relations, until_applied
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
 
@@ -21,12 +22,15 @@ class Requests:
         relations: Relations,
         coordinator: SyncCoordinator,
         tracker: ProgressTracker,
+        publish: Callable[[list[MappedRelation]], Awaitable[None]],
     ) -> None:
+        """*publish* sees that relations are published, and asks for their copies."""
         self._store = store
         self._source_id = record.source_id
         self._relations = relations
         self._coordinator = coordinator
         self._tracker = tracker
+        self._publish = publish
 
     async def follow(self, arrived: asyncio.Event) -> None:
         """Do what operators ask for, as soon as they do."""
@@ -43,7 +47,7 @@ class Requests:
                         self._relations.set_state(mapped, State.PAUSED)
                         self._pause(request.relation_id)
                     case "resume":
-                        self._resume(mapped)
+                        await self._resume(mapped)
                     case "resync":
                         await self._resync(mapped, request)
             for request in await self._store.quarantine_requests(self._source_id):
@@ -59,14 +63,16 @@ class Requests:
         if (mapped := self._relations.get(relation_id)) is not None:
             self._relations.lane(mapped).keep(Hold.PAUSED)
 
-    def _resume(self, mapped: MappedRelation) -> None:
+    async def _resume(self, mapped: MappedRelation) -> None:
         lane = self._relations.lane(mapped)
         if self._coordinator.is_at(mapped):
             self._relations.set_state(mapped, State.COPYING)
-        elif Hold.SYNC in lane.hold:
+        elif Hold.SYNC in lane.hold or mapped.is_set_aside:
             if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
                 self._relations.set_state(mapped, State.INIT)
-                self._coordinator.request(mapped)
+                self._relations.hold_for_copy(mapped)
+                lane = self._relations.lane(mapped)
+                await self._publish([mapped])
         elif self._relations.state(mapped) in (State.PAUSED, State.ERROR):
             self._relations.set_state(mapped, State.READY)
         lane.release(Hold.PAUSED | Hold.ERROR)
@@ -76,14 +82,13 @@ class Requests:
             self._relations.set_state(mapped, State.COPYING)
             self._relations.lane(mapped).release(Hold.PAUSED)
             return
-        before = self._relations.lane(mapped)
         mapped.resync = request.resync
         self._relations.set_state(mapped, State.INIT)
+        through_lsn = self._tracker.newest_lsn
+        before = self._relations.lane(mapped)
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         before.changed.set()  # a drainer that waits for more of a large transaction gives it up
         # Nothing of it may still be on its way to the target when the copy begins.
-        through_lsn = self._tracker.newest_lsn
-        while before.is_applying(through_lsn):
-            await asyncio.sleep(0.02)
-        self._coordinator.request(mapped)
+        await until_applied(before, through_lsn)
+        await self._publish([mapped])

@@ -60,7 +60,8 @@ async def _look_for_obstacle(
     async with target_connection(address, "streamer transport") as target:
         types = binary_types(server.version, target.server_version)
         for mapping in mappings:
-            relation = relations[mapping.source]
+            if (relation := relations.get(mapping.source)) is None:
+                continue
             obstacle = binary_obstacle(
                 published_relation(relation),
                 mapping,

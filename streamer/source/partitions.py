@@ -33,8 +33,12 @@ class Leaf:
     """Which transaction, and command of it, made it and each partition above it one."""
     was_table: bool
     """One of them was made before that transaction."""
-    pages: int
     may_read: bool
+
+    @property
+    def attached_by(self) -> str:
+        """The transactions that attached it and what is above it: others after a DETACH."""
+        return ",".join(xid for xid, _ in self.joins)
 
 
 # Tables are read, not functions that walk the tree: those do not go by the transaction's snapshot.
@@ -57,8 +61,6 @@ with recursive tree as (
 )
 select t.namespace, t.name, t.oid::int8 as oid, n.nspname as leaf_namespace,
        c.relname as leaf_name, t.xids, t.commands, t.was_table,
-       coalesce(pg_catalog.pg_relation_size(t.oid), 0)
-         / pg_catalog.current_setting('block_size')::int8 as pages,
        pg_catalog.has_table_privilege(t.oid, 'select')
          and pg_catalog.has_schema_privilege(n.oid, 'usage')
          and not pg_catalog.row_security_active(t.oid) as may_read
@@ -76,6 +78,11 @@ select exists (
            or r.xmin = j.xid and r.cmin::text::int8 < j.command)) as are_old
 """
 
+# It opens the partition, so a lock on that makes it wait.
+_PAGES_SQL: Final = """
+select coalesce(pg_catalog.pg_relation_size({oid}::oid), 0)
+         / pg_catalog.current_setting('block_size')::int8 as pages
+"""
 _PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
 
 
@@ -99,20 +106,32 @@ async def read_leaves(
             RelationName(row["leaf_namespace"], row["leaf_name"]),
             tuple(zip(row["xids"], row["commands"], strict=True)),
             row["was_table"],
-            row["pages"],
             row["may_read"],
         )
         leaves[RelationName(row["namespace"], row["name"])].append(leaf)
     return leaves
 
 
+async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
+    """Return how large a partition is; None if it is locked. It has no pages once it is gone."""
+    # One message, hence one transaction: others use the connection between two.
+    sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
+    try:
+        cursor = await connection.execute(sql.encode())
+    except psycopg.errors.LockNotAvailable:
+        return None
+    cursor.nextset()
+    (row,) = await cursor.fetchall()
+    return int(row["pages"])
+
+
 async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """Whether a partition had rows before it was one; None if that cannot be seen now, because it
     is locked or gone. In case of doubt it had: saying so costs a comparison, not to a gap.
     """
-    if leaf.pages == 0:
-        return False
-    if not leaf.may_read or (leaf.was_table and leaf.pages > PAGES_MAX):
+    if (pages := await _count_pages(connection, leaf)) in (0, None):
+        return None if pages is None else False
+    if not leaf.may_read or (leaf.was_table and pages > PAGES_MAX):
         return leaf.was_table
     joins = ", ".join(f"('{int(xid)}'::xid, {int(command)})" for xid, command in leaf.joins)
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)

@@ -1,4 +1,4 @@
-"""Our publications on a source, and the SQL that makes them.
+"""Our publications on a source, the judgement of them, and the SQL that makes them.
 
 Two per source: one that publishes everything, and one that publishes inserts (and truncates) for
 relations without a usable replica identity; in the first, such relations would make the
@@ -11,94 +11,240 @@ cannot hurt: see `publishable_filters`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import structlog
 
-from streamer.errors import SourceRejectedError
+from streamer.errors import SourceContentionError, SourceRejectedError, SourceUnreadyError
 from streamer.route.mapping import RelationMapping, RelationName, SourceMapping
-from streamer.source.catalog import SourceRelation
 from streamer.source.connection import Connection, fetch_all, first_line
+from streamer.source.identity import RelationIdentity
 from streamer.sql import quote_identifier, quote_qualified
 
 log = structlog.get_logger()
 
 FILTERS_SINCE: Final = 15_00_00
+SCHEMAS_SINCE: Final = 15_00_00
+LOCK_SECONDS: Final = 3
+"""ALTER PUBLICATION locks the table against other definition changes. It does not wait longer for
+one that runs, so that nobody queues behind it.
+"""
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A table that a publication names. ``mark``: the oid of its row in pg_publication_rel."""
+
+    mark: str
+    is_filtered: bool = False
+    """A row filter keeps some rows back."""
+    is_listed: bool = False
+    """A column list keeps some columns back."""
+
+    @property
+    def is_narrowed(self) -> bool:
+        return self.is_filtered or self.is_listed
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as it is; ``relations`` is None for FOR ALL TABLES."""
+    """A publication as it is. ``mark`` changes with every ALTER PUBLICATION … SET."""
 
     name: str
-    relations: frozenset[RelationName] | None
-    via_root: bool
-    filtered: frozenset[RelationName]
-    """Members of which some rows are held back."""
-    marks: dict[RelationName, str]
-    """What stays the same for a relation as long as it is published without a break."""
     mark: str
-    """The same for the publication itself."""
+    is_owned: bool
+    publishes: frozenset[str]
+    via_root: bool
+    has_all_tables: bool = False
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """FOR TABLES IN SCHEMA: marks of its schemas."""
+    members: Mapping[RelationName, Member] = field(default_factory=dict)
 
-
-async def read_publications(
-    connection: Connection, source: SourceMapping, version: int
-) -> dict[str, Publication]:
-    """Read those of our two publications that exist, by name."""
-    via_root = "pubviaroot" if version >= 13_00_00 else "false"
-    rows = await fetch_all(
-        connection,
-        "select oid::int8 as oid, pubname as name, puballtables as everything,"
-        f" {via_root} as via_root, oid || '.' || xmin as mark"
-        " from pg_catalog.pg_publication where pubname = any (%s)",
-        [source.publication, source.publication_inserts],
-    )
-    publications = {}
-    for row in rows:
-        members = await fetch_all(
-            connection,
-            "select n.nspname as namespace, c.relname as name, r.oid::text as mark,"
-            " pg_catalog.to_jsonb(r) ->> 'prqual' is not null as is_filtered"
-            " from pg_catalog.pg_publication_rel r"
-            " join pg_catalog.pg_class c on c.oid = r.prrelid"
-            " join pg_catalog.pg_namespace n on n.oid = c.relnamespace where r.prpubid = %s",
-            row["oid"],
+    def has(self, relation: RelationName) -> bool:
+        """Whether it publishes *relation*, which is neither unlogged nor a partition."""
+        return (
+            self.has_all_tables or relation in self.members or relation.namespace in self.namespaces
         )
-        marks = {RelationName(m["namespace"], m["name"]): m["mark"] for m in members}
-        publications[row["name"]] = Publication(
-            row["name"],
-            None if row["everything"] else frozenset(marks),
-            row["via_root"],
-            frozenset(RelationName(m["namespace"], m["name"]) for m in members if m["is_filtered"]),
-            marks,
-            row["mark"],
-        )
-    return publications
+
+    def mark_of(self, identity: RelationIdentity) -> str | None:
+        """Return what stays the same while it publishes a relation without a break."""
+        if (member := self.members.get(identity.name)) is not None:
+            return f"{self.mark}/{member.mark}"
+        if identity.is_unlogged or not self.has(identity.name):
+            return None
+        # Members by name would not show that another table has the name now.
+        schema = self.namespaces.get(identity.name.namespace, "all")
+        return f"{self.mark}/{schema}/{identity.root.oid}"
+
+    @property
+    def oid(self) -> str:
+        return self.mark.partition(".")[0]
 
 
-def publication_mark(publications: Iterable[Publication], relation: RelationName) -> str | None:
+def publication_mark(
+    publications: Iterable[Publication], identity: RelationIdentity | None
+) -> str | None:
     """Return what tells a relation's present membership from one made anew; None if it has none.
 
     Taken out and put in again, or in a publication that was altered or made anew, a relation may
     have missed changes: from PostgreSQL 18 on the server only warns, and goes on without them.
     Pure.
     """
-    for publication in publications:
-        if publication.relations is None:
-            return publication.mark
-        if relation in publication.relations:
-            return f"{publication.mark}/{publication.marks[relation]}"
-    return None
+    if identity is None:
+        return None
+    marks = (publication.mark_of(identity) for publication in publications)
+    return next((mark for mark in marks if mark is not None), None)
+
+
+# ---- judging -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a publication, or one table in it, would bring less than was changed."""
+
+    publication: str
+    relation: RelationName | None
+    """None: all of them."""
+    problem: str
+    sql: tuple[str, ...]
+    only_partitioned: bool = False
+
+    def error(self) -> SourceUnreadyError:
+        """Return what stops a table that the fault concerns."""
+        about = f" of {self.relation}" if self.relation is not None else ""
+        return SourceUnreadyError(
+            f'publication "{self.publication}" {self.problem}{about}',
+            hint=f"have its owner run at the source: {'; '.join(self.sql)}",
+        )
+
+
+def published_operations(source: SourceMapping, name: str) -> tuple[str, ...]:
+    """Return what our publication *name* has to publish. Pure."""
+    if name == source.publication:
+        return ("insert", "update", "delete", "truncate")
+    return ("insert", "truncate")
+
+
+def publication_faults(
+    source: SourceMapping,
+    publications: Mapping[str, Publication],
+    identities: Iterable[RelationIdentity],
+    filtered: Collection[RelationName],
+    version: int,
+) -> list[Fault]:
+    """Judge our publications as they are, for `run` and `check` alike. Pure.
+
+    *filtered*: relations with a `filter` of ours, whose row filter is ours too.
+    """
+    present = list(identities)
+    faults = []
+    for publication in publications.values():
+        its = [identity for identity in present if publication.has(identity.name)]
+        quoted = quote_identifier(publication.name)
+        operations = published_operations(source, publication.name)
+        if held := [name for name in operations if name not in publication.publishes]:
+            sql = f"alter publication {quoted} set (publish = '{', '.join(operations)}')"
+            problem = f"does not publish {', '.join(held)}"
+            faults.append(Fault(publication.name, None, problem, (sql,)))
+        is_partitioned = any(identity.is_partitioned for identity in present)
+        if is_partitioned and not publication.via_root and version >= 13_00_00:
+            sql = f"alter publication {quoted} set (publish_via_partition_root = true)"
+            problem = "publishes partitions by their own names, which nobody maps"
+            faults.append(Fault(publication.name, None, problem, (sql,), only_partitioned=True))
+        for identity in its:
+            member = publication.members.get(identity.name)
+            is_ours = identity.name in filtered
+            if member is None or not (member.is_listed or (member.is_filtered and not is_ours)):
+                continue
+            what = "columns by a list" if member.is_listed else "rows by a filter"
+            table = f"table {_members([identity.name])}"
+            sqls = (
+                f"alter publication {quoted} drop {table}",
+                f"alter publication {quoted} add {table}",
+            )
+            faults.append(Fault(publication.name, identity.name, f"keeps back {what}", sqls))
+    return faults
+
+
+def concerns(fault: Fault, publication: Publication, identity: RelationIdentity) -> bool:
+    """Whether *fault* of *publication* keeps changes of a relation back. Pure."""
+    if fault.publication != publication.name or not publication.has(identity.name):
+        return False
+    if fault.relation is not None:
+        return fault.relation == identity.name
+    return identity.is_partitioned or not fault.only_partitioned
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+_PUBLICATIONS_SQL: Final = """
+select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as publication,
+       pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
+       array(select pg_catalog.jsonb_build_array(n.nspname, c.relname, r.oid::text,
+                    pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
+                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
+               from pg_catalog.pg_publication_rel r
+               join pg_catalog.pg_class c on c.oid = r.prrelid
+               join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+              where r.prpubid = p.oid order by r.oid) as members,
+       {namespaces} as namespaces
+from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
+"""
+_NAMESPACES_SQL: Final = """
+array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text)
+        from pg_catalog.pg_publication_namespace r
+        join pg_catalog.pg_namespace n on n.oid = r.pnnspid
+       where r.pnpubid = p.oid order by r.oid)"""
+
+
+def publications_sql(version: int) -> str:
+    """Return the query for publications by their names. Pure."""
+    namespaces = _NAMESPACES_SQL if version >= SCHEMAS_SINCE else "'{}'::jsonb[]"
+    return _PUBLICATIONS_SQL.format(namespaces=namespaces)
+
+
+async def read_publications(
+    connection: Connection, source: SourceMapping, version: int
+) -> dict[str, Publication]:
+    """Read those of our two publications that exist, by name; the one with everything first."""
+    names = [source.publication, source.publication_inserts]
+    rows = await fetch_all(connection, publications_sql(version), names)
+    return {row["publication"]["pubname"]: _publication(row) for row in rows}
+
+
+def _publication(row: dict[str, Any]) -> Publication:
+    stored: dict[str, Any] = row["publication"]
+    return Publication(
+        name=stored["pubname"],
+        mark=row["mark"],
+        is_owned=row["owned"],
+        publishes=frozenset(
+            operation
+            for operation in ("insert", "update", "delete", "truncate")
+            if stored[f"pub{operation}"]
+        ),
+        via_root=stored.get("pubviaroot", False),
+        has_all_tables=stored["puballtables"],
+        namespaces=dict(row["namespaces"]),
+        members={
+            RelationName(namespace, name): Member(mark, is_filtered, is_listed)
+            for namespace, name, mark, is_filtered, is_listed in row["members"]
+        },
+    )
+
+
+# ---- what they should be -----------------------------------------------------------------------
 
 
 def publishable_filters(
-    mappings: Iterable[RelationMapping], relations: Iterable[SourceRelation], version: int
+    mappings: Iterable[RelationMapping], identities: Iterable[RelationIdentity], version: int
 ) -> Filters:
     """Return the filters that the publication may apply. Pure.
 
@@ -106,77 +252,98 @@ def publishable_filters(
     identity, and a filter that fails on a row stops the decoding of all tables. Partitions have
     replica identities of their own.
     """
-    by_name = {relation.name: relation for relation in relations}
+    by_name = {identity.name: identity for identity in identities}
     filters = {}
     for mapping in mappings:
-        condition, relation = mapping.rule.filter, by_name.get(mapping.source)
-        if version < FILTERS_SINCE or condition is None or relation is None:
+        condition, identity = mapping.rule.filter, by_name.get(mapping.source)
+        if version < FILTERS_SINCE or condition is None or identity is None:
             continue
-        used = frozenset(condition.names).intersection(relation.column_names)
-        identity = relation.identity
+        used = frozenset(condition.names).intersection(identity.columns)
         is_safe = identity.covers(used) or not identity.is_usable  # then it publishes only inserts
-        if condition.is_plain and is_safe and not relation.is_partitioned:
+        if condition.is_plain and is_safe and not identity.is_partitioned:
             filters[mapping.source] = condition.text
     return filters
 
 
-def publication_sql(
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Statements that bring publications to what they should be. ``surplus``: those that only take
+    out what nobody needs.
+    """
+
+    needed: list[str]
+    surplus: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        return self.surplus + self.needed
+
+
+def publication_changes(
     source: SourceMapping,
-    relations: Iterable[SourceRelation],
-    existing: dict[str, Publication],
+    identities: Iterable[RelationIdentity],
+    existing: Mapping[str, Publication],
     version: int,
     filters: Filters = _NO_FILTERS,
     fresh: Collection[RelationName] = (),
-) -> list[str]:
-    """Return the statements that make our publications publish exactly *relations*. Pure.
+    unfit: Collection[RelationName] = (),
+) -> Changes:
+    """Return what makes our publications publish *identities*. Pure.
 
     *filters*: what new members are filtered by. *fresh*: members that are copied anew, so that
-    their filter may become another one, or go.
+    their filter may become another one, or go. *unfit*: members whose filter has to go.
     """
     wanted: dict[str, set[RelationName]] = {
         source.publication: set(),
         source.publication_inserts: set(),
     }
-    for relation in relations:
-        usable = relation.has_usable_identity
-        name = source.publication if usable else source.publication_inserts
-        wanted[name].add(relation.name)
-    statements = []
+    for identity in identities:
+        name = source.publication if identity.is_usable else source.publication_inserts
+        wanted[name].add(identity.name)
+    mapped = set().union(*wanted.values())
+    needed: list[str] = []
+    surplus: list[str] = []
     for name, tables in wanted.items():
         publication = existing.get(name)
         if publication is None:
-            everything = name == source.publication
-            statements.append(_create_sql(name, tables, everything, version, filters))
-        elif publication.relations is not None:
-            changing = publication.filtered.union(filters).intersection(fresh)
-            present = publication.relations
-            statements += _alter_sql(name, tables, present, present & changing, filters)
-    return statements
+            needed.append(_create_sql(source, name, tables, version, filters))
+            continue
+        members = publication.members
+        narrowed = {table for table, member in members.items() if member.is_narrowed}
+        changing = narrowed.union(filters).intersection(fresh) | narrowed.intersection(unfit)
+        changing &= tables & members.keys()
+        strangers = members.keys() - tables
+        # Its updates would fail at the source.
+        harmed = strangers & mapped if name == source.publication else set[RelationName]()
+        missing = {table for table in tables if not publication.has(table)}
+        alter = f"alter publication {quote_identifier(name)}"
+        if idle := strangers - harmed:
+            surplus.append(f"{alter} drop table {_members(idle)}")
+        if going := harmed | changing:
+            needed.append(f"{alter} drop table {_members(going)}")
+        if coming := missing | changing:
+            needed.append(f"{alter} add table {_members(coming, filters)}")
+    return Changes(needed, surplus)
+
+
+def publication_sql(
+    source: SourceMapping,
+    identities: Iterable[RelationIdentity],
+    existing: Mapping[str, Publication],
+    version: int,
+) -> list[str]:
+    """Return the statements that make our publications publish exactly *identities*. Pure."""
+    return publication_changes(source, identities, existing, version).all
 
 
 def _create_sql(
-    name: str, tables: set[RelationName], everything: bool, version: int, filters: Filters
+    source: SourceMapping, name: str, tables: set[RelationName], version: int, filters: Filters
 ) -> str:
-    publish = "insert, update, delete, truncate" if everything else "insert, truncate"
-    options = f"publish = '{publish}'"
+    options = f"publish = '{', '.join(published_operations(source, name))}'"
     if version >= 13_00_00:
         options += ", publish_via_partition_root = true"
     members = f" for table {_members(tables, filters)}" if tables else ""
     return f"create publication {quote_identifier(name)}{members} with ({options})"
-
-
-def _alter_sql(
-    name: str,
-    wanted: set[RelationName],
-    present: frozenset[RelationName],
-    changing: frozenset[RelationName],
-    filters: Filters,
-) -> Iterable[str]:
-    alter = f"alter publication {quote_identifier(name)}"
-    if surplus := (present - wanted) | changing:
-        yield f"{alter} drop table {_members(surplus)}"
-    if missing := (wanted - present) | (wanted & changing):
-        yield f"{alter} add table {_members(missing, filters)}"
 
 
 def _members(tables: Iterable[RelationName], filters: Filters = _NO_FILTERS) -> str:
@@ -189,47 +356,100 @@ def _members(tables: Iterable[RelationName], filters: Filters = _NO_FILTERS) -> 
     )
 
 
+# ---- making them so ----------------------------------------------------------------------------
+
+
 async def ensure_publications(
     connection: Connection,
     source: SourceMapping,
-    relations: Iterable[SourceRelation],
+    identities: Iterable[RelationIdentity],
     version: int,
     mappings: Iterable[RelationMapping] = (),
     fresh: Collection[RelationName] = (),
-) -> None:
-    """Make our publications publish exactly *relations*; what is there beforehand and fits is used.
+) -> dict[RelationName, SourceRejectedError]:
+    """Make our publications publish *identities*; what is there beforehand and fits is used.
 
     All at once, so that a relation that goes from one to the other misses nothing. Filters of
-    *mappings* are published where that is safe and the server takes them. Raises
-    SourceRejectedError with the SQL for an administrator when the role may not.
+    *mappings* are published where that is safe and the server takes them. Returns errors for the
+    relations that our role may not publish; members that nobody maps stay if it may not remove
+    them. Raises SourceRejectedError where it may not create a publication, SourceContentionError
+    where another session changes the definition of a table.
     """
-    relations = list(relations)
+    identities, mappings = list(identities), list(mappings)
     existing = await read_publications(connection, source, version)
-    filters = publishable_filters(mappings, relations, version)
-    statements = publication_sql(source, relations, existing, version)
-    for attempt in (filters, _NO_FILTERS):
-        wished = publication_sql(source, relations, existing, version, attempt, fresh)
-        if wished == statements:
-            continue
+    filters = publishable_filters(mappings, identities, version)
+    rules = {m.source for m in mappings if m.rule.filter is not None}
+    unfit = rules - filters.keys()
+    attempts = []
+    for wished, new in ((filters, fresh), (_NO_FILTERS, fresh), (_NO_FILTERS, ())):
+        changes = publication_changes(source, identities, existing, version, wished, new, unfit)
+        if changes not in attempts:
+            attempts.append(changes)
+    for changes in attempts:
         try:
-            async with connection.transaction():
-                for statement in wished:
-                    await connection.execute(statement.encode())
+            await _execute(connection, changes.all)
+        except psycopg.errors.InsufficientPrivilege:
+            break
+        except psycopg.errors.LockNotAvailable as exc:
+            raise SourceContentionError(
+                f'source "{source.label}": publications have to wait: {first_line(exc)}'
+            ) from exc
         except psycopg.Error as exc:
-            if exc.sqlstate is None:
+            if exc.sqlstate is None or changes is attempts[-1]:
                 raise
             log.info("a filter is left to the target", source=source.label, reason=first_line(exc))
         else:
-            return
-    try:
-        async with connection.transaction():
-            for statement in statements:
-                await connection.execute(statement.encode())
-    except psycopg.errors.InsufficientPrivilege as exc:
-        raise SourceRejectedError(
-            f'source "{source.label}": {first_line(exc)}',
-            hint=f"have an administrator run there: {'; '.join(statements)}",
-        ) from exc
+            return {}
+    return await _ensure_needed(connection, source, identities, existing, version)
+
+
+async def _ensure_needed(
+    connection: Connection,
+    source: SourceMapping,
+    identities: list[RelationIdentity],
+    existing: dict[str, Publication],
+    version: int,
+) -> dict[RelationName, SourceRejectedError]:
+    """Do what our role may, relation by relation; say what it may not."""
+    changes = publication_changes(source, identities, existing, version)
+    if any(name not in existing for name in (source.publication, source.publication_inserts)):
+        try:
+            await _execute(connection, changes.all)
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise _rejected(source, exc, changes.needed) from exc
+        return {}
+    if not changes.needed and changes.surplus:
+        log.warning(
+            "publications have tables that nobody maps, and the role may not remove them",
+            source=source.label,
+            remedy="; ".join(changes.surplus),
+        )
+    errors = {}
+    for identity in identities:
+        own = publication_changes(source, [identity], existing, version)
+        try:
+            await _execute(connection, own.needed)
+        except psycopg.errors.InsufficientPrivilege as exc:
+            errors[identity.name] = _rejected(source, exc, own.needed)
+    return errors
+
+
+async def _execute(connection: Connection, statements: list[str]) -> None:
+    if not statements:
+        return
+    async with connection.transaction():
+        await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
+        for statement in statements:
+            await connection.execute(statement.encode())
+
+
+def _rejected(
+    source: SourceMapping, error: psycopg.Error, statements: list[str]
+) -> SourceRejectedError:
+    return SourceRejectedError(
+        f'source "{source.label}": {first_line(error)}',
+        hint=f"have an administrator run there: {'; '.join(statements)}",
+    )
 
 
 async def drop_publications(connection: Connection, source: SourceMapping) -> None:

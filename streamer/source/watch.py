@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from streamer.route.mapping import RelationName
+from streamer.route.mapping import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.identity import RelationIdentity, TableIdentity
+from streamer.source.publication import publications_sql
 
 _IDENTITIES_SQL: Final = """
 with recursive wanted as (
@@ -60,6 +61,31 @@ left join lateral (
 where t.relid = t.root or c.relkind = 'r'
 order by t.root, t.relid
 """
+
+
+_DIGEST_SQL: Final = """
+select pg_catalog.md5(
+    coalesce((select pg_catalog.string_agg(i::text, ';' order by i.root, i.relid)
+                from ({identities}) i), '') || '/' ||
+    coalesce((select pg_catalog.string_agg(p::text, ';' order by p.mark)
+                from ({publications}) p), '')) as digest
+"""
+
+
+async def read_digest(
+    connection: Connection, source: SourceMapping, names: Iterable[RelationName], version: int
+) -> str:
+    """Return what changes whenever the identities of *names* or our publications do."""
+    wanted = list(names)
+    sql = _DIGEST_SQL.format(identities=_IDENTITIES_SQL, publications=publications_sql(version))
+    rows = await fetch_all(
+        connection,
+        sql,
+        [name.namespace for name in wanted],
+        [name.name for name in wanted],
+        [source.publication, source.publication_inserts],
+    )
+    return str(rows[0]["digest"])
 
 
 async def read_identities(

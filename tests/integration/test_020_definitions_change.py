@@ -121,11 +121,12 @@ async def test_a_table_that_is_dropped_and_made_again_is_noticed(
     )
     async with stream("t:\nu:") as streamer:
         await streamer.caught_up()
-        source.execute(f"drop table t; {DDL}; insert into t values (1, 1, 'new'), (2, 2, 'new')")
+        made_anew = f"drop table t; {DDL}; insert into t values (1, 1, 'new'), (2, 2, 'new')"
+        await asyncio.to_thread(source.execute, made_anew)
 
         async def is_said() -> bool:
-            status = await streamer.status()
-            return "public.t" in (status["error"] or "") and "resync" in status["error"]
+            told = (await streamer.table("public.t"))["error"] or ""
+            return "streamer resync public.t" in told
 
         await streamer.eventually(is_said, 40)
         target.execute(

@@ -18,8 +18,8 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.identities import check_identity
+from streamer.commands.check.publications import check_publications
 from streamer.commands.check.source_facts import (
-    ROWS_BY_A_FILTER,
     SourceFacts,
 )
 from streamer.commands.check.target_facts import TargetFacts
@@ -34,7 +34,6 @@ from streamer.lsn import NOTHING
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import Initial, OnError, RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
-from streamer.source.publication import publication_sql
 from streamer.source.slot import check_slot, drop_slot_sql
 from streamer.sql import quote_identifier, quote_literal
 
@@ -62,7 +61,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
     findings += facts.mapping_findings
     findings += check_position(facts, target)
     if facts.mappings:
-        findings += check_publications(facts)
+        findings += check_publications(facts, target)
     findings += check_transactions(facts, target)
     findings += check_tables(facts, target)
     findings += check_unreplicated(facts)
@@ -317,87 +316,6 @@ def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecor
             f'replication slot "{facts.source.slot}" is at {position}, ahead of '
             f"{record.acknowledged_lsn}, which is all that the target has"
         )
-
-
-def check_publications(facts: SourceFacts) -> Iterable[Finding]:
-    """Whether what is to be published is, or can be by us."""
-    place, source, server = Place(facts.label), facts.source, facts.server
-    assert server is not None
-    if server.version < 13_00_00:
-        for mapping, relation in facts.mapped():
-            if relation.is_partitioned:
-                problem = "is partitioned, and PostgreSQL 12 cannot publish that"
-                fix = in_words("take it out of `tables`, or upgrade that server")
-                yield error(Place(facts.label, str(mapping.source)), problem, fix)
-    relations = facts.relations.values()
-    statements = publication_sql(source, relations, facts.publications, server.version)
-    if statements:
-        obstacles = _publishing_obstacles(facts)
-        if obstacles:
-            problem = f'role "{server.role}" cannot publish the tables: {"; ".join(obstacles)}'
-            yield error(place, problem, at_source(*statements, words="as an administrator"))
-        elif server.in_recovery:
-            problem = "the tables are not published"
-            yield error(place, problem, at_source(*statements, words="on the primary"))
-    yield from _check_publication_details(facts)
-
-
-def _publishing_obstacles(facts: SourceFacts) -> list[str]:
-    """Say what our role lacks to run what `publication_sql` returns."""
-    server, usage = facts.server, facts.usage
-    assert server is not None
-    assert usage is not None
-    obstacles = []
-    present = facts.publications
-    names = (facts.source.publication, facts.source.publication_inserts)
-    if not usage.may_create and any(name not in present for name in names):
-        obstacles.append(f'it lacks CREATE on database "{server.database}"')
-    wanted = {relation.name: relation for relation in facts.relations.values()}
-    published = set()
-    for name, publication in present.items():
-        relations = publication.relations
-        usable = name == facts.source.publication
-        its = {r.name for r in wanted.values() if r.has_usable_identity is usable}
-        published |= its if relations is None else its & relations
-        details = facts.publication_details.get(name)
-        if relations is not None and relations != its and details and not details.owned:
-            obstacles.append(f'it does not own publication "{name}"')
-    missing = sorted(wanted.keys() - published)
-    if foreign := [str(name) for name in missing if not wanted[name].owned]:
-        obstacles.append(f"it does not own {some_of(foreign)}")
-    namespaces = {name.namespace for name in missing if wanted[name].owned}
-    if hidden := sorted(namespaces - facts.usable_namespaces):
-        obstacles.append(f"it may not use schema {some_of(hidden)}")
-    return obstacles
-
-
-def _check_publication_details(facts: SourceFacts) -> Iterable[Finding]:
-    """A publication that somebody made beforehand and that keeps something back."""
-    source = facts.source
-    assert facts.server is not None
-    has_partitioned = any(relation.is_partitioned for relation in facts.relations.values())
-    for details in facts.publication_details.values():
-        place = Place(facts.label, f'publication "{details.name}"')
-        quoted = quote_identifier(details.name)
-        operations = ["insert", "truncate"]
-        if details.name == source.publication:
-            operations = ["insert", "update", "delete", "truncate"]
-        if held := [name for name in operations if name not in details.publishes]:
-            publish = quote_literal(", ".join(operations))
-            fix = at_source(f"alter publication {quoted} set (publish = {publish})")
-            yield error(place, f"does not publish {some_of(held)}", fix)
-        if has_partitioned and not details.via_root and facts.server.version >= 13_00_00:
-            fix = at_source(f"alter publication {quoted} set (publish_via_partition_root = true)")
-            yield error(place, "publishes partitions by their own names, which nobody maps", fix)
-        filtered = {str(m.source) for m in facts.mappings if m.rule.filter is not None}
-        for member, what in details.narrowed.items():
-            if what == ROWS_BY_A_FILTER and member in filtered:
-                continue  # `run` has put it there
-            yield warning(
-                Place(facts.label, member),
-                f'publication "{details.name}" keeps back {what}',
-                in_words("make it a plain member of the publication"),
-            )
 
 
 def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:

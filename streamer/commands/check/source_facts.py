@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rules import Seen, resolve_rules
@@ -28,7 +28,6 @@ from streamer.sql import quote_identifier
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; what takes longer waits for a lock on a table."""
-ROWS_BY_A_FILTER: Final = "rows by a filter"
 LONG_SECONDS: Final = 5.0
 """A transaction that has run this long is worth a word before a slot waits for it."""
 
@@ -49,19 +48,6 @@ class Usage:
     """Whether our role may commit heartbeats."""
     server_started: str = ""
     """When the server started: a copy of a server has the same system identifier."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublicationDetails:
-    """A publication of ours as it is, beyond the tables in it. ``narrowed``: members by name, with
-    what is left of them (a row filter or a list of columns).
-    """
-
-    name: str
-    owned: bool
-    publishes: frozenset[str]
-    via_root: bool
-    narrowed: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +115,6 @@ class SourceFacts:
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
     labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
-    publication_details: dict[str, PublicationDetails] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
     prepared_transactions: list[PreparedTransaction] = field(default_factory=list)
 
@@ -185,7 +170,6 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)
         facts.publications = await read_publications(plain, source, server.version)
-        facts.publication_details = await _read_publication_details(plain, source)
         rows = await fetch_all(plain, "select gid, database from pg_catalog.pg_prepared_xacts")
         facts.prepared_transactions = [PreparedTransaction(**row) for row in rows]
         if before:
@@ -329,41 +313,3 @@ select e.enumtypid::int8 as oid,
        pg_catalog.array_agg(e.enumlabel::text order by e.enumsortorder) as labels
 from pg_catalog.pg_enum e where e.enumtypid = any (%s) group by 1
 """
-_PUBLICATION_DETAILS_SQL: Final = """
-select pg_catalog.to_jsonb(p) as publication,
-       pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
-       array(select pg_catalog.jsonb_build_array(n.nspname, c.relname,
-                    pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
-                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
-               from pg_catalog.pg_publication_rel r
-               join pg_catalog.pg_class c on c.oid = r.prrelid
-               join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-              where r.prpubid = p.oid) as members
-from pg_catalog.pg_publication p where p.pubname = any (%s)
-"""
-
-
-async def _read_publication_details(
-    plain: Connection, source: SourceMapping
-) -> dict[str, PublicationDetails]:
-    names = [source.publication, source.publication_inserts]
-    details = {}
-    for row in await fetch_all(plain, _PUBLICATION_DETAILS_SQL, names):
-        publication: dict[str, Any] = row["publication"]
-        narrowed = {}
-        for namespace, name, is_filtered, is_listed in row["members"]:
-            if is_filtered or is_listed:
-                what = ROWS_BY_A_FILTER if is_filtered else "columns by a list"
-                narrowed[str(RelationName(namespace, name))] = what
-        details[publication["pubname"]] = PublicationDetails(
-            name=publication["pubname"],
-            owned=row["owned"],
-            publishes=frozenset(
-                operation
-                for operation in ("insert", "update", "delete", "truncate")
-                if publication[f"pub{operation}"]
-            ),
-            via_root=publication.get("pubviaroot", False),
-            narrowed=narrowed,
-        )
-    return details

@@ -1,0 +1,165 @@
+"""What is wrong with a source's publications, by the judgement that `run` makes as well. Pure."""
+
+from collections.abc import Iterable
+
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    Severity,
+    at_source,
+    error,
+    in_words,
+    run_here,
+    some_of,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.hints import command
+from streamer.source.identity import RelationIdentity
+from streamer.source.publication import (
+    Changes,
+    Fault,
+    publication_changes,
+    publication_faults,
+    publication_mark,
+)
+from streamer.sql import quote_identifier
+
+
+def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """Whether what is to be published is, or can be by us."""
+    place, source, server = Place(facts.label), facts.source, facts.server
+    assert server is not None
+    if server.version < 13_00_00:
+        for mapping, relation in facts.mapped():
+            if relation.is_partitioned:
+                problem = "is partitioned, and PostgreSQL 12 cannot publish that"
+                fix = in_words("take it out of `tables`, or upgrade that server")
+                yield error(Place(facts.label, str(mapping.source)), problem, fix)
+    changes = publication_changes(source, _identities(facts), facts.publications, server.version)
+    if changes.needed:
+        obstacles = _publishing_obstacles(facts, changes)
+        if obstacles:
+            problem = f'role "{server.role}" cannot publish the tables: {"; ".join(obstacles)}'
+            yield error(place, problem, at_source(*changes.needed, words="as an administrator"))
+        elif server.in_recovery:
+            problem = "the tables are not published"
+            yield error(place, problem, at_source(*changes.needed, words="on the primary"))
+    yield from _check_surplus(facts, changes)
+    yield from _check_faults(facts, target)
+    yield from _check_all_tables(facts)
+    if target is not None:
+        yield from _check_marks(facts, target)
+
+
+def _identities(facts: SourceFacts) -> list[RelationIdentity]:
+    return [relation.identity for relation in facts.relations.values()]
+
+
+def _publishing_obstacles(facts: SourceFacts, changes: Changes) -> list[str]:
+    """Say what our role lacks to run what is needed of *changes*."""
+    server, usage = facts.server, facts.usage
+    assert server is not None
+    assert usage is not None
+    obstacles = []
+    present = facts.publications
+    names = (facts.source.publication, facts.source.publication_inserts)
+    if not usage.may_create and any(name not in present for name in names):
+        obstacles.append(f'it lacks CREATE on database "{server.database}"')
+    wanted = {relation.name: relation for relation in facts.relations.values()}
+    published = set()
+    for name, publication in present.items():
+        usable = name == facts.source.publication
+        its = {r.name for r in wanted.values() if r.has_usable_identity is usable}
+        published |= {name for name in its if publication.has(name)}
+        altered = f"alter publication {quote_identifier(name)} "
+        if not publication.is_owned and any(sql.startswith(altered) for sql in changes.needed):
+            obstacles.append(f'it does not own publication "{name}"')
+    missing = sorted(wanted.keys() - published)
+    if foreign := [str(name) for name in missing if not wanted[name].owned]:
+        obstacles.append(f"it does not own {some_of(foreign)}")
+    namespaces = {name.namespace for name in missing if wanted[name].owned}
+    if hidden := sorted(namespaces - facts.usable_namespaces):
+        obstacles.append(f"it may not use schema {some_of(hidden)}")
+    return obstacles
+
+
+def _check_surplus(facts: SourceFacts, changes: Changes) -> Iterable[Finding]:
+    """Members that nobody maps and that `run` may not remove.
+
+    Beside a rule that names no table they follow from it: the right name may be one of theirs.
+    """
+    if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
+        return
+    if not changes.surplus or all(each.is_owned for each in facts.publications.values()):
+        return
+    mapped = {relation.name for relation in facts.relations.values()}
+    members = {name for each in facts.publications.values() for name in each.members}
+    yield warning(
+        Place(facts.label),
+        "its publications have tables that are not in `tables`, whose changes are sent for "
+        f"nothing: {some_of(map(str, sorted(members - mapped)))}",
+        at_source(*changes.surplus, words="as an administrator"),
+    )
+
+
+def _check_faults(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """A publication that somebody made beforehand and that keeps something back."""
+    assert facts.server is not None
+    filtered = {m.source for m in facts.mappings if m.rule.filter is not None}
+    faults = publication_faults(
+        facts.source, facts.publications, _identities(facts), filtered, facts.server.version
+    )
+    for fault in faults:
+        fix = at_source(*fault.sql)
+        if fault.relation is None:
+            yield error(
+                Place(facts.label, f'publication "{fault.publication}"'), fault.problem, fix
+            )
+            continue
+        make = warning if _is_mended(facts, target, fault) else error
+        problem = f'publication "{fault.publication}" {fault.problem}'
+        yield make(Place(facts.label, str(fault.relation)), problem, fix)
+
+
+def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: Fault) -> bool:
+    """Whether `run` makes a plain member of the table, because it is copied anyway."""
+    mapping = next(m for m in facts.mappings if m.source == fault.relation)
+    is_copied = target is None or target.needs_copy(facts.source, mapping)
+    return is_copied and facts.publications[fault.publication].is_owned
+
+
+def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
+    """Tables that cannot be kept out of a publication of everything."""
+    publication = facts.publications.get(facts.source.publication)
+    if publication is None:
+        return
+    for identity in _identities(facts):
+        if identity.is_usable or identity.name in publication.members:
+            continue
+        if publication.has(identity.name) and "update" in publication.publishes:
+            yield warning(
+                Place(facts.label, str(identity.name)),
+                f'publication "{publication.name}" names no tables and publishes updates of this '
+                "one, so the application's own UPDATE and DELETE of it fail",
+                in_words("make the publication anew with a list of tables"),
+            )
+
+
+def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
+    """Tables in step that were not published all the time."""
+    for mapping, relation in facts.mapped():
+        record = target.record(facts.source, mapping)
+        if record is None or target.needs_copy(facts.source, mapping):
+            continue
+        mark = publication_mark(facts.publications.values(), relation.identity)
+        if record.publication_mark not in (None, mark):
+            table, source = str(mapping.source), facts.source
+            resync = command("resync", table, database=source.database, sid=source.sid)
+            yield error(
+                Place(facts.label, table),
+                "somebody changed its publication, or made the table anew, so changes may be "
+                "missing",
+                run_here(resync),
+            )
