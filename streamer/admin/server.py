@@ -53,10 +53,21 @@ class AdminServer:
         settings = self._service.settings
         events = Events(engine, TargetAddress.parse(settings.target.url))
         self._service.engine = engine
+        self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish
         install(app, self._service, self._access, events)
         events.start()
         return events
+
+    def trouble(self) -> str | None:
+        """Say what is wrong with the mapping as a whole."""
+        trouble = self._service.trouble
+        return None if trouble is None else trouble.error
+
+    def reasons(self) -> list[dict[str, str]]:
+        """Return why this process is not ready although its sources may be."""
+        trouble = self._service.store.trouble
+        return [] if trouble is None else [{"state": "mapping", **trouble.to_json()}]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Go over to what was applied last, or in static mode to *mapping*. Raises
@@ -83,7 +94,10 @@ async def opened_admin(
             log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
     await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
+    watching = asyncio.create_task(service.store.watch(), name="mapping database")
     try:
         yield AdminServer(service, access)
     finally:
+        watching.cancel()
+        await asyncio.wait([watching])
         await service.close()

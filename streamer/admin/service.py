@@ -10,6 +10,7 @@ In static mode the same is there to be read: the YAML's sources in a store in me
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -43,6 +44,7 @@ from streamer.errors import (
 )
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
+from streamer.progress.lost import MappingTrouble
 from streamer.progress.store import Store
 from streamer.route.mapping import (
     Mapping,
@@ -99,10 +101,16 @@ class AdminService:
         self.is_static = is_static
         self.engine: Applier | None = None
         self.share: Callable[[Mapping], Mapping] = lambda mapping: mapping
+        self.find_lost: Callable[[], MappingTrouble | None] = lambda: None
         self.on_change: Callable[[str, Row], None] = lambda name, data: None
         self._config = config
         self._address = TargetAddress.parse(settings.target.url)
         self._applying = asyncio.Lock()
+
+    @property
+    def trouble(self) -> MappingTrouble | None:
+        """What is wrong with the mapping as a whole."""
+        return self.store.trouble or self.find_lost()
 
     async def close(self) -> None:
         await self.store.close()
@@ -301,6 +309,7 @@ class AdminService:
             "mode": "static" if self.is_static else "admin",
             "draft": await self.draft(),
             "target": report.target.to_json(),
+            "mapping": replace(report, mapping=self.trouble or report.mapping).to_json()["mapping"],
             "sources": [_redacted(status.to_json()) for status in report.sources],
         }
 

@@ -20,18 +20,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiosqlite
+import structlog
 
 from streamer.admin.keyring import Keyring
 from streamer.admin.models import COLUMNS, default_settings, row_settings
 from streamer.admin.urls import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.errors import InvalidError, NotFoundError, StoreError, TakenError
 from streamer.migrations import read_migrations
+from streamer.progress.lost import MappingTrouble
+
+log = structlog.get_logger()
 
 Row = dict[str, Any]
 Content = dict[str, Any]
 """The draft or a revision: rows of databases, urls and tables, and the settings; encrypted."""
 
 BUSY_SECONDS: Final = 5.0
+WATCH_SECONDS: Final = 1.0
 
 _COLUMN: Final = {"schema": "namespace"}
 """Names of columns that differ from the API's."""
@@ -71,6 +76,7 @@ class AdminStore:
         keyring: Keyring,
         writer: aiosqlite.Connection,
         reader: aiosqlite.Connection,
+        identity: "Identity | None" = None,
     ) -> None:
         self.path = path
         self.keyring = keyring
@@ -78,11 +84,36 @@ class AdminStore:
         self._reader = reader
         self._lock = asyncio.Lock()
         self._reading = asyncio.Lock()
+        self._identity = identity
+        self.trouble: MappingTrouble | None = None
+        """What `watch` or a change found to be wrong with the file."""
 
     async def close(self) -> None:
         await self._writer.close()
         if self._reader is not self._writer:
             await self._reader.close()
+
+    # ---- the file ------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Look at the file again and again until cancelled, and log what becomes of it.
+
+        SQLite goes on with a file that was deleted or replaced, and its changes would be lost with
+        the process. So they are refused; what is in the file can still be read.
+        """
+        while True:
+            before, now = self.trouble, await self.look()
+            if now is not None and before is None:
+                log.error("the mapping database is gone", error=now.error, hint=now.hint)
+            elif now is None and before is not None:
+                log.info("the mapping database is back", path=self.path)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def look(self) -> MappingTrouble | None:
+        """Return what is wrong with the file; None while it is the one that was opened."""
+        if self.path is not None and self._identity is not None:
+            self.trouble = await asyncio.to_thread(_find_trouble, self.path, self._identity)
+        return self.trouble
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -184,6 +215,8 @@ class AdminStore:
     async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
         """Have the writer for a block that is one transaction."""
         async with self._lock:
+            if (trouble := await self.look()) is not None:
+                raise StoreError(trouble.error, hint=trouble.hint)
             with _translating(self.path):
                 try:
                     await self._writer.execute("begin immediate")
@@ -367,7 +400,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             connection = await _connect(":memory:")
             store = AdminStore(path, keyring, connection, connection)
         else:
-            await asyncio.to_thread(_touch, path)
+            identity = await asyncio.to_thread(_touch, path)
             writer = await _connect(path)
             try:
                 await writer.execute("pragma journal_mode = wal")
@@ -378,7 +411,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             except BaseException:
                 await writer.close()
                 raise
-            store = AdminStore(path, keyring, writer, reader)
+            store = AdminStore(path, keyring, writer, reader, identity)
         try:
             await _migrate(store)
         except BaseException:
@@ -387,10 +420,35 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
         return store
 
 
-def _touch(path: Path) -> None:
+Identity = tuple[int, int]
+"""Device and inode of a file."""
+
+
+def _touch(path: Path) -> Identity:
     """Make the file for its owner alone; SQLite gives its journal the same mode."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _find_trouble(path: Path, identity: Identity) -> MappingTrouble | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        what = "was deleted"
+    except OSError as exc:
+        what = f"cannot be reached: {exc.strerror}"
+    else:
+        if (found.st_dev, found.st_ino) == identity:
+            return None
+        what = "was replaced by another file"
+    return MappingTrouble(
+        f"mapping database {path} {what} while this process runs; streaming goes on, and "
+        "nothing can be changed",
+        "save what this process still has: streamer export > backup.yaml; then put the file back, "
+        "or restart and run: streamer import backup.yaml, then streamer apply",
+    )
 
 
 async def _connect(path: Path | str) -> aiosqlite.Connection:

@@ -60,6 +60,12 @@ class _Variables:
         return replace_secrets(url, lambda span: f"${{{name(span.parameter)}}}")
 
 
+HEADER: Final = """\
+# Backup of streamer's mapping, as a configuration file. It holds no passwords.
+# To restore it: streamer import FILE, then streamer apply.
+"""
+
+
 def export_mapping(content: Content, urls: dict[int, str], base: Row) -> tuple[str, list[str]]:
     """Return the YAML, and the variables in it that stand for passwords.
 
@@ -87,7 +93,7 @@ def export_mapping(content: Content, urls: dict[int, str], base: Row) -> tuple[s
         width=100,
         default_flow_style=False,
     )
-    return text, variables.names
+    return HEADER + text, variables.names
 
 
 def _export_group(

@@ -148,7 +148,7 @@ def status(
     else:
         status_view.print_status(report, Console(), is_wide=wide)
     if report.exit_code:
-        fail("; ".join(filter(None, (report.target.error, report.target.hint))), report.exit_code)
+        fail(report.failure, report.exit_code)
 
 
 @app.command()

@@ -63,7 +63,11 @@ async def run(
             )
         _log_start(path, settings, mapping)
         engine = Engine(settings, mapping, condition, is_share=bool(only), take_over=take_over)
-        app = make_app(engine.metrics.render, engine.readiness)
+        app = make_app(
+            engine.metrics.render,
+            lambda: [*admin.reasons(), *engine.readiness()],
+            admin.trouble,
+        )
         events = admin.attach(engine, app)
         reloading: set[asyncio.Task[None]] = set()
 

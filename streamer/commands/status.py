@@ -14,6 +14,7 @@ from streamer.conninfo import reach_hint
 from streamer.errors import SourceConnectionError, SourceError, StreamerError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Mapping, SourceLabel, SourceMapping
 from streamer.runtime.backlog import Backlog
@@ -117,16 +118,28 @@ class StatusReport:
 
     target: TargetHealth
     sources: list[SourceStatus]
+    mapping: MappingTrouble | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target.to_json(),
+            "mapping": {"error": None, "hint": None}
+            if self.mapping is None
+            else self.mapping.to_json(),
             "sources": [status.to_json() for status in self.sources],
         }
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.target.error is None or self.target.is_read_only else 3
+        if self.target.error is not None and not self.target.is_read_only:
+            return 3
+        return 0 if self.mapping is None else 4
+
+    @property
+    def failure(self) -> str:
+        """Return the line that ends the command when `exit_code` is not 0."""
+        trouble = self.target if self.exit_code == 3 else self.mapping
+        return "; ".join(filter(None, (trouble.error, trouble.hint))) if trouble else ""
 
 
 async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
@@ -134,7 +147,8 @@ async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
     target = await look_once(address, "streamer status")
     if target.is_well or target.is_read_only:
         try:
-            return StatusReport(target, await read_status(address, mapping))
+            statuses = await read_status(address, mapping)
+            return StatusReport(target, statuses, await _find_lost(address, mapping))
         except TargetError as exc:
             target.judge(exc, address)
     statuses = [
@@ -143,6 +157,13 @@ async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
     ]
     await _add_all_positions(statuses, mapping, _Bookkeeping())
     return StatusReport(target, statuses)
+
+
+async def _find_lost(address: TargetAddress, mapping: Mapping) -> MappingTrouble | None:
+    if mapping.sources:
+        return None
+    books = await _read_bookkeeping(address)
+    return find_lost_mapping(0, list(books.sources))
 
 
 async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:

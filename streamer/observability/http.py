@@ -17,7 +17,11 @@ RenderMetrics = Callable[[], Awaitable[bytes]]
 Readiness = Callable[[], list[dict[str, str]]]
 
 
-def make_app(render_metrics: RenderMetrics, readiness: Readiness) -> FastAPI:
+def make_app(
+    render_metrics: RenderMetrics,
+    readiness: Readiness,
+    mapping_trouble: Callable[[], str | None] = lambda: None,
+) -> FastAPI:
     """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -29,7 +33,9 @@ def make_app(render_metrics: RenderMetrics, readiness: Readiness) -> FastAPI:
     async def healthz() -> dict[str, str]:
         # Answering is the proof: the event loop turns, and a failed task would have ended the
         # process.
-        return {"status": "ok"}
+        # A restart mends no mapping, so the status stays 200 for supervisors that would restart us.
+        trouble = mapping_trouble()
+        return {"status": "ok"} if trouble is None else {"status": "ok", "mapping": trouble}
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:

@@ -31,6 +31,7 @@ from streamer.config.settings import Settings
 from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics
+from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import CHANNEL, WAITING, Store
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
@@ -93,6 +94,7 @@ class Engine:
         self._is_share = is_share
         self._address = TargetAddress.parse(settings.target.url)
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._lost: MappingTrouble | None = None
         self._stopping = asyncio.Event()
         self._applying = asyncio.Lock()
         self._shared: Shared | None = None
@@ -104,6 +106,11 @@ class Engine:
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
         )
         self.metrics.collect_with(self._gauge_facts, families)
+
+    @property
+    def mapping_trouble(self) -> MappingTrouble | None:
+        """Why nothing streams although something did; None with any source in the mapping."""
+        return None if self._mapping.sources else self._lost
 
     @property
     def target(self) -> TargetHealth:
@@ -385,13 +392,21 @@ class Engine:
         """
         if self._is_share:
             return
+        records = await store.sources()
+        self._lost = find_lost_mapping(
+            len(self._mapping.sources), [record.label for record in records]
+        )
+        if self._lost is not None:
+            log.error("the mapping was lost", error=self._lost.error, hint=self._lost.hint)
+            return
         known = {(source.database, source.sid) for source in self._mapping.sources}
-        for record in await store.sources():
+        for record in records:
             if (record.database, record.sid) not in known:
                 log.warning(
-                    "a source is not in the configuration any more; its slot keeps WAL there",
+                    "the target holds a source that the configuration lacks; its slot keeps WAL."
+                    " Add the source again, or, if it is not wanted any more, drop the slot",
                     source=record.label,
-                    run_there=drop_slot_sql(record.slot),
+                    to_drop_run_there=drop_slot_sql(record.slot),
                 )
 
     def _is_request(self, payload: str) -> bool:
@@ -441,7 +456,10 @@ class Engine:
             ]
         if not self.supervisors:
             is_starting = self._shared is None or bool(self._mapping.sources)
-            reasons.append({"state": "starting" if is_starting else "no sources"})
+            reason = {"state": "starting" if is_starting else "no sources"}
+            if (trouble := self.mapping_trouble) is not None:
+                reason |= trouble.to_json()
+            reasons.append(reason)
         return reasons
 
     def _gauge_facts(self) -> Facts:

@@ -269,7 +269,7 @@ async def test_a_map_of_kuvasz_streamer_is_imported(open_admin: OpenAdmin) -> No
     ("yaml", "words"),
     [
         ("- database: d\n  urls: [{url: 'host=h'}]\n  tables:\n    t: {filter: 'a > 1'}\n", ["line 4", "CEL"]),
-        ("sources:\n- {database: d, urls: [{url: 'host=h'}], tables: {t: {filter: 'pg_sleep(9) is null'}}}\n", ["line 2", "pg_sleep()"]),
+        ("sources:\n- {database: d, urls: [{url: 'host=h'}], tables: {t: {filter: 'pg_sleep(9) is null'}}}\n", ["filter", "pg_sleep()"]),
         ("- database: d\n  urls: [{url: 'host=h'}]\n  tables:\n    t: {type: archive}\n", ["line 4", "type"]),
         ("sources:\n- database: d\n  urls: [{url: 'host=h'}]\n", ["line 2", "tables"]),
         ("sources:\n- {database: d, urls: [{url: 'host=h'}], tables: {t: {nothing: 1}}}\n", ["line 2", "nothing"]),

@@ -75,6 +75,7 @@ class Frame:
             may_change=may_change,
             draft=draft,
             note=note,
+            mapping_trouble=self.service.trouble,
             **values,
         )
         return html(text, status)

@@ -1,0 +1,33 @@
+"""A mapping that is empty although the target's bookkeeping holds sources: it was lost. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_NAMES_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTrouble:
+    """What is wrong with the mapping as a whole, and what an operator can do."""
+
+    error: str
+    hint: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"error": self.error, "hint": self.hint}
+
+
+def find_lost_mapping(mapped: int, labels: Sequence[str]) -> MappingTrouble | None:
+    """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds."""
+    if mapped or not labels:
+        return None
+    names = ", ".join(f'"{label}"' for label in sorted(labels)[:_NAMES_MAX])
+    more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
+    return MappingTrouble(
+        f"the mapping is empty, but the target holds the progress of {names}{more}; "
+        "streamer keeps it and the slots, and streams nothing",
+        "restore the mapping database with its .key file and restart, or run: "
+        "streamer import BACKUP.yaml, then streamer apply; streaming goes on where it stopped. "
+        "If the sources are not wanted any more, import them and run streamer teardown",
+    )
