@@ -452,8 +452,9 @@ end"""
         if first and self.plan.version_key:
             same_key = self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
             prelude = (
-                f"select case when exists (select from {self.plan.table} t "
-                f"where {same_key}) then {since} else {HISTORY_BEGIN} end into streamer_since;\n"
+                f"select case when count(*) = 0 then {HISTORY_BEGIN} else greatest({since}, "
+                f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})) end "
+                f"from {self.plan.table} t where {same_key} into streamer_since;\n"
             )
             # Only a key that is checked late may be there twice, and then the target checks it.
             if self.plan.identity is Identity.KEY:

@@ -298,3 +298,22 @@ async def test_another_target_or_type_is_filled_anew(
         source.execute("delete from t")
         await streamer.caught_up()
         assert target.execute("select id from t") != []
+
+
+async def test_a_key_that_comes_again_opens_no_earlier_than_its_last_version_ended(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    """A resync ends versions at the time of its snapshot; a new primary may have a slow clock."""
+    source.execute(DDL)
+    async with stream("t: {initial: none, type: history}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'lost', null)")
+        source.execute("delete from t")
+        await streamer.caught_up()
+        target.execute("update t set kvsz_end = '2100-01-01'")
+        source.execute("insert into t values (1, 'again', null)")
+        await streamer.caught_up()
+    assert target.execute("select name, kvsz_start::date::text from t order by kvsz_id") == [
+        ("lost", "1900-01-01"),
+        ("again", "2100-01-01"),
+    ]
