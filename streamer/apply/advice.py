@@ -73,7 +73,13 @@ def _conflict(
             column = quote_identifier(error.column)
             yield f"run at the target: alter table {plan.table} alter column {column} drop not null"
             yield _QUARANTINE
-        case "check" | "foreign_key" if error.constraint is not None:
+        case "foreign_key":
+            yield (
+                "let the role of target.url set session_replication_role (streamer check prints "
+                "the GRANT) and restart streamer: foreign keys are the source's to check"
+            )
+            yield _QUARANTINE
+        case "check" if error.constraint is not None:
             constraint = quote_identifier(error.constraint)
             yield f"run at the target: alter table {plan.table} drop constraint {constraint}"
             yield _QUARANTINE

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.catalog import TargetRelation, read_relation
@@ -14,14 +15,27 @@ from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
 from streamer.apply.quarantine import Definition
-from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection
+from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, may_replace_role
 from streamer.decode.pgoutput import Relation
-from streamer.errors import StreamerError, TargetError, TransportError
+from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
 from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import OnColumnAdded, RelationMapping
+from streamer.route.mapping import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.sql import quote_identifier, quote_qualified
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
+
+
+_ACTIONS_SQL: Final = """
+select k.conname::text as constraint, n.nspname::text as namespace, c.relname::text as name
+from pg_catalog.pg_constraint k
+join pg_catalog.pg_class c on c.oid = k.conrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where k.confrelid = $1::int8::oid and k.contype = 'f' and k.conrelid <> k.confrelid
+  and (k.confdeltype in ('c', 'n', 'd') or k.confupdtype in ('c', 'n', 'd'))
+order by k.conname
+"""
+_TARGETS_SQL: Final = "select distinct target from streamer.relation"
 
 
 class Planner:
@@ -90,12 +104,42 @@ class Planner:
         if plan.has_expressions:
             async with self._target(mapped) as connection:
                 await confirm_expressions(connection, plan, facts.types)
+        await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
             async with self._target(mapped) as connection:
                 if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
                     plan = replace(plan, is_provisional=True)
         mapped.plan = plan
         return plan
+
+    async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
+        """Refuse a table whose deletes would change rows of another table of ours.
+
+        Tables are written side by side: such an action may meet rows that the source has inserted
+        again since, and nobody would notice.
+        """
+        if not plan.target.is_referenced or plan.type is TableType.HISTORY:
+            return
+        async with self._target(mapped) as connection:
+            found = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
+            ours = {row["target"] for row in await connection.fetch(_TARGETS_SQL)}
+            acting = [
+                row for row in found if str(RelationName(row["namespace"], row["name"])) in ours
+            ]
+            if not acting or await may_replace_role(connection):
+                return
+            role = await connection.fetch_value("select current_user::text")
+        constraint = acting[0]["constraint"]
+        table = quote_qualified(acting[0]["namespace"], acting[0]["name"])
+        raise TargetSchemaError(
+            f'deleting rows of target table "{plan.mapping.target}" would change rows of {table}, '
+            f'by the action of foreign key "{constraint}", because role "{role}" may not set '
+            "session_replication_role",
+            hint="have an administrator run at the target: grant set on parameter "
+            f"session_replication_role to {quote_identifier(role)} (before PostgreSQL 15: alter "
+            f"role {quote_identifier(role)} superuser), and restart streamer; or run there: alter "
+            f"table {table} drop constraint {quote_identifier(constraint)}",
+        )
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.

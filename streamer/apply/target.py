@@ -528,3 +528,14 @@ async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
                 await connection.execute("rollback")
         raise
     await connection.commit()
+
+
+async def may_replace_role(connection: TargetConnection) -> bool:
+    """Whether session_replication_role can be set: by doing it, in a transaction that is undone."""
+    try:
+        async with transaction(connection):
+            await connection.execute("set local session_replication_role = replica")
+            await connection.execute("set local session_replication_role = origin")
+    except TargetRejectedError:
+        return False
+    return True

@@ -7,9 +7,9 @@ from typing import Final
 from streamer import origin
 from streamer.apply.catalog import TargetRelation, holds_rows, read_relation
 from streamer.apply.plan import SID
-from streamer.apply.target import TargetAddress, TargetConnection, transaction
+from streamer.apply.target import TargetAddress, TargetConnection, may_replace_role
 from streamer.commands.check.source_facts import SourceFacts
-from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.errors import StreamerError, TargetSchemaError
 from streamer.migrations import read_migrations
 from streamer.progress.store import RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping
@@ -136,20 +136,9 @@ def written_sid(
 async def read_server(connection: TargetConnection) -> TargetFacts:
     """Read what does not depend on the mapping."""
     row = dict((await connection.fetch(_SERVER_SQL))[0])
-    row["may_replace_role"] = await _may_replace_role(connection)
+    row["may_replace_role"] = await may_replace_role(connection)
     row |= dict((await connection.fetch(origin.CAPACITY_SQL))[0])
     return TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
-
-
-async def _may_replace_role(connection: TargetConnection) -> bool:
-    """Whether session_replication_role can be set: by doing it, in a transaction that is undone."""
-    try:
-        async with transaction(connection):
-            await connection.execute("set local session_replication_role = replica")
-            await connection.execute("set local session_replication_role = origin")
-    except TargetRejectedError:
-        return False
-    return True
 
 
 _SERVER_SQL: Final = """
