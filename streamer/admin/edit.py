@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from streamer.admin.client import Client
 from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
 from streamer.admin.urls import with_password
+from streamer.commands.check.findings import Fix, found_lines, one_line
 from streamer.errors import InvalidError, NotFoundError
 
 Row = dict[str, Any]
@@ -179,14 +180,17 @@ def plan_lines(plan: Row) -> Iterable[str]:
         for table in source["tables"]:
             if table["action"] != "keep":
                 yield f"  {_table_line(table)}"
-        for sql in source["publication_sql"]:
-            yield f"  at the source: {sql}"
+        if source["publication_sql"]:
+            yield "  run at the source by streamer:"
+            yield from (f"    {one_line(sql)};" for sql in source["publication_sql"])
     for finding in plan["findings"]:
         place = " ".join(
             part for part in (finding["source"] or "target", finding["object"]) if part
         )
-        fix = f"; {finding['fix']}" if finding["fix"] else ""
-        yield f"{finding['severity']:<7} {place}: {finding['problem']}{fix}"
+        fix = None
+        if finding["fix"]:
+            fix = Fix(finding["at"], tuple(finding["sql"]), finding["words"])
+        yield from found_lines(f"{finding['severity']:<7} {place}: {finding['problem']}", fix)
     for note in plan["notes"]:
         yield f"note    {note}"
     estimate = plan["estimate"]

@@ -4,14 +4,18 @@ The drainer tries again by itself every few seconds, so no command is needed aft
 gone. Pure.
 """
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import SID, ApplyPlan, PlanColumn
+from streamer.decode.pgoutput import Column
 from streamer.errors import ConflictError, IdentityError, StreamerError, ValueConversionError
 from streamer.hints import command
 from streamer.sql import quote_columns, quote_identifier
 
+_KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
 _QUARANTINE = "set `on_error: quarantine` for this table"
 
 
@@ -27,9 +31,9 @@ def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None)
 
 def _located(error: StreamerError) -> str:
     message = error.message
-    if error.column is not None and f'"{error.column}"' not in message:
+    if error.column and f'"{error.column}"' not in message:
         message = f'{message}, in column "{error.column}"'
-    if error.constraint is not None and f'"{error.constraint}"' not in message:
+    if error.constraint and f'"{error.constraint}"' not in message:
         message = f'{message}, by constraint "{error.constraint}"'
     if error.key is not None and "Key (" not in message:
         message = f"{message}: {error.key}"
@@ -56,6 +60,12 @@ def _conflict(
         case "insert_exists" if late_key(mapped, plan):
             yield f"run at the target: {_make_late(error, plan)}"
         case "insert_exists" | "exclusion":
+            if error.constraint and not _is_primary_key(error, plan):
+                name = quote_identifier(error.constraint)
+                yield (
+                    "unless the source has that constraint as well, run at the target: "
+                    f"alter table {plan.table} drop constraint {name}"
+                )
             yield "delete the row at the target that is in the way, if streamer did not write it"
             yield resync
             yield _QUARANTINE
@@ -88,15 +98,49 @@ def _conflict(
             yield _QUARANTINE
 
 
+def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:
+    """Whether the key that PostgreSQL names is the target's primary key."""
+    named = _KEY_COLUMNS.search(error.message)
+    return named is None or named[1] == ", ".join(plan.target.primary_key)
+
+
 def _alter_column(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
     column = next((c for c in plan.columns if c.name == error.column), None)
     if column is None or column.position < 0:
         yield "give the column that cannot hold the value the source's type"
         return
-    kind = mapped.source.types.get(plan.relation.columns[column.position].name)
+    sent = plan.relation.columns[column.position]
+    kind = _sent_type(sent) or mapped.source.types.get(sent.name)
     if kind is not None and kind != column.target.type:
         name = quote_identifier(column.name)
         yield f"run at the target: alter table {plan.table} alter column {name} type {kind}"
+
+
+_PLAIN: Final = {
+    20: "bigint",
+    21: "smallint",
+    23: "integer",
+    25: "text",
+    700: "real",
+    701: "double precision",
+}
+_VARCHAR: Final = 1043
+_NUMERIC: Final = 1700
+_HEADER: Final = 4
+"""PostgreSQL adds this to the length or precision in a type modifier."""
+
+
+def _sent_type(column: Column) -> str | None:
+    """Name the type that the source sends now; the catalog was read before a column changed.
+
+    None for a type whose name does not follow from its OID and modifier here.
+    """
+    has_modifier, modifier = column.type_modifier >= _HEADER, column.type_modifier - _HEADER
+    if column.type_oid == _VARCHAR:
+        return f"character varying({modifier})" if has_modifier else "character varying"
+    if column.type_oid == _NUMERIC and not has_modifier:
+        return "numeric"
+    return _PLAIN.get(column.type_oid)
 
 
 def late_key(mapped: MappedRelation, plan: ApplyPlan) -> bool:

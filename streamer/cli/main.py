@@ -114,7 +114,7 @@ def check(as_json: JsonOption = False) -> None:
         print_json(report.to_json())
     else:
         for finding in report.findings:
-            typer.echo(str(finding))
+            typer.echo("\n".join(finding.lines()))
     if report.exit_code:
         fail(report.summary, report.exit_code)
     if not as_json:

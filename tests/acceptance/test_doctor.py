@@ -59,7 +59,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
     before = command(config, "doctor")
     assert before.returncode == 1
     assert "Source shop:eu: was never started." in before.stdout
-    assert "To do: run: streamer run." in before.stdout
+    assert "run here:\n      streamer run\n" in before.stdout
 
     with Process(config, spark=False) as process:
         caught_up(process)

@@ -1,10 +1,11 @@
-"""Mishaps, staged on real servers: what an operator sees, and that what it says helps.
+"""Eighteen mishaps, staged on real servers: what an operator sees, and that what it says helps.
 
 Each test stages one mishap, waits until status, readiness and page show its cause and a remedy, runs
 that remedy as it was printed, and compares the rows.
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from streamer.commands.embedded import Server
 from tests.support.mishap import Site, eventually, make_site
 from tests.support.postgres import Database, running, versions
+from tests.support.process import caught_up
 from tests.support.proxy import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -100,6 +102,93 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         site.is_mended()
 
 
+def test_04_refused_row(site: Site) -> None:
+    site.target.execute("create table t (id int primary key, v varchar(6))")
+    with site.running():
+        site.source.execute("insert into t values (2, 'far too long')")
+        remedy = site.sees(
+            r"value too long .*\(id\)=\(2\)", r"alter table [^;\n]* alter column \"v\" type [^;\n]*"
+        )
+        site.target.execute(remedy)
+        site.is_mended()
+
+
+def test_06_ddl_first_of_four_kinds(site: Site) -> None:
+    kinds = {
+        "added": "alter table added add column w int default 7",
+        "renamed": "alter table renamed rename column v to w",
+        "retyped": "alter table retyped alter column id type bigint",
+        "dropped": "alter table dropped drop column v",
+    }
+    site.source.execute(
+        ";".join(f"create table {name} (id int primary key, v text)" for name in kinds)
+    )
+    site = make_site(
+        site.config.parent, site.source, site.target, "\n".join(f"{name}:" for name in kinds)
+    )
+    with site.running():
+        for name, ddl in kinds.items():
+            site.source.execute(f"insert into {name} values (1, 'before'); {ddl}")
+            big = 2**40 if name == "retyped" else 2
+            site.source.execute(f"insert into {name} (id) values ({big})")
+        for name in ("added", "renamed"):
+            remedy = site.sees(rf"public\.{name}", rf"(?i)alter table [^;\n]*{name}[^;\n]*")
+            site.target.execute(remedy)
+        remedy = site.sees("out of range", r"alter table [^;\n]*retyped[^;\n]* type bigint")
+        site.target.execute(remedy)
+        for name in ("added", "renamed", "retyped"):
+            site.run(f"streamer resync {name} --database shop")
+        site.is_ready()
+        caught_up(site.process)
+        for name in ("added", "renamed", "retyped", "dropped"):
+            columns = {"added": "id, v, w", "renamed": "id, w", "retyped": "id, v"}.get(name, "id")
+            rows = f"select {columns} from {name} order by id"
+            assert site.source.execute(rows) == site.target.execute(rows), name
+
+
+def test_07_target_restored(tmp_path: Path, server_directory: Path) -> None:
+    with pair_of_servers(server_directory / "restored", {}) as (source_server, target_server):
+        source, target = Database(source_server, "shop"), Database(target_server, "dw")
+        source.execute(f"{DDL}; insert into t values (1, 'before')")
+        site = make_site(tmp_path, source, target)
+        with site.running():
+            pass
+        target_server.stop()
+        backup = tmp_path / "backup"
+        shutil.copytree(target_server.data, backup)
+        target_server.start()
+        with site.running():
+            source.execute("insert into t values (2, 'after the backup')")
+            caught_up(site.process)
+            # The target is restored, and comes back within seconds.
+            target_server.stop("immediate")
+            shutil.rmtree(target_server.data)
+            shutil.copytree(backup, target_server.data)
+            _give_to_server(target_server)
+            target_server.start()
+            remedy = site.sees("restored to an earlier time", RESYNC)
+            assert site.process.process.poll() is None
+            site.run(remedy)
+            site.is_mended()
+
+
+def _give_to_server(server: Server) -> None:
+    """Let the server's user own the files that were copied back."""
+    owner = server.directory.stat()
+    for path in (server.data, *server.data.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    server.data.chmod(0o700)
+
+
+def test_08_writes_elsewhere(site: Site) -> None:
+    with site.running():
+        site.target.execute("insert into t values (2, 'not from the source')")
+        site.source.execute("insert into t values (2, 'from the source')")
+        remedy = site.sees(r"id\)?=\(?2|duplicate key", "streamer resync public.t --database shop")
+        site.run(remedy)
+        site.is_mended()
+
+
 def test_09_password_rotated(site: Site, tmp_path: Path) -> None:
     server, role = site.source.server, f"app_{os.getpid()}"
     hba = server.data / "pg_hba.conf"
@@ -137,6 +226,17 @@ def test_10_killed(site: Site) -> None:
         site.is_mended()
 
 
+def test_11_table_removed_from_the_publication(site: Site) -> None:
+    site.source.execute("create table other (id int primary key)")
+    site = make_site(site.config.parent, site.source, site.target, "t:\nother:")
+    with site.running():
+        site.source.execute("alter publication streamer_shop drop table t")
+        site.source.execute("insert into t values (2, 'missed'); insert into other values (1)")
+        remedy = site.sees("publication", r"streamer resync \S+ --database shop")
+        site.run(remedy)
+        site.is_mended("t", "other")
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_12_black_hole(site: Site, side: str) -> None:
     it = site.source if side == "source" else site.target
@@ -149,6 +249,15 @@ def test_12_black_hole(site: Site, side: str) -> None:
             site.sees("no answer|timed out|timeout", "pg_isready -h 127.0.0.1")
             proxy.heal()
             site.is_mended()
+
+
+def test_13_duplicate_key(site: Site) -> None:
+    site.target.execute("create table t (id int primary key, v text unique)")
+    with site.running():
+        site.source.execute("insert into t values (2, 'before')")
+        remedy = site.sees("t_v_key", r"alter table [^;\n]* drop constraint \"t_v_key\"")
+        site.target.execute(remedy)
+        site.is_mended()
 
 
 def test_14_second_instance(site: Site, tmp_path: Path) -> None:

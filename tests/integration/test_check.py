@@ -169,8 +169,9 @@ def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert (
         "warning shop:eu public.keyless: has no primary key, so updates and deletes are not "
-        'replicated; run at the source: alter table "public"."keyless" replica identity full; '
-        "or, which is faster, add a primary key\n"
+        "replicated\n  run at the source:\n"
+        '    alter table "public"."keyless" replica identity full;\n'
+        "  or, which is faster, add a primary key\n"
     ) in result.stdout
     assert "1 table of 1 source" in result.stdout.splitlines()[-1]
 

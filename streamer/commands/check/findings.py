@@ -80,9 +80,11 @@ class Finding:
 
     def __str__(self) -> str:
         fix = f"; {self.fix}" if self.fix else ""
-        line = f"{self.severity:<7} {self.place}: {self.problem}{fix}"
-        # A name may hold anything, but a finding is one line.
-        return redact(line.replace("\n", "\\n").replace("\r", "\\r"))
+        return one_line(f"{self.severity:<7} {self.place}: {self.problem}{fix}")
+
+    def lines(self) -> list[str]:
+        """Return the finding for people, and below it each statement or command, ready to paste."""
+        return found_lines(f"{self.severity:<7} {self.place}: {self.problem}", self.fix)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -93,7 +95,26 @@ class Finding:
             "fix": redact(str(self.fix)) if self.fix else None,
             "at": self.fix.at if self.fix else None,
             "sql": [redact(sql) for sql in self.fix.sql] if self.fix else [],
+            "words": redact(self.fix.words) if self.fix and self.fix.words else None,
         }
+
+
+def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
+    """Return *text* and what mends it, one statement or command a line. Pure."""
+    if fix is None:
+        return [one_line(text)]
+    if not fix.sql:
+        return [one_line(f"{text}; {fix.words}" if fix.words else text)]
+    place = "here" if fix.at == "here" else f"at the {fix.at}"
+    end = "" if fix.at == "here" else ";"
+    lines = [one_line(text), f"{indent}run {place}:"]
+    lines += [f"{indent}  {one_line(statement)}{end}" for statement in fix.sql]
+    return [*lines, f"{indent}{one_line(fix.words)}"] if fix.words else lines
+
+
+def one_line(text: str) -> str:
+    """Return *text* as one line without passwords: a name may hold anything."""
+    return redact(text.replace("\n", "\\n").replace("\r", "\\r"))
 
 
 def error(place: Place, problem: str, fix: Fix | None = None) -> Finding:

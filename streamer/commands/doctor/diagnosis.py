@@ -17,8 +17,10 @@ from streamer.commands.check.findings import (
     Place,
     Severity,
     error,
+    found_lines,
     in_words,
     info,
+    one_line,
     run_here,
     warning,
 )
@@ -27,7 +29,6 @@ from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
 from streamer.errors import StreamerError
-from streamer.observability.logs import redact
 from streamer.route.mapping import Mapping
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
 
@@ -151,8 +152,8 @@ def _sentence(finding: Finding) -> Sequence[str]:
         where = f"Source {place.source}"
     if place.object is not None:
         where += f", {place.object}"
-    lines = [f"  {where}: {finding.problem}."]
-    if finding.fix is not None:
-        lines.append(f"    To do: {finding.fix}.")
-    # A name may hold anything, but a sentence is one line.
-    return [redact(line.replace("\n", "\\n").replace("\r", "\\r")) for line in lines]
+    fix = finding.fix
+    lines = [f"  {one_line(where)}: {one_line(finding.problem)}."]
+    if fix is not None and not fix.sql:
+        return [*lines, f"    To do: {one_line(str(fix))}."]
+    return [*lines, *found_lines("", fix, "    ")[1:]]

@@ -1,0 +1,52 @@
+"""Findings for people: SQL and commands stand one a line, ready to paste."""
+
+from streamer.admin.edit import plan_lines
+from streamer.commands.check.findings import Place, at_source, error, in_words, run_here
+
+PLACE = Place("shop", "public.t")
+
+
+def test_each_statement_has_its_line_and_its_end() -> None:
+    fix = at_source("alter table t add x int", "grant select on t to s", words="and restart it")
+    assert error(PLACE, "is not ready", fix).lines() == [
+        "error   shop public.t: is not ready",
+        "  run at the source:",
+        "    alter table t add x int;",
+        "    grant select on t to s;",
+        "  and restart it",
+    ]
+
+
+def test_a_command_has_no_semicolon_and_words_alone_stay_in_the_line() -> None:
+    assert error(PLACE, "stopped", run_here("streamer run")).lines()[1:] == [
+        "  run here:",
+        "    streamer run",
+    ]
+    assert error(PLACE, "stopped", in_words("wait")).lines() == [
+        "error   shop public.t: stopped; wait"
+    ]
+
+
+def test_a_name_with_a_line_break_does_not_break_a_line_and_no_password_is_printed() -> None:
+    fix = at_source('drop table "a\nb"')
+    lines = error(PLACE, "postgresql://u:hunter2@h/d", fix).lines()
+    assert lines[2] == '    drop table "a\\nb";'
+    assert "hunter2" not in lines[0]
+
+
+def test_a_plan_prints_statements_in_the_same_way() -> None:
+    finding = error(PLACE, "is not ready", at_source("one", "two")).to_json()
+    source = {
+        "database": "shop", "sid": None, "action": "add", "slot": "s", "slot_action": "create",
+        "tables": [], "publication_sql": ["create publication p"],
+    }  # fmt: skip
+    plan = {"sources": [source], "findings": [finding], "notes": [], "estimate": {"tables": 0},
+            "changes": True}  # fmt: skip
+    assert list(plan_lines(plan))[1:] == [
+        "  run at the source by streamer:",
+        "    create publication p;",
+        "error   shop public.t: is not ready",
+        "  run at the source:",
+        "    one;",
+        "    two;",
+    ]
