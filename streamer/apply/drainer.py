@@ -155,6 +155,7 @@ class Drainer:
         lane.is_draining = True
         try:
             await applier.connect([lane.owner.claim])
+            lane.backend_pid = applier.target.backend_pid
             turn = _Turn(lane, applier, self._planner, self._metrics, plans_may_be_stale)
             until = time.monotonic() + TURN_SECONDS
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
@@ -163,7 +164,7 @@ class Drainer:
             applier.disconnect()
             raise
         finally:
-            lane.is_draining = False
+            lane.is_draining, lane.backend_pid = False, None
             self._idle.append(applier)
 
     def _new_applier(self) -> DivertingApplier:

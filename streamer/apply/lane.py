@@ -300,6 +300,8 @@ class Lane:
     """Shares that the worker has and has not settled."""
     returned: deque[Share] = field(default_factory=deque)
     """Shares that the worker gave back; they come before the spool's."""
+    backend_pid: int | None = None
+    """The drainer's session at the target, while it applies something of this lane."""
     is_draining: bool = False
     """Whether a drainer is applying something of it now."""
     has_open_share: bool = False

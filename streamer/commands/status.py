@@ -63,6 +63,8 @@ class TableStatus:
     held_bytes: int = 0
     retained_wal_bytes: int | None = None
     waiting_for: str | None = None
+    lag_seconds: float | None = None
+    """Age of the oldest committed change that is not visible; None if that is not known."""
 
 
 @dataclass(slots=True)
@@ -232,6 +234,7 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         error=relation.error,
         quarantined=relation.quarantined,
         waiting_for=relation.waiting_for,
+        lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )
@@ -278,11 +281,17 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
     if record is not None and record.visible_time is not None:
-        age = (datetime.now(UTC) - record.visible_time).total_seconds()
-        status.lag_seconds = 0.0 if status.lag_bytes == 0 else round(max(0.0, age), 3)
+        status.lag_seconds = 0.0 if status.lag_bytes == 0 else _age(record.visible_time)
+    if slot.active_pid is None:  # no process knows more of a table than of the source
+        for table in status.tables:
+            table.lag_seconds = status.lag_seconds
     if record is not None and record.heartbeat_seconds is not None and slot.active_pid is not None:
         overdue = record.heartbeat_overdue_seconds or 0.0
         status.heartbeat_seconds = round(max(record.heartbeat_seconds, overdue), 3)
+
+
+def _age(moment: datetime) -> float:
+    return round(max(0.0, (datetime.now(UTC) - moment).total_seconds()), 3)
 
 
 def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) -> None:

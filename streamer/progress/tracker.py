@@ -30,6 +30,8 @@ class _Run:
     before_lsn: Lsn  # the commit, of any lane, in front of the first
     first_lsn: Lsn
     last_lsn: Lsn
+    first_time: int
+    """When the first was committed at the source, at the earliest; a protocol time."""
 
 
 class LanePending:
@@ -50,19 +52,25 @@ class LanePending:
         """
         return self._runs[0].before_lsn if self._runs else None
 
-    def _add(self, before_lsn: Lsn, end_lsn: Lsn) -> None:
+    @property
+    def oldest_time(self) -> int | None:
+        """When the oldest pending transaction was committed at the source, at the earliest."""
+        return self._runs[0].first_time if self._runs else None
+
+    def _add(self, before_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> None:
         if len(self._runs) < RUNS_MAX:
-            self._runs.append(_Run(before_lsn, end_lsn, end_lsn))
+            self._runs.append(_Run(before_lsn, end_lsn, end_lsn, commit_time))
         else:
             self._runs[-1].last_lsn = end_lsn
 
-    def _remove_through(self, end_lsn: Lsn) -> None:
+    def _remove_through(self, end_lsn: Lsn, commit_time: int) -> None:
         runs = self._runs
         while runs and runs[0].last_lsn <= end_lsn:
             runs.popleft()
         if runs and runs[0].first_lsn <= end_lsn:
             runs[0].before_lsn = end_lsn
             runs[0].first_lsn = Lsn(end_lsn + 1)
+            runs[0].first_time = max(runs[0].first_time, commit_time)
 
 
 class ProgressTracker:
@@ -73,22 +81,24 @@ class ProgressTracker:
         """Everything up to here has come and was dispatched."""
         self._lanes: set[LanePending] = set()
 
-    def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending]) -> None:
+    def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending], commit_time: int = 0) -> None:
         """Record a transaction whose changes were handed to *lanes*; none of them if it had no
-        change.
+        change. *commit_time* is a protocol time.
 
         Raises ValueError unless *end_lsn* is behind all that were dispatched before.
         """
         if end_lsn <= self.newest_lsn:
             raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")
         for lane in lanes:
-            lane._add(self.newest_lsn, end_lsn)
+            lane._add(self.newest_lsn, end_lsn, commit_time)
             self._lanes.add(lane)
         self.newest_lsn = end_lsn
 
-    def durable(self, lane: LanePending, end_lsn: Lsn) -> None:
-        """Everything handed to *lane* up to *end_lsn* is committed in the target, flushed there."""
-        lane._remove_through(end_lsn)
+    def durable(self, lane: LanePending, end_lsn: Lsn, commit_time: int = 0) -> None:
+        """Everything handed to *lane* up to *end_lsn*, which was committed at *commit_time*, is
+        committed in the target, flushed there.
+        """
+        lane._remove_through(end_lsn, commit_time)
         if not lane:
             self._lanes.discard(lane)
 
@@ -104,6 +114,12 @@ class ProgressTracker:
     def is_idle(self) -> bool:
         """Whether everything that was dispatched is durable."""
         return not self._lanes
+
+    @property
+    def oldest_time(self) -> int | None:
+        """When the oldest transaction that is not durable was committed at the source."""
+        times = (lane.oldest_time for lane in self._lanes)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def flush_lsn(self) -> Lsn:

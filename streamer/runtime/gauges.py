@@ -41,6 +41,7 @@ class SourceFacts:
     state: str
     table_states: dict[str, str]
     quarantined: dict[str, int]
+    table_lags: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def _source_facts(supervisor: Supervisor) -> SourceFacts:
         state,
         dict(health.table_states),
         dict(health.quarantined),
+        {} if pipeline is None else pipeline.table_lags(datetime.now(UTC)),
     )
 
 
@@ -107,6 +109,11 @@ def families(facts: Facts) -> Iterable[Metric]:
         "Changes in quarantine: refused by the target, or behind one that was",
         (*_SOURCE, "table"),
     )
+    lags = gauge(
+        "streamer_table_lag_seconds",
+        "Age of the oldest change of a table that is not visible",
+        (*_SOURCE, "table"),
+    )
     for names, values in [*facts.backlogs, *((its.names, its.values) for its in facts.sources)]:
         for name, value in values.items():
             made[name].add_metric(names, value)
@@ -116,6 +123,8 @@ def families(facts: Facts) -> Iterable[Metric]:
         for table, state in its.table_states.items():
             for each in State:
                 states.add_metric((*its.names, table, each), float(each == state))
+        for table, seconds in its.table_lags.items():
+            lags.add_metric((*its.names, table), seconds)
         for table, count in its.quarantined.items():
             quarantined.add_metric((*its.names, table), count)
     up = GaugeMetricFamily(
@@ -128,4 +137,4 @@ def families(facts: Facts) -> Iterable[Metric]:
         "Seconds since the target last confirmed that it accepts writes; 0 while it does",
         value=facts.target_silent_seconds,
     )
-    return (*made.values(), sources, states, quarantined, up, silent)
+    return (*made.values(), sources, states, quarantined, lags, up, silent)

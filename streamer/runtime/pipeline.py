@@ -129,7 +129,8 @@ class Pipeline:
         self._stream: ChangeStream
         self.acknowledgement: Acknowledgement
         self._lock = lock
-        self._durable_time = 0
+        self._received_time = 0
+        """What was committed until then has come; a protocol time, 0 if that is not known."""
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
         self._has_passed_stop = False
@@ -428,8 +429,7 @@ class Pipeline:
             raise self._link.another_history()
         self._tracker.keepalive(wal_end_lsn)
         self.heartbeat.look(self._tracker)
-        if self._tracker.is_idle:
-            self._durable_time = max(self._durable_time, source_time)
+        self._received_time = max(self._received_time, source_time)
         is_due = time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS
         if is_due or self.acknowledgement.is_wanted:
             self._advanced.set()
@@ -461,9 +461,10 @@ class Pipeline:
             if lane not in shares:
                 shares[lane] = Share(transaction, [], end_lsn, 0)
         self._open_lanes.clear()
-        if self._tracker.is_idle:  # all that was committed before is visible
-            self._durable_time = max(self._durable_time, transaction.commit_time)
-        self._tracker.dispatched(end_lsn, [lane.pending for lane in shares])
+        self._received_time = max(self._received_time, transaction.commit_time)
+        self._tracker.dispatched(
+            end_lsn, [lane.pending for lane in shares], transaction.commit_time
+        )
         if not shares:
             self.heartbeat.look(self._tracker)
         if end_lsn > self.health.wal_end_lsn:
@@ -528,7 +529,7 @@ class Pipeline:
     async def _store_progress(self) -> None:
         if not isinstance(self._stream, ReplicationStream):  # the journal may go when it is done
             self.acknowledgement.is_wanted = True
-        await self.acknowledgement.store(self._durable_time)
+        await self.acknowledgement.store(self._visible_time)
 
     def store_position(self) -> None:
         """Store the position that is durable, and the next one at once if it moves."""
@@ -567,12 +568,27 @@ class Pipeline:
         return max(0, self.health.wal_end_lsn - self._tracker.flush_lsn)
 
     def lag_seconds(self, now: datetime) -> float:
-        """How long ago, at most, what is visible in the target was all there was to see."""
+        """The age of the oldest committed change that is not visible in the target."""
         if self._tracker.is_idle and self.lag_bytes == 0:
             return 0.0
-        if not self._durable_time:
+        if not self._visible_time:
             return 0.0
-        return max(0.0, (now - to_datetime(self._durable_time)).total_seconds())
+        return max(0.0, (now - to_datetime(self._visible_time)).total_seconds())
+
+    def table_lags(self, now: datetime) -> dict[str, float]:
+        """The same of each table, by its name."""
+        lags = {}
+        for mapped in self._relations:
+            oldest = self._relations.lane(mapped).pending.oldest_time
+            age = (now - to_datetime(oldest)).total_seconds() if oldest else 0.0
+            lags[str(mapped.mapping.source)] = max(0.0, age)
+        return lags
+
+    @property
+    def _visible_time(self) -> int:
+        """What was committed at the source before then is visible; 0 if that is not known."""
+        oldest = self._tracker.oldest_time
+        return self._received_time if oldest is None else oldest
 
     async def _guard_source(self) -> None:
         if self.stop_lsn == EVERYTHING:
@@ -599,8 +615,7 @@ class Pipeline:
     def lane_durable(self, lane: Lane, shares: list[Share]) -> None:
         last = shares[-1]
         assert last.end_lsn is not None
-        self._tracker.durable(lane.pending, last.end_lsn)
-        self._durable_time = max(self._durable_time, last.transaction.commit_time)
+        self._tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self.heartbeat.look(self._tracker)
         self._shared.metrics.count_transactions(self.source.database, self.source.sid, shares)
         self._advanced.set()

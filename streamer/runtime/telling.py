@@ -1,14 +1,17 @@
-"""Tells the bookkeeping what only this process knows, for `streamer status`: how many changes wait
-in it, and that a heartbeat is overdue.
+"""Writes to the bookkeeping what only this process knows, for `streamer status`: how many changes
+wait in it, since when a table lags, which sessions it waits for, and that a heartbeat is overdue.
 
 Only when that has changed, and every few seconds at most: where nothing is held nothing is written.
-What a process that died has said counts no longer, because what it held comes again; so the first
-word of the next one says all there is.
+What a process that died has written counts no longer, because what it held comes again. So the
+first round of the next process writes all there is.
 """
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Final
 
+from streamer.apply.lane import Hold, MappedRelation
+from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
 from streamer.progress.store import HeldRecord, SourceRecord
 from streamer.runtime.heartbeat import Heartbeat
@@ -16,26 +19,103 @@ from streamer.runtime.relations import Relations
 from streamer.runtime.shared import Shared
 
 TELL_SECONDS: Final = 2.0
+LAG_SECONDS_MIN: Final = 2.0
+"""A table that lags less is not written down, or every busy table would be, all the time."""
 
 
 async def tell(
     shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
 ) -> None:
     """Tell of a source until cancelled."""
-    told: list[HeldRecord] | None = None
-    was_overdue: bool | None = None
+    teller = _Teller(shared, source, relations, heartbeat)
     while True:
-        held, overdue = _held(relations), heartbeat.overdue_seconds
         try:
-            if held != told:
-                await shared.store.set_held(source.source_id, held)
-                told = held
-            if was_overdue is not (overdue is not None):
-                await shared.store.set_heartbeat_overdue(source.source_id, overdue)
-                was_overdue = overdue is not None
-        except TargetError as exc:  # said later: it is no reason to stop a stream
+            await teller.tell()
+        except TargetError as exc:  # written later: it is no reason to stop a stream
             shared.metrics.count_error(exc, source.database, source.sid)
         await asyncio.sleep(TELL_SECONDS)
+
+
+class _Teller:
+    """What was written last of one source."""
+
+    def __init__(
+        self, shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+    ) -> None:
+        self._store = shared.store
+        self._source_id = source.source_id
+        self._relations = relations
+        self._heartbeat = heartbeat
+        self._held: list[HeldRecord] | None = None
+        self._was_overdue: bool | None = None
+        self._lag_since: dict[int, datetime | None] = {}
+        self._waiting = {  # perhaps: a process that died may have written so
+            mapped.relation_id
+            for mapped in relations
+            if Hold.SYNC not in relations.lane(mapped).hold
+        }
+
+    async def tell(self) -> None:
+        """Write what has changed."""
+        held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
+        if held != self._held:
+            await self._store.set_held(self._source_id, held)
+            self._held = held
+        if self._was_overdue is not (overdue is not None):
+            await self._store.set_heartbeat_overdue(self._source_id, overdue)
+            self._was_overdue = overdue is not None
+        await self._tell_lag()
+        await self._tell_waiting()
+
+    async def _tell_lag(self) -> None:
+        now = datetime.now(UTC)
+        since = {m.relation_id: _lag_since(self._relations, m, now) for m in self._relations}
+        missing = object()
+        changed = {
+            number: moment
+            for number, moment in since.items()
+            if self._lag_since.get(number, missing) != moment
+        }
+        if changed:
+            await self._store.set_lag_since(changed)
+        self._lag_since = since
+
+    async def _tell_waiting(self) -> None:
+        """Name the sessions at the target that hold up a drainer.
+
+        Between two attempts a drainer waits for nobody, and what was written last stands.
+        """
+        busy: dict[int, MappedRelation] = {}
+        done = []
+        for mapped in self._relations:
+            lane = self._relations.lane(mapped)
+            if lane.backend_pid is not None:
+                busy[lane.backend_pid] = mapped
+            elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
+                done.append(mapped.relation_id)
+        blockers = await self._store.blockers(list(busy)) if busy else {}
+        for pid, mapped in busy.items():
+            if sessions := blockers.get(pid):
+                reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
+                await self._store.set_waiting([mapped.relation_id], reason)
+                self._waiting.add(mapped.relation_id)
+            elif mapped.relation_id in self._waiting:
+                done.append(mapped.relation_id)
+        if done:
+            await self._store.set_waiting(done, None)
+            self._waiting.difference_update(done)
+
+
+def _may_wait(hold: Hold) -> bool:
+    return bool(hold & (Hold.BUSY | Hold.LARGE | Hold.ERROR | Hold.QUARANTINE))
+
+
+def _lag_since(relations: Relations, mapped: MappedRelation, now: datetime) -> datetime | None:
+    oldest = relations.lane(mapped).pending.oldest_time
+    if not oldest:
+        return None
+    since = to_datetime(oldest)
+    return since if (now - since).total_seconds() >= LAG_SECONDS_MIN else None
 
 
 def _held(relations: Relations) -> list[HeldRecord]:

@@ -96,3 +96,33 @@ def test_a_lane_held_up_for_long_needs_bounded_memory(monkeypatch: pytest.Monkey
     tracker.durable(lane, Lsn(200))
     assert tracker.flush_lsn == 200
     assert tracker.is_idle
+
+
+def test_the_oldest_pending_commit_is_known_by_its_time() -> None:
+    tracker, lane, other = make()
+
+    def oldest() -> list[int | None]:
+        return [tracker.oldest_time, lane.oldest_time, other.oldest_time]
+
+    assert oldest() == [None, None, None]
+    tracker.dispatched(Lsn(110), [lane], 1000)
+    tracker.dispatched(Lsn(120), [lane, other], 2000)
+    tracker.dispatched(Lsn(130), [lane], 3000)
+    assert oldest() == [1000, 1000, 2000]
+    tracker.durable(lane, Lsn(110), 1000)
+    assert oldest() == [2000, 2000, 2000]
+    tracker.durable(lane, Lsn(130), 3000)
+    assert oldest() == [2000, None, 2000]
+    tracker.durable(other, Lsn(120), 2000)
+    assert oldest() == [None, None, None]
+
+
+def test_the_time_of_a_merged_run_is_at_most_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUNS_MAX", 1)
+    tracker, lane, _ = make()
+    for number in range(1, 5):
+        tracker.dispatched(Lsn(100 + 10 * number), [lane], 1000 * number)
+    tracker.durable(lane, Lsn(120), 2000)
+    assert tracker.oldest_time == 2000
+    tracker.durable(lane, Lsn(140), 4000)
+    assert tracker.oldest_time is None

@@ -1,0 +1,3 @@
+-- When the oldest change of the table that is not visible was committed at its source; null while
+-- the table is in step, or nearly so.
+alter table streamer.relation add column lag_since timestamptz;

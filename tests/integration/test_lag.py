@@ -1,0 +1,58 @@
+"""The age of what is not visible yet, and whom a table waits for."""
+
+import re
+
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+
+async def test_a_locked_table_lags_and_names_the_session_it_waits_for(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for table in ("locked", "free"):
+        source.execute(f"create table {table} (id int primary key)")
+    async with stream("locked:\nfree:", settings="workers: 1") as streamer:
+        await streamer.caught_up()
+        metrics = streamer.engine.metrics.registry
+        shop = {"database": "shop", "sid": ""}
+        with target.connect() as user:
+            pid = user.info.backend_pid
+            user.execute("begin")
+            user.execute("lock table locked in access exclusive mode")
+            source.execute("insert into locked values (1)")
+
+            async def is_named() -> bool:
+                source.execute("insert into free select coalesce(max(id), 0) + 1 from free")
+                waiting_for = (await streamer.table("public.locked"))["waiting_for"] or ""
+                named = rf'target table "public.locked": pid {pid} \(role "postgres", query \d+ s'
+                return re.search(named, waiting_for) is not None
+
+            await streamer.eventually(is_named, 40)
+
+            async def lags() -> bool:
+                return bool((await streamer.table("public.locked"))["lag_seconds"] > 4)
+
+            await streamer.eventually(lags, 40)
+            status = await streamer.status()
+            assert status["lag_seconds"] > 4, "other tables that go on do not hide it"
+            assert metrics.get_sample_value("streamer_lag_seconds", shop) > 4  # type: ignore[operator]
+            labels = shop | {"table": "public.locked"}
+            assert metrics.get_sample_value("streamer_table_lag_seconds", labels) > 4  # type: ignore[operator]
+
+            async def free_goes_on() -> bool:
+                return bool((await streamer.table("public.free"))["lag_seconds"] == 0)
+
+            await streamer.eventually(free_goes_on, 40)
+            user.execute("rollback")
+        await streamer.caught_up(40)
+        assert_same(source, target, "locked")
+
+        async def is_over() -> bool:
+            table = await streamer.table("public.locked")
+            return table["waiting_for"] is None and table["lag_seconds"] == 0
+
+        await streamer.eventually(is_over, 40)
