@@ -30,7 +30,6 @@ from streamer.apply.lane import (
 )
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
-from streamer.decode.pgoutput import to_datetime
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import SourceLimitError, SourceRejectedError, StreamerError, TargetError
 from streamer.failpoints import failpoint
@@ -47,6 +46,7 @@ from streamer.route.mapping import (
 from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.lag import Lag, lane_lag_seconds
 from streamer.runtime.link import Link
 from streamer.runtime.looking import look
 from streamer.runtime.publishing import Publishing
@@ -129,8 +129,7 @@ class Pipeline:
         self._stream: ChangeStream
         self.acknowledgement: Acknowledgement
         self._lock = lock
-        self._received_time = 0
-        """What was committed until then has come; a protocol time, 0 if that is not known."""
+        self._lag = Lag(self._tracker)
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
         self._has_passed_stop = False
@@ -199,6 +198,7 @@ class Pipeline:
         try:
             self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
+            self._lag = Lag(self._tracker)
             self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
             self.acknowledgement = Acknowledgement(
                 self._lock, self._record, self._tracker, self._landmarks, self.heartbeat
@@ -429,7 +429,7 @@ class Pipeline:
             raise self._link.another_history()
         self._tracker.keepalive(wal_end_lsn)
         self.heartbeat.look(self._tracker)
-        self._received_time = max(self._received_time, source_time)
+        self._lag.received(source_time)
         is_due = time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS
         if is_due or self.acknowledgement.is_wanted:
             self._advanced.set()
@@ -461,7 +461,7 @@ class Pipeline:
             if lane not in shares:
                 shares[lane] = Share(transaction, [], end_lsn, 0)
         self._open_lanes.clear()
-        self._received_time = max(self._received_time, transaction.commit_time)
+        self._lag.received(transaction.commit_time)
         self._tracker.dispatched(
             end_lsn, [lane.pending for lane in shares], transaction.commit_time
         )
@@ -529,7 +529,7 @@ class Pipeline:
     async def _store_progress(self) -> None:
         if not isinstance(self._stream, ReplicationStream):  # the journal may go when it is done
             self.acknowledgement.is_wanted = True
-        await self.acknowledgement.store(self._visible_time)
+        await self.acknowledgement.store(self._lag.visible_time)
 
     def store_position(self) -> None:
         """Store the position that is durable, and the next one at once if it moves."""
@@ -568,27 +568,14 @@ class Pipeline:
         return max(0, self.health.wal_end_lsn - self._tracker.flush_lsn)
 
     def lag_seconds(self, now: datetime) -> float:
-        """The age of the oldest committed change that is not visible in the target."""
-        if self._tracker.is_idle and self.lag_bytes == 0:
-            return 0.0
-        if not self._visible_time:
-            return 0.0
-        return max(0.0, (now - to_datetime(self._visible_time)).total_seconds())
+        return self._lag.seconds(now, self.lag_bytes)
 
     def table_lags(self, now: datetime) -> dict[str, float]:
-        """The same of each table, by its name."""
-        lags = {}
-        for mapped in self._relations:
-            oldest = self._relations.lane(mapped).pending.oldest_time
-            age = (now - to_datetime(oldest)).total_seconds() if oldest else 0.0
-            lags[str(mapped.mapping.source)] = max(0.0, age)
-        return lags
-
-    @property
-    def _visible_time(self) -> int:
-        """What was committed at the source before then is visible; 0 if that is not known."""
-        oldest = self._tracker.oldest_time
-        return self._received_time if oldest is None else oldest
+        """Return the lag of each table in seconds, by its name."""
+        return {
+            str(mapped.mapping.source): lane_lag_seconds(self._relations.lane(mapped), now)
+            for mapped in self._relations
+        }
 
     async def _guard_source(self) -> None:
         if self.stop_lsn == EVERYTHING:
