@@ -60,7 +60,7 @@ def add_and_fill(world: World) -> None:
     snapshot and after the moment at which a careless program has read the definition.
     """
     lone = world.sources[0]
-    if not world.is_streaming(lone):
+    if not world.is_streaming(lone) or not world.is_copied("filled"):
         return
     world.excuse(lone, "filled")
     before = world.target.execute(_COPIED_AT)
@@ -161,7 +161,14 @@ def _others_go_on(world: World, source: Source) -> None:
         f"insert into quiet values (1, '{mark}') on conflict (id) do update set v = '{mark}'"
     )
     seen = f"select 1 from quiet where id = 1 and v = '{mark}'"
-    if not _until(lambda: world.target.execute(seen), NOTICE_SECONDS):
+
+    def is_seen() -> bool:
+        try:
+            return bool(world.target.execute(seen))
+        except psycopg.errors.UndefinedTable:  # still to be copied
+            return False
+
+    if not _until(is_seen, NOTICE_SECONDS):
         raise Violation(f"{source.slot}: one table's definition stops all tables\n{world.states()}")
 
 
@@ -295,7 +302,7 @@ def reattach_partition(world: World) -> None:
 def resync_in_large(world: World) -> None:
     """A resync is asked for while a large transaction is being written: it is visible whole or not."""
     lone = world.sources[0]
-    if not world.is_streaming(lone):
+    if not world.is_streaming(lone) or not world.is_copied("bulk"):
         return
     number = len(world.schedule)
     sizes = f"select tx, count(*) from bulk group by tx having count(*) <> {LARGE_ROWS}"

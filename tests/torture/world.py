@@ -201,6 +201,20 @@ class World:
         self.note(f"  skipped, {source.slot} does not stream")
         return False
 
+    def is_copied(self, table: str, seconds: float = 60.0) -> bool:
+        """Wait until the first copy of a table of the first source is complete."""
+        copied = (
+            "select 1 from streamer.relation where snapshot_lsn is not null"
+            f" and source = 'public.{table}' and state = 'ready'"
+        )
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.target.execute(copied):
+                return True
+            time.sleep(0.2)
+        self.note(f"  skipped, {table} is not copied")
+        return False
+
     def operate(self) -> None:
         """Do what the program asks an operator to do, where a fault has given a reason for it."""
         now = time.monotonic()
