@@ -22,7 +22,7 @@ def check_acknowledged(source: Source, target: Database) -> int:
     found = source.execute(
         f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
     )
-    if not found:
+    if not found or found[0][0] is None:  # it is being made
         return 0
     acknowledged = Lsn.parse(str(found[0][0]))
     expected = source.ledger.through(acknowledged)
