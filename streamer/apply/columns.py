@@ -4,17 +4,20 @@ RELATION tells a column's type by OID. Those of PostgreSQL's own types are the s
 the target can say what they are called; of others only the source knows.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
-from streamer.apply.plan import STABLE_OIDS_END
+from streamer.apply.plan import STABLE_OIDS_END, AddedColumn
 from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.decode.pgoutput import Relation
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.route.mapping import RelationName
-from streamer.sql import add_columns_clause, quote_qualified
+from streamer.source.columns import ColumnNow
+from streamer.sql import add_columns_clause, quote_identifier, quote_literal, quote_qualified
 
 log = structlog.get_logger()
 
@@ -23,6 +26,11 @@ LOCK_SECONDS: Final = 3
 
 TypeKey = tuple[int, int]
 """OID and modifier of a type."""
+
+AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
+"""Asks the source of a database and sid what columns a table has now."""
+
+NO_FILLS: Final[Mapping[str, str]] = MappingProxyType({})
 
 AskSource = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
 """Asks the source of a database and sid what types are called there."""
@@ -56,17 +64,63 @@ async def read_own_type_names(
     return {(row["oid"], row["modifier"]): row["name"] for row in rows}
 
 
+def judge_added(
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
+) -> dict[str, AddedColumn]:
+    """Say what columns are that the target lacks, by the numbers of those that it was filled with.
+
+    A column that the source no longer has by that name is left out. Pure.
+    """
+    by_number = {number: name for name, number in known.items()}
+    return {
+        name: AddedColumn(by_number.get(now[name].number), now[name].fill, now[name].is_computed)
+        for name in names
+        if name in now
+    }
+
+
+async def read_known(connection: TargetConnection, relation_id: int) -> dict[str, int] | None:
+    """Return the source's columns by their numbers as they were when a table was in step last; None
+    if that was not stored.
+    """
+    stored = await connection.fetch_value(
+        "select columns::text from streamer.relation where id = $1", relation_id
+    )
+    return None if stored is None else json.loads(stored)
+
+
+async def store_known(
+    connection: TargetConnection, relation_id: int, columns: Mapping[str, int]
+) -> None:
+    await connection.execute(
+        "update streamer.relation set columns = $2::text::jsonb where id = $1",
+        relation_id,
+        json.dumps(columns),
+    )
+
+
 async def add_columns(
-    address: TargetAddress, target: RelationName, columns: Sequence[tuple[str, str]]
+    address: TargetAddress,
+    target: RelationName,
+    columns: Sequence[tuple[str, str]],
+    fills: Mapping[str, str] = NO_FILLS,
 ) -> None:
     """Add *columns*, given by name and type, to *target*; one that is there meanwhile is fine.
+
+    *fills*: the text of the value that the rows of now get.
 
     On a connection of its own, and committed when it returns: others may fill the table at this
     moment. Raises TargetContentionError when it is locked for long, TargetSchemaError and
     TargetRejectedError with what to run there.
     """
     quoted = quote_qualified(target.namespace, target.name)
-    statement = f"alter table {quoted} {add_columns_clause(columns, if_not_exists=True)}"
+    filled = [
+        (name, f"{kind} default {quote_literal(fills[name])}" if name in fills else kind)
+        for name, kind in columns
+    ]
+    statement = f"alter table {quoted} {add_columns_clause(filled, if_not_exists=True)}"
+    # Values come from the source: a default of the target would hide that one is missing.
+    drops = ", ".join(f"alter column {quote_identifier(name)} drop default" for name in fills)
     try:
         async with (
             target_connection(address, "streamer columns") as connection,
@@ -74,6 +128,8 @@ async def add_columns(
         ):
             await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
             await connection.execute(statement)
+            if drops:
+                await connection.execute(f"alter table {quoted} {drops}")
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise

@@ -7,10 +7,11 @@ Pure.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 from streamer.apply.catalog import TargetColumn, TargetRelation
@@ -24,8 +25,13 @@ from streamer.decode.tuples import (
 )
 from streamer.errors import TargetSchemaError
 from streamer.route.expressions import Expression
-from streamer.route.mapping import OnColumnAdded, RelationMapping, TableType
-from streamer.sql import add_columns_clause, quote_identifier, quote_qualified
+from streamer.route.mapping import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.sql import (
+    add_columns_clause,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
 
 SID: Final = "sid"
 TABLE_COLUMNS_MAX: Final = 1600
@@ -269,18 +275,8 @@ def make_plan(
             hint="create it, or set target.create_tables: true",
         )
     columns, missing = match_columns(relation, mapping, target)
-    quoted = quote_qualified(target.name.namespace, target.name.name)
     if missing:
-        types = type_names or {}
-        additions = add_columns_clause(
-            [(name, types.get(source, "<its type>")) for source, name in missing]
-        )
-        listed = ", ".join(f'"{name}"' for _, name in missing)
-        raise TargetSchemaError(
-            f'target table "{mapping.target}" has no column {listed}',
-            hint=f"run there: alter table {quoted} {additions}; "
-            "or exclude the column in the mapping",
-        )
+        raise missing_error(mapping, target.name, missing, type_names or {})
     has_sid = target.has_sid and all(column.name != SID for column in columns)
     if has_sid and sid is None:
         raise TargetSchemaError(
@@ -372,6 +368,61 @@ def _with_computed(
         position = -1 if replaced is None else replaced.position
         by_name[name] = PlanColumn(position, there, expression)
     return tuple(by_name.values())
+
+
+@dataclass(frozen=True, slots=True)
+class AddedColumn:
+    """A column of the source that the target lacks, as far as the source's catalog tells.
+
+    ``renamed_from``: the source's column that it was. ``fill``: the text of the value that rows
+    from before have. ``is_computed``: they may have values of their own, which no change brings.
+    """
+
+    renamed_from: str | None = None
+    fill: str | None = None
+    is_computed: bool = False
+
+    @property
+    def may_be_added(self) -> bool:
+        """Whether adding it leaves the target's rows as the source has them."""
+        return self.renamed_from is None and not self.is_computed
+
+
+NO_ADDED: Final[Mapping[str, AddedColumn]] = MappingProxyType({})
+
+
+def missing_error(
+    mapping: RelationMapping,
+    target: RelationName,
+    missing: Sequence[tuple[str, str]],
+    types: Mapping[str, str],
+    added: Mapping[str, AddedColumn] = NO_ADDED,
+    resync: str | None = None,
+) -> TargetSchemaError:
+    """Return the error that says what makes the target fit, and keeps its rows equal to the
+    source's. *resync*: the command that copies the table again. Pure.
+    """
+    alter = f"alter table {quote_qualified(target.namespace, target.name)}"
+    plain = AddedColumn()
+    statements, additions = [], []
+    for source, name in missing:
+        column = added.get(source, plain)
+        before = None if column.renamed_from is None else mapping.target_column(column.renamed_from)
+        if before is not None:
+            renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
+            statements.append(f"{alter} rename column {renaming}")
+            continue
+        kind = types.get(source, "<its type>")
+        if column.fill is not None:
+            kind += f" default {quote_literal(column.fill)}"
+        additions.append((name, kind))
+    if additions:
+        statements.append(f"{alter} {add_columns_clause(additions)}")
+    hint = f"run there: {'; '.join(statements)}; or exclude the column in the mapping"
+    if resync is not None and any(added.get(source, plain).is_computed for source, _ in missing):
+        hint += f"; no change brings the values that rows from before have in it: {resync} does"
+    listed = ", ".join(f'"{name}"' for _, name in missing)
+    return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
 
 
 def missing_columns(

@@ -9,17 +9,28 @@ from typing import Final
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.catalog import TargetRelation, read_relation
-from streamer.apply.columns import AskSource, add_columns, read_own_type_names, type_keys
+from streamer.apply.columns import (
+    AskColumns,
+    AskSource,
+    add_columns,
+    judge_added,
+    read_known,
+    read_own_type_names,
+    store_known,
+    type_keys,
+)
 from streamer.apply.commit import HAS_DEFERRED_SQL
 from streamer.apply.confirm import confirm_expressions
 from streamer.apply.lane import MappedRelation, Share
-from streamer.apply.plan import ApplyPlan, make_plan, missing_columns
+from streamer.apply.plan import ApplyPlan, make_plan, missing_columns, missing_error
 from streamer.apply.quarantine import Definition
 from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, may_replace_role
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
+from streamer.hints import command
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.source.columns import ColumnNow
 from streamer.sql import quote_identifier, quote_qualified
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
@@ -42,8 +53,13 @@ class Planner:
     """Makes plans and keeps the newest of each relation. Shared by all who apply changes."""
 
     def __init__(
-        self, address: TargetAddress, ask_source: AskSource, ask_expressions: AskExpressions
+        self,
+        address: TargetAddress,
+        ask_source: AskSource,
+        ask_expressions: AskExpressions,
+        ask_columns: AskColumns,
     ) -> None:
+        self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
         self._ask_expressions = ask_expressions
@@ -84,16 +100,29 @@ class Planner:
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
         target = await self._read(mapped)
         types = mapped.source.types
+        known, now = await self._compare_columns(mapped, relation)
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
-            types = await self._name_types(
-                mapped, relation, [name for name, _ in missing], may_fail=adds
-            )
-            if adds and all(name in types for name, _ in missing):
+            names = [name for name, _ in missing]
+            types = await self._name_types(mapped, relation, names, may_fail=adds)
+            added = judge_added(names, known or {}, now)
+            if not adds or any(not column.may_be_added for column in added.values()):
+                own = mapped.source
+                resync = command(
+                    "resync", str(mapped.mapping.source), database=own.database, sid=own.sid
+                )
+                raise missing_error(mapped.mapping, target.name, missing, types, added, resync)
+            if all(name in types for name in names):
+                fills = {
+                    there: column.fill
+                    for name, there in missing
+                    if (column := added.get(name)) is not None and column.fill is not None
+                }
                 await add_columns(
                     replace(self._address, claim=mapped.source.claim),
                     target.name,
                     [(there, types[name]) for name, there in missing],
+                    fills,
                 )
                 target = await self._read(mapped)
         binary = bool(mapped.source.binary_types)
@@ -109,6 +138,14 @@ class Planner:
             async with self._target(mapped) as connection:
                 if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
                     plan = replace(plan, is_provisional=True)
+        if known is not None and now:
+            stay = {name: number for name, number in known.items() if name in now}
+            async with self._target(mapped) as connection:
+                await store_known(
+                    connection,
+                    mapped.relation_id,
+                    {name: column.number for name, column in now.items()} | stay,
+                )
         mapped.plan = plan
         return plan
 
@@ -140,6 +177,19 @@ class Planner:
             f"role {quote_identifier(role)} superuser), and restart streamer; or run there: alter "
             f"table {table} drop constraint {quote_identifier(constraint)}",
         )
+
+    async def _compare_columns(
+        self, mapped: MappedRelation, relation: Relation
+    ) -> tuple[dict[str, int] | None, dict[str, ColumnNow]]:
+        """Return the columns that the table was filled with, and those that the source has now
+        where *relation* has others.
+        """
+        async with self._target(mapped) as connection:
+            known = await read_known(connection, mapped.relation_id)
+        if known is None or all(column.name in known for column in relation.columns):
+            return known, {}
+        source = mapped.source
+        return known, await self._ask_columns(source.database, source.sid, mapped.mapping.source)
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.

@@ -2,6 +2,8 @@
 that ends it.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,14 +45,22 @@ async def hand_over(
     rows: int,
     size: int,
     owns_rows: bool,
+    columns: Mapping[str, int],
 ) -> None:
     """The copy is in the target: from *lsn* on the stream brings the changes of a relation.
 
-    Without *attempt* nothing was copied: the relation was declared to be in step. Raises
-    TargetFencedError if the copy has begun again meanwhile.
+    *columns*: the source's, with their numbers. Without *attempt* nothing was copied: the relation
+    was declared to be in step. Raises TargetFencedError if the copy has begun again meanwhile.
     """
     updated = await connection.execute(
-        _HAND_OVER_SQL, relation_id, str(lsn), rows, size, attempt, owns_rows
+        _HAND_OVER_SQL,
+        relation_id,
+        str(lsn),
+        rows,
+        size,
+        attempt,
+        owns_rows,
+        json.dumps(dict(columns)),
     )
     if not updated:
         raise TargetFencedError("this copy was begun again, by a request or another process")
@@ -180,7 +190,7 @@ update streamer.relation set
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
     rows_copied = $3, rows_total = $3, bytes_copied = $4,
     declared = declared or $5::int4 is null,
-    owns_rows = owns_rows or $6,
+    owns_rows = owns_rows or $6, columns = $7::text::jsonb,
     filling = false, resync = null, error = null, waiting_for = null, changed_at = now()
 where id = $1 and ($5::int4 is null or attempt = $5::int4)
 """

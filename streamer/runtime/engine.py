@@ -34,7 +34,7 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import CHANNEL, WAITING, Store
 from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import Mapping, RelationMapping, SourceMapping
+from streamer.route.mapping import Mapping, RelationMapping, RelationName, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.gauges import Facts, families, read_facts
 from streamer.runtime.index_builder import IndexBuilder
@@ -43,6 +43,7 @@ from streamer.runtime.shared import Health, Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.waiting import report_waits
+from streamer.source.columns import ColumnNow, ask_columns
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
@@ -130,7 +131,9 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         store = Store(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
-        planner = Planner(self._address, self._name_types, self._describe_expressions)
+        planner = Planner(
+            self._address, self._name_types, self._describe_expressions, self._ask_columns
+        )
         try:
             async with asyncio.TaskGroup() as guarding:
                 self._guarding = guarding
@@ -176,6 +179,15 @@ class Engine:
             if (source.database, source.sid) == (database, sid):
                 return await read_expressions(source, mapping)
         return ExpressionFacts({}, {})
+
+    async def _ask_columns(
+        self, database: str, sid: str | None, name: RelationName
+    ) -> dict[str, ColumnNow]:
+        for supervisor in self.supervisors:
+            source = supervisor.source
+            if (source.database, source.sid) == (database, sid):
+                return await ask_columns(source, name)
+        return {}
 
     async def _migrate(self, store: Store) -> None:
         backoff = Backoff()

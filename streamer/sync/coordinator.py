@@ -344,6 +344,7 @@ class SyncCoordinator:
             rows=0,
             size=0,
             owns_rows=copy.was_created,
+            columns=copy.column_numbers,
         )
         failpoint("sync.catching_up")
         copy.mapped.quarantine.forget(0)
@@ -690,6 +691,7 @@ class SyncCoordinator:
             rows=rows,
             size=size,
             owns_rows=copy.owns_rows,
+            columns=copy.column_numbers,
         )
 
     async def _analyze(self, target: TargetConnection, copy: TableCopy) -> None:

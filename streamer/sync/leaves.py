@@ -1,5 +1,8 @@
-"""Tells of partitions that were attached to a published table with rows in them: a gap. So is one
-that was detached for a while.
+"""Tells of what no change brings: gaps of tables in step.
+
+One is a partition that was attached to a published table with rows in it, or that was detached for
+a while. The other is a column that was dropped and added again, or took another's name: rows from
+before keep its former values.
 
 What the snapshot of a copy sees is known; what is there later, came with rows and is not known, is
 said in the table's status until the table is copied again.
@@ -12,6 +15,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.hints import command
 from streamer.progress.store import Store
+from streamer.source.columns import read_columns
 from streamer.source.connection import Connection
 from streamer.source.partitions import Leaf, brought_rows, read_leaves
 
@@ -32,6 +36,8 @@ async def look_at_leaves(
     """Say which partitions brought rows, or were away for a while, since *relations*, all in step,
     were copied.
     """
+    relations = list(relations)
+    await look_at_columns(store, plain, relations)
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     found = await read_leaves(plain, by_name)
     if not found:
@@ -77,3 +83,31 @@ async def _look(
 
 def _names(leaves: list[Leaf]) -> str:
     return ", ".join(f'"{leaf.name}"' for leaf in leaves)
+
+
+async def look_at_columns(
+    store: Store, plain: Connection, relations: Iterable[MappedRelation]
+) -> None:
+    """Say which columns are others than those that *relations*, all in step, were filled with."""
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    stored = await store.columns([mapped.relation_id for mapped in by_name.values()])
+    for name, columns in (await read_columns(plain, by_name)).items():
+        mapped = by_name[name]
+        known = stored.get(mapped.relation_id)
+        if known is None:
+            numbers = {column: now.number for column, now in columns.items()}
+            await store.set_columns(mapped.relation_id, numbers)
+            continue
+        others = [c for c, now in columns.items() if known.get(c, now.number) != now.number]
+        if others:
+            own = mapped.source
+            resync = command(
+                "resync", str(name), "--mode", "diff", database=own.database, sid=own.sid
+            )
+            listed = ", ".join(f'"{column}"' for column in others)
+            error = (
+                f"column {listed} of the source was dropped and added again, or renamed, so rows "
+                f"that did not change since keep former values; {resync} brings the present ones"
+            )
+            if await store.tell_of_gap(mapped.relation_id, error):
+                log.warning("column replaced", table=str(name), error=error)

@@ -77,6 +77,11 @@ class TableCopy:
         return str(self.mapped.mapping.source)
 
     @property
+    def column_numbers(self) -> dict[str, int]:
+        """The source's columns with their numbers."""
+        return {column.name: column.number for column in self.relation.columns}
+
+    @property
     def is_staged(self) -> bool:
         return self.way is not Way.DIRECT
 

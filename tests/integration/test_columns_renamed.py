@@ -1,0 +1,87 @@
+"""Columns that are renamed, filled by a default, or dropped and added again leave no row behind."""
+
+import re
+
+import pytest
+
+from tests.support.postgres import Database, contents
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+
+CHANGES = {
+    "renamed": "alter table renamed rename v to w",
+    "renamed_add": "alter table renamed_add rename v to w",
+    "filled": "alter table filled add w text not null default 'it''s'",
+    "filled_add": "alter table filled_add add w text not null default 'it''s', add x int[] default '{1,2}'",
+    "computed": "alter table computed add w serial",
+    "computed_add": "alter table computed_add add w serial",
+    "again": "alter table again drop v; alter table again add v text",
+}
+
+
+async def error_of(streamer: Streamer, table: str) -> str:
+    """Wait until a table shows an error, and return it."""
+    found: list[str] = []
+
+    async def is_said() -> bool:
+        found[:] = [(await streamer.table(f"public.{table}"))["error"] or ""]
+        return bool(found[0])
+
+    await streamer.eventually(is_said, 60)
+    return found[0]
+
+
+def same(source: Database, target: Database, table: str, columns: str) -> bool:
+    return contents(source, table, columns) == contents(target, table, columns)
+
+
+async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_error_says_how(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    # GIVEN tables in step
+    for name in CHANGES:
+        source.execute(f"create table {name} (id int primary key, v text)")
+        source.execute(f"insert into {name} values (1, 'one'), (2, 'two')")
+    tables = [n + (": {on_column_added: add}" if n.endswith("_add") else ":") for n in CHANGES]
+    async with stream("\n".join(tables)) as streamer:
+        await streamer.caught_up(60)
+
+        # WHEN their columns change, and then one row
+        for name, statement in CHANGES.items():
+            source.execute(f"{statement}; update {name} set id = 3 where id = 2")
+
+        # THEN a rename is offered, and nothing is added in its place
+        for name in ("renamed", "renamed_add"):
+            error = await error_of(streamer, name)
+            (statement,) = re.findall(r"run there: ([^;]*);", error)
+            assert statement.endswith('rename column "v" to "w"')
+            target.execute(statement)
+        # AND a value that all rows got is added with the column
+        (statement,) = re.findall(r"run there: ([^;]*);", await error_of(streamer, "filled"))
+        target.execute(statement)
+        # AND values that each row has of its own end with a resync
+        for name in ("computed", "computed_add"):
+            error = await error_of(streamer, name)
+            assert f"streamer resync public.{name} --database shop" in error
+            target.execute(re.findall(r"run there: ([^;]*);", error)[0])
+        # AND a column of the same name is noticed
+        error = await error_of(streamer, "again")
+        assert "dropped and added again" in error
+        assert "streamer resync public.again --database shop --mode diff" in error
+        target.execute(
+            "insert into streamer.request (relation_id, action) select id, 'resync'"
+            " from streamer.relation where source ~ 'computed|again'; notify streamer"
+        )
+
+        async def are_equal() -> bool:
+            return all(
+                same(source, target, name, "id, v" if name == "again" else "id, w")
+                for name in CHANGES
+            ) and same(source, target, "filled_add", "id, v, w, x")
+
+        await streamer.eventually(are_equal, 60)
+        await streamer.caught_up(60)
+        assert (await streamer.table("public.again"))["error"] is None
+        defaults = "select count(*) from pg_attrdef where adrelid = 'filled_add'::regclass"
+        assert target.value(defaults) == 0
