@@ -348,8 +348,13 @@ class TargetConnection:
             _say_untagged(row["reason"])
 
     async def commit(self) -> None:
-        """End the transaction."""
-        await self.execute(f"{origin.STAMP_SQL}; commit" if self._has_origin else "commit")
+        """Commit the transaction. Raises TargetError if the server rolled it back instead."""
+        sql = f"{origin.STAMP_SQL}; commit" if self._has_origin else "commit"
+        with translating(), self._watch.waiting():
+            status: str = await self._connection.execute(sql)
+        if status != "COMMIT":
+            # COMMIT of a transaction in which a statement failed is no error to the server.
+            raise TargetError(f'target: the answer to COMMIT was "{status}"')
 
     @property
     def server_version(self) -> int:

@@ -13,7 +13,7 @@ Pure.
 
 import json
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from streamer.lsn import Lsn
@@ -30,25 +30,51 @@ class Landmark:
     end_lsn: Lsn
     xid: int
     commit_time: int
+    with_origins: bool = field(default=False, compare=False)
+    """It came in a stream that forwards what carries an origin; without that it may not come."""
 
     def to_json(self) -> str:
         return json.dumps(
-            {"end_lsn": str(self.end_lsn), "xid": self.xid, "commit_time": self.commit_time}
+            {
+                "end_lsn": str(self.end_lsn),
+                "xid": self.xid,
+                "commit_time": self.commit_time,
+                "with_origins": self.with_origins,
+            }
         )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         fields = json.loads(text)
-        return cls(Lsn.parse(fields["end_lsn"]), fields["xid"], fields["commit_time"])
+        return cls(
+            Lsn.parse(fields["end_lsn"]),
+            fields["xid"],
+            fields["commit_time"],
+            fields.get("with_origins", False),
+        )
 
 
 class Landmarks:
-    """Looks for the transaction that has to come again, and keeps those that may be next."""
+    """Looks for the transaction that has to come again, and keeps those that may be next.
 
-    def __init__(self, stored: Landmark | None, start_lsn: Lsn) -> None:
-        self._expected = stored if stored is not None and stored.end_lsn > start_lsn else None
+    Of many transactions in flight only some are kept. A position between one that is kept and one
+    that is not would have an older landmark than it could have, so `position_through` returns the
+    position of the landmark instead.
+    """
+
+    def __init__(
+        self, stored: Landmark | None, start_lsn: Lsn, *, with_origins: bool = False
+    ) -> None:
+        """*with_origins*: the stream forwards transactions that carry an origin."""
+        is_missed = stored is not None and stored.with_origins and not with_origins
+        comes = stored is not None and stored.end_lsn > start_lsn and not is_missed
+        self._expected = stored if comes else None
         self._stored_lsn = stored.end_lsn if stored is not None else start_lsn
         self._kept: deque[Landmark] = deque()
+        self._before_gap: set[Lsn] = set()
+        """Ends of the kept transactions behind which others were left out."""
+        self._last_lsn: Lsn | None = None
+        """The end of the last one that was taken out, if there is a gap behind it."""
 
     def came(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
         """A transaction has come; False if the one that was expected cannot come any more.
@@ -61,10 +87,31 @@ class Landmarks:
             if landmark != expected:
                 return False
             self._expected = None
-        # Any transaction that is acknowledged serves.
-        if has_changes and len(self._kept) < KEPT_MAX:
+        if has_changes:
             self._kept.append(landmark)
+            if len(self._kept) > KEPT_MAX:
+                self._thin_out()
         return True
+
+    def _thin_out(self) -> None:
+        """Leave out every second transaction; the first and the newest stay."""
+        before, newest = list(self._kept), self._kept[-1]
+        self._kept.clear()
+        for number, landmark in enumerate(before):
+            if number % 2 and landmark is not newest:
+                self._before_gap.discard(landmark.end_lsn)
+                self._before_gap.add(self._kept[-1].end_lsn)
+            else:
+                self._kept.append(landmark)
+
+    def position_through(self, lsn: Lsn) -> Lsn:
+        """Return the newest position up to *lsn* that has an exact landmark."""
+        at = self._last_lsn
+        for landmark in self._kept:
+            if landmark.end_lsn > lsn:
+                break
+            at = landmark.end_lsn if landmark.end_lsn in self._before_gap else None
+        return lsn if at is None else at
 
     def passed(self, lsn: Lsn) -> bool:
         """Everything up to *lsn* has come; False if what was expected has not."""
@@ -75,6 +122,8 @@ class Landmarks:
         found = None
         while self._kept and self._kept[0].end_lsn <= lsn:
             found = self._kept.popleft()
+            self._last_lsn = found.end_lsn if found.end_lsn in self._before_gap else None
+            self._before_gap.discard(found.end_lsn)
         if found is None or found.end_lsn <= self._stored_lsn:
             return None
         self._stored_lsn = found.end_lsn

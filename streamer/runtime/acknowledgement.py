@@ -60,7 +60,7 @@ class Acknowledgement:
         Raises TargetConnectionError, TargetFencedError.
         """
         async with self._storing:  # at the end, two tasks want to
-            flush_lsn = self._tracker.flush_lsn
+            flush_lsn = self._landmarks.position_through(self._tracker.flush_lsn)
             visible_time = to_datetime(durable_time) if durable_time else None
             if not self._is_worth_storing(flush_lsn, visible_time):
                 return

@@ -199,7 +199,9 @@ class Pipeline:
             self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
             self._lag = Lag(self._tracker)
-            self._landmarks = Landmarks(self._record.last_transaction, start_lsn)
+            self._landmarks = Landmarks(
+                self._record.last_transaction, start_lsn, with_origins=source.forward_origins
+            )
             self.acknowledgement = Acknowledgement(
                 self._lock, self._record, self._tracker, self._landmarks, self.heartbeat
             )
@@ -438,7 +440,9 @@ class Pipeline:
         """Give each lane its share of a transaction, or of a piece of one."""
         transaction, end_lsn = piece.transaction, piece.end_lsn
         if end_lsn is not None and not self._landmarks.came(
-            Landmark(end_lsn, transaction.xid, transaction.commit_time),
+            Landmark(
+                end_lsn, transaction.xid, transaction.commit_time, self.source.forward_origins
+            ),
             has_changes=bool(piece.changes or self._open_lanes),
         ):
             raise self._link.another_history()

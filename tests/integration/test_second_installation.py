@@ -19,13 +19,14 @@ MEMBERS = "select tablename from pg_publication_tables where pubname = 'streamer
 
 
 async def refused(streamer: Streamer) -> str:
-    """Wait until the source of *streamer* is in error; return the error."""
+    """Wait until the engine of *streamer* has its source in error; return the error."""
 
     async def is_in_error() -> bool:
-        return str((await streamer.status())["state"]) == "error"
+        supervisors = streamer.engine.supervisors
+        return bool(supervisors) and supervisors[0].failure is not None
 
     await streamer.eventually(is_in_error, SECONDS)
-    return str((await streamer.status())["error"])
+    return str(streamer.engine.supervisors[0].failure)
 
 
 async def test_the_slot_and_publications_of_the_first_stay_its_own(

@@ -40,9 +40,34 @@ def test_only_what_is_newer_than_what_is_stored_is_stored() -> None:
 
 def test_memory_is_bounded() -> None:
     landmarks = Landmarks(None, Lsn(0))
-    for lsn in range(1, KEPT_MAX + 100):
+    for lsn in range(1, 5 * KEPT_MAX):
         landmarks.came(at(lsn))
-    assert landmarks.newest_through(Lsn(KEPT_MAX + 50)) == at(KEPT_MAX)
+    assert len(landmarks._kept) <= KEPT_MAX
+    assert landmarks.newest_through(Lsn(5 * KEPT_MAX)) == at(5 * KEPT_MAX - 1)
+
+
+def test_a_position_is_never_ahead_of_its_landmark_by_a_transaction() -> None:
+    """Also when so many are in flight that not all are kept."""
+    landmarks = Landmarks(None, Lsn(0))
+    stored, positions = 0, set()
+    last = 3 * KEPT_MAX + 7
+    for lsn in range(1, last + 1):
+        landmarks.came(at(2 * lsn))
+    for flush in range(1, 2 * last + 2, 3):
+        position = landmarks.position_through(Lsn(flush))
+        landmark = landmarks.newest_through(position)
+        stored = landmark.end_lsn if landmark is not None else stored
+        assert position - stored in (0, 1), (flush, position, stored)
+        positions.add(position)
+    assert landmarks.position_through(Lsn(2 * last + 9)) == 2 * last + 9
+    assert len(positions) > KEPT_MAX / 4
+
+
+def test_without_origins_one_that_may_carry_an_origin_is_not_expected() -> None:
+    stored = Landmark.from_json(Landmark(Lsn(30), 30, 30, with_origins=True).to_json())
+    assert Landmarks(stored, Lsn(10), with_origins=False).passed(Lsn(40))
+    assert not Landmarks(stored, Lsn(10), with_origins=True).passed(Lsn(40))
+    assert not Landmarks(at(30), Lsn(10), with_origins=True).passed(Lsn(40))
 
 
 def test_as_json() -> None:

@@ -1,0 +1,20 @@
+"""COMMIT of a transaction that has failed is answered without an error, and is none."""
+
+import contextlib
+
+import pytest
+
+from streamer.apply.target import TargetAddress, target_connection, transaction
+from streamer.errors import StreamerError, TargetError
+from streamer.route.mapping import Secret
+from tests.support.postgres import Database
+
+
+async def test_a_commit_that_rolled_back_is_an_error(target: Database) -> None:
+    async with target_connection(TargetAddress.parse(Secret(target.url))) as connection:
+        with pytest.raises(TargetError, match='answer to COMMIT was "ROLLBACK"'):
+            async with transaction(connection):
+                with contextlib.suppress(StreamerError):
+                    await connection.execute("select 1 / 0")
+        async with transaction(connection):
+            await connection.execute("select 1")
