@@ -213,6 +213,7 @@ class SourceSettings(Strict):
     streaming: bool = True
     transport: Transport = Transport.TEXT
     forward_origins: bool = False
+    failover: bool = False
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     heartbeat_interval: float | None = Field(default=None, ge=0, le=3600)

@@ -150,6 +150,7 @@ class MappingBuilder:
                     streaming=group.streaming,
                     transport=group.transport,
                     forward_origins=group.forward_origins,
+                    failover=group.failover,
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,

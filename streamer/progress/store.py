@@ -84,6 +84,7 @@ class SourceRecord:
     database: str
     sid: str | None
     system_identifier: str | None
+    timeline: int | None
     slot: str
     publication: str
     state: str
@@ -160,7 +161,7 @@ class Request:
 
 
 _SOURCES_SQL: Final = """
-select id as source_id, database, sid, system_identifier, slot, publication, state, error,
+select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
        acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
        backlog,
        heartbeat_seconds,

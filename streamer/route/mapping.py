@@ -321,6 +321,8 @@ class SourceMapping:
     streaming: bool = True
     transport: Transport = Transport.TEXT
     forward_origins: bool = False
+    failover: bool = False
+    """The slot is one that standbys synchronize."""
     heartbeat_interval: float | None = None
     """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None

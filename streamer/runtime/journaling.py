@@ -191,7 +191,9 @@ class Journaling:
                 (source.publication, source.publication_inserts),
                 streaming=False,
             )
-            stream = await ReplicationStream.start(source, source.slot, start_lsn, options)
+            stream = await ReplicationStream.start(
+                source, source.slot, start_lsn, options, server=server
+            )
             try:
                 failpoint("journal.slot_taken")
                 # Nobody can move it any more.

@@ -7,6 +7,7 @@ is told which tables to resync.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
@@ -35,8 +36,10 @@ from streamer.source.slot import (
     create_slot,
     drop_slot,
     read_slot,
+    set_failover,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
+from streamer.source.timeline import parse_fork
 from streamer.source.waits import Reported
 
 log = structlog.get_logger()
@@ -54,8 +57,12 @@ class Link:
         relations: Iterable[MappedRelation],
         guard: BacklogGuard,
         journal: Journal | None,
+        history: str,
     ) -> None:
-        """*journal*: what to read instead of the slot, if anything."""
+        """*journal*: what to read instead of the slot, if anything. *history*: the source's
+        timeline history.
+        """
+        self._history = history
         self._guard = guard
         self._journal = journal
         self._source = source
@@ -69,16 +76,55 @@ class Link:
         """Return the relations that have no copy still to be made."""
         return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Refuse a source that cannot go on where the target stands. Raises SourceDivergedError."""
         synced, record = self._synced(), self._record
         if not synced:
             return
         try:
+            if record.system_identifier == self._server.system_identifier:
+                record = await self._follow_fork(record, synced)
             check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
         except SourceDivergedError as exc:
             exc.hint = self._resync_hint(synced)
             raise
+
+    async def _follow_fork(
+        self, record: SourceRecord, synced: list[MappedRelation]
+    ) -> SourceRecord:
+        """Go over to the source's new timeline, if the target has nothing from behind the fork.
+
+        The acknowledged position may lie behind the fork where no change does, because it follows
+        keepalives. The slot has to be at the fork or before it: one that was made since has not
+        seen what the new primary committed before that. Raises SourceDivergedError.
+        """
+        timeline, known = self._server.timeline, record.timeline
+        if known is None or known == timeline:
+            return record
+        fork_lsn = parse_fork(self._history, known)
+        if fork_lsn is None:
+            raise SourceDivergedError(
+                f"the source is on timeline {timeline}, which does not descend from timeline "
+                f"{known} that the target knows"
+            )
+        ahead = [str(mapped.mapping.source) for mapped in synced if mapped.end_lsn > fork_lsn]
+        if self._journal is not None and self._journal.end_lsn > fork_lsn:
+            ahead.append("its journal")
+        if ahead:
+            raise SourceDivergedError(
+                f"the source failed over to timeline {timeline}, which forked at {fork_lsn}, and "
+                f"the target has changes from behind that: {', '.join(ahead)}"
+            )
+        log.warning(
+            "the source failed over, and the target has nothing that it lacks",
+            source=self._source.label,
+            timeline=timeline,
+            fork_lsn=str(fork_lsn),
+        )
+        if record.acknowledged_lsn > fork_lsn:
+            await self._store.reset_acknowledged(record.source_id, fork_lsn)
+            self._record = replace(record, acknowledged_lsn=fork_lsn, last_transaction=None)
+        return self._record
 
     # ---- the slot ------------------------------------------------------------------------------
 
@@ -107,10 +153,13 @@ class Link:
             if not synced:
                 return await self._make_slot(plain)
             raise await self._lost(exc, synced) from None
-        if record.system_identifier is None:
+        identity = self._server.system_identifier, self._server.timeline
+        if (record.system_identifier, record.timeline) != identity:
             await self._store.set_identity(
                 record.source_id, self._server.system_identifier, self._server.timeline
             )
+        if slot is not None and self._journal is None:
+            await set_failover(self._source, slot, self._server)
         if record.acknowledged_lsn < start_lsn:
             await self._store.reset_acknowledged(record.source_id, start_lsn)
         return start_lsn, None
@@ -124,7 +173,9 @@ class Link:
         options = StreamOptions.for_version(
             self._server.version, source, publications, binary=binary
         )
-        return await ReplicationStream.start(source, source.slot, start_lsn, options)
+        return await ReplicationStream.start(
+            source, source.slot, start_lsn, options, server=self._server
+        )
 
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
         """Return what to raise: there is no going on without a copy of *synced*."""
@@ -178,9 +229,7 @@ class Link:
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()
         await drop_slot(plain, self._source.slot)
-        snapshot = await create_slot(
-            self._source, self._source.slot, self._server.version, tell=self._tell
-        )
+        snapshot = await create_slot(self._source, self._source.slot, self._server, tell=self._tell)
         failpoint("sync.slot_created")
         try:
             await self._store.set_identity(

@@ -70,6 +70,7 @@ from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import check_owner, mark_publications, read_found
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
+from streamer.source.timeline import check_same_server_plainly, read_history
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
@@ -188,11 +189,13 @@ class Pipeline:
         await store.take_requests(self._record.source_id)
         async with connection(source, replication=True) as replication:
             self._server = server = await read_server(replication)
+            history = await read_history(replication, server, self._record.timeline)
         check_ready(server, source)
         async with connection(source) as plain:
+            await check_same_server_plainly(plain, server)
             await set_lock_timeout(plain)
             start_lsn, snapshot = await watched(
-                source, plain, self._settle(plain, server), self._tell_wait
+                source, plain, self._settle(plain, server, history), self._tell_wait
             )
         await store.set_source_state(self._record.source_id, "starting")
         try:
@@ -220,7 +223,7 @@ class Pipeline:
         await self._shared.store.set_source_state(self._record.source_id, "starting", what)
 
     async def _settle(
-        self, plain: Connection, server: SourceServer
+        self, plain: Connection, server: SourceServer, history: str
     ) -> tuple[Lsn, ExportedSnapshot | None]:
         """Tie source and target together; return where to start, and the snapshot of a new slot."""
         store, source = self._shared.store, self.source
@@ -245,9 +248,9 @@ class Pipeline:
         )
         await self._register(mappings, relations)
         self._link = Link(
-            source, server, store, self._record, self._relations, self._guard, journal
+            source, server, store, self._record, self._relations, self._guard, journal, history
         )
-        self._link.check()
+        await self._link.check()
         await self._watch.begin(plain)
         await mark_publications(plain, source, self._installation)
         return await self._link.open_slot(plain)
@@ -584,6 +587,7 @@ class Pipeline:
     async def _guard_source(self) -> None:
         if self.stop_lsn == EVERYTHING:
             async with connection(self.source) as plain:
+                await check_same_server_plainly(plain, self._server)
                 self.stop_lsn = await flush_wal(plain)
         await self._watch.run(self._check_reached_stop)
 

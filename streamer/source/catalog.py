@@ -327,8 +327,16 @@ def check_same_history(server: SourceServer, system_identifier: str | None, seen
         )
 
 
+FAILOVER_SINCE: Final = 17_00_00
+
+
 def check_ready(server: SourceServer, source: SourceMapping) -> None:
     """Refuse a source that is not set up for logical replication."""
+    if source.failover and server.version < FAILOVER_SINCE:
+        raise SourceUnreadyError(
+            f'source "{source.label}" has failover: true, which PostgreSQL {server.major} lacks',
+            hint="take it out of the configuration, or upgrade that server to 17 or later",
+        )
     if server.wal_level != "logical":
         raise SourceUnreadyError(
             f'source "{source.label}" has wal_level = {server.wal_level}',

@@ -23,8 +23,10 @@ from streamer.errors import (
 )
 from streamer.lsn import Lsn
 from streamer.route.mapping import SourceMapping
+from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
+from streamer.source.timeline import check_same_server
 from streamer.source.waits import Tell, read_blockers
 from streamer.sql import quote_identifier, quote_literal
 
@@ -44,6 +46,7 @@ class Slot:
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
     invalidation: str | None
+    is_failover: bool = False
     safe_wal_bytes: int | None = None
     """How much more WAL may be written until the slot is in danger; None without a limit."""
 
@@ -61,6 +64,7 @@ class Slot:
             invalidation=row.get("invalidation_reason")
             or ("conflict" if row.get("conflicting") else None)
             or ("wal_removed" if lost else None),
+            is_failover=bool(row.get("failover")),
             safe_wal_bytes=row.get("safe_wal_size"),
         )
 
@@ -117,6 +121,17 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
     return slot.confirmed_flush_lsn
+
+
+async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) -> None:
+    """Let standbys keep an existing slot, or no longer, as *source* asks for."""
+    if slot.is_failover == source.failover or server.in_recovery:
+        return
+    value = "true" if source.failover else "false"
+    async with plain_connection(source, replication=True) as replication:
+        await check_same_server(replication, server)
+        command = f"ALTER_REPLICATION_SLOT {quote_identifier(slot.name)} (FAILOVER {value})"
+        await replication.execute(command.encode())
 
 
 DROP_SECONDS: Final = 10.0
@@ -200,7 +215,12 @@ class ExportedSnapshot:
 
 
 async def create_slot(
-    source: SourceMapping, name: str, version: int, *, temporary: bool = False, tell: Tell
+    source: SourceMapping,
+    name: str,
+    server: SourceServer,
+    *,
+    temporary: bool = False,
+    tell: Tell,
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
@@ -209,7 +229,7 @@ async def create_slot(
     is waited for, when that changes. Raises SlotWaitError after `WAIT_SECONDS`, and leaves nothing.
     """
     connection = await connect(source, replication=True)
-    creating = asyncio.ensure_future(_create(connection, source, name, version, temporary))
+    creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
     try:
         return await _watched(creating, source, connection.info.backend_pid, tell)
     except BaseException:
@@ -219,11 +239,18 @@ async def create_slot(
 
 
 async def _create(
-    connection: Connection, source: SourceMapping, name: str, version: int, temporary: bool
+    connection: Connection,
+    source: SourceMapping,
+    name: str,
+    server: SourceServer,
+    temporary: bool,
 ) -> ExportedSnapshot:
     kind = "TEMPORARY " if temporary else ""
-    export = "(SNAPSHOT 'export')" if version >= 15_00_00 else "EXPORT_SNAPSHOT"
+    export = "(SNAPSHOT 'export')" if server.version >= 15_00_00 else "EXPORT_SNAPSHOT"
+    if source.failover and not temporary:
+        export = "(SNAPSHOT 'export', FAILOVER true)"
     with translating(source.label):
+        await check_same_server(connection, server)
         slot = quote_identifier(name)
         command = f"CREATE_REPLICATION_SLOT {slot} {kind}LOGICAL pgoutput {export}"
         cursor = await connection.execute(command.encode())

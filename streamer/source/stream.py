@@ -24,7 +24,9 @@ from streamer.decode.large import LARGE_BYTES, as_message
 from streamer.errors import ProtocolError, SourceConnectionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.route.mapping import SourceMapping
+from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, translate, translating
+from streamer.source.timeline import check_same_server
 from streamer.sql import quote_identifier, quote_literal
 
 _XLOG_DATA: Final = ord("w")
@@ -119,9 +121,15 @@ class ReplicationStream:
 
     @classmethod
     async def start(
-        cls, source: SourceMapping, slot: str, start_lsn: Lsn, options: StreamOptions
+        cls,
+        source: SourceMapping,
+        slot: str,
+        start_lsn: Lsn,
+        options: StreamOptions,
+        *,
+        server: SourceServer | None = None,
     ) -> "ReplicationStream":
-        """Connect and start replication from *slot* at *start_lsn*.
+        """Connect, to *server* if that is given, and start replication from *slot* at *start_lsn*.
 
         Raises SlotInUseError, SlotMissingError, SourceConnectionError, SourceRejectedError.
         """
@@ -131,6 +139,8 @@ class ReplicationStream:
             start = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn}"
             command = f"{start} ({options.sql()})"
             with translating(source.label):
+                if server is not None:
+                    await check_same_server(connection, server)
                 await stream._execute(command.encode())
         except BaseException:
             await connection.close()

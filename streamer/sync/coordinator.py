@@ -253,7 +253,7 @@ class SyncCoordinator:
                 exported = await create_slot(
                     self._source,
                     sync_slot_name(self._source.slot),
-                    self._server.version,
+                    self._server,
                     temporary=True,
                     tell=lambda awaited: self._tell(copies, awaited),
                 )

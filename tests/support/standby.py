@@ -21,7 +21,9 @@ class Standby(Server):
         self._run(
             *("pg_basebackup", "--pgdata", str(self.data), "--dbname", self.primary.url()),
             *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
+            *("--create-slot", "--slot", "standby"),
         )
+        self.configure(hot_standby_feedback="on")
 
     def wait(self) -> None:
         """Wait until the standby has replayed everything that the primary has written."""
@@ -45,6 +47,19 @@ class Standby(Server):
             ),
             what="the WAL sender ends",
         )
+
+    def synchronize(self, slot: str) -> None:
+        """Wait until the standby has *slot* where the primary has it."""
+        sql = (
+            f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{slot}'"
+        )
+
+        def is_same() -> bool:
+            self.execute("select pg_sync_replication_slots()")
+            (own, its) = (self.execute(f"{sql} and not temporary"), self.primary.execute(sql))
+            return own == its and bool(own)
+
+        eventually(is_same, 60, what="the slot is synchronized")
 
     def promote(self) -> None:
         """Make the standby a primary."""

@@ -54,6 +54,10 @@ _TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Otherwise the source keeps each of them until its end.",
     ),
     "transport": ("Transport", ""),
+    "failover": (
+        "Failover slot",
+        "Standbys with sync_replication_slots keep the slot (PostgreSQL 17 and later).",
+    ),
     "forward_origins": (
         "Pass on what the source got by replication",
         "For cascades; never in a circle.",

@@ -1,0 +1,74 @@
+"""Which server a source's connection reached, and where its history forked from a known one.
+
+After a failover the source has a new timeline. What the old primary committed behind the fork
+point is gone there, and what the new one committed since is not in the target. Positions up to the
+fork point mean the same on both.
+
+PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
+"""
+
+from typing import Final
+
+import psycopg
+
+from streamer.errors import SourceConnectionError
+from streamer.lsn import Lsn
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, fetch_one
+
+_PLACE_SQL: Final = """
+select c.system_identifier::text as systemid,
+       case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_walfile_name(
+           pg_catalog.pg_current_wal_lsn()) end as segment
+from pg_catalog.pg_control_system() c
+"""
+
+
+def parse_fork(history: str, timeline: int) -> Lsn | None:
+    """Return where *timeline* ended by a timeline history file; None if it is no ancestor. Pure."""
+    for line in history.splitlines():
+        fields = line.partition("#")[0].split(None, 2)
+        if len(fields) >= 2 and fields[0] == str(timeline):
+            return Lsn.parse(fields[1])
+    return None
+
+
+async def read_history(connection: Connection, server: SourceServer, known: int | None) -> str:
+    """Return the history of the server's timeline unless that is the *known* one; *connection* is a
+    replication connection.
+    """
+    if known is None or server.timeline <= known:
+        return ""
+    row = await fetch_one(connection, f"TIMELINE_HISTORY {server.timeline}")
+    content = row["content"]
+    return content.decode() if isinstance(content, bytes) else str(content)
+
+
+async def check_same_server(connection: Connection, server: SourceServer) -> None:
+    """Refuse a replication connection that reached another server than *server*.
+
+    A url with several hosts may lead to another one during a failover. Raises
+    SourceConnectionError.
+    """
+    row = await fetch_one(connection, "IDENTIFY_SYSTEM")
+    _check_place(str(row["systemid"]), int(row["timeline"]), server)
+
+
+async def check_same_server_plainly(connection: Connection, server: SourceServer) -> None:
+    """The same for an ordinary connection, as far as its role may read that."""
+    try:
+        row = await fetch_one(connection, _PLACE_SQL)
+    except psycopg.errors.InsufficientPrivilege:
+        return
+    segment = row["segment"]
+    timeline = server.timeline if segment is None else int(segment[:8], 16)
+    _check_place(row["systemid"], timeline, server)
+
+
+def _check_place(system_identifier: str, timeline: int, server: SourceServer) -> None:
+    if (system_identifier, timeline) != (server.system_identifier, server.timeline):
+        raise SourceConnectionError(
+            "connections to the source reach different servers: one has system identifier "
+            f"{server.system_identifier} and timeline {server.timeline}, another "
+            f"{system_identifier} and {timeline}"
+        )
