@@ -23,6 +23,7 @@ from streamer.runtime.shared import Health
 from streamer.source.catalog import SourceServer, read_flush_lsn
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import check_slot, read_slot
+from streamer.source.timeline import check_same_server_plainly
 from streamer.source.watch import read_digest
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
@@ -102,6 +103,7 @@ class SourceWatch:
         digest: str | None = None
         async with connection(self._source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
+            await check_same_server_plainly(plain, self._server)
             while True:
                 began = time.monotonic()
                 with translating(self._source.label):
