@@ -49,6 +49,7 @@ from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag, lane_lag_seconds
 from streamer.runtime.link import Link
 from streamer.runtime.looking import look
+from streamer.runtime.owner import claim_source
 from streamer.runtime.publishing import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at, source_facts
 from streamer.runtime.requests import Requests
@@ -67,7 +68,7 @@ from streamer.source.catalog import (
 from streamer.source.connection import Connection, connection
 from streamer.source.feedback import Feedback
 from streamer.source.large_rows import name_large_row
-from streamer.source.ownership import check_owner, mark_publications, read_found
+from streamer.source.ownership import mark_publications
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
 from streamer.source.timeline import check_same_server_plainly, read_history
@@ -134,7 +135,6 @@ class Pipeline:
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
         self._has_passed_stop = False
-        self._installation = ""
         self._binary_obstacle = binary_obstacle
         self._binary_types = TEXT
         self._failure: StreamerError | None = None
@@ -227,7 +227,11 @@ class Pipeline:
     ) -> tuple[Lsn, ExportedSnapshot | None]:
         """Tie source and target together; return where to start, and the snapshot of a new slot."""
         store, source = self._shared.store, self.source
-        await self._check_owner(plain)
+        installation = await self._shared.store.installation()
+        is_known = self._record.acknowledged_lsn != NOTHING
+        await claim_source(
+            plain, source, self._shared, self._guard, installation, is_known=is_known
+        )
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
         mappings, relations = await resolve_at(
@@ -252,21 +256,8 @@ class Pipeline:
         )
         await self._link.check()
         await self._watch.begin(plain)
-        await mark_publications(plain, source, self._installation)
+        await mark_publications(plain, source, installation)
         return await self._link.open_slot(plain)
-
-    async def _check_owner(self, plain: Connection) -> None:
-        """Refuse slot and publications of another installation before anything is changed there."""
-        installation = await self._shared.store.installation()
-        found = await read_found(plain, self.source)
-        if self.source.label in self._shared.take_over:
-            self._shared.take_over.discard(self.source.label)
-        else:
-            is_known = self._record.acknowledged_lsn != NOTHING
-            self._guard.is_taken = True
-            check_owner(found, self.source, installation, is_known=is_known)
-        self._guard.is_taken = False
-        self._installation = installation
 
     async def _register(
         self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
