@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+import structlog
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import HTTPConnection
@@ -45,6 +46,9 @@ FAILURES_OF_NAME_MAX: Final = 20
 WINDOW_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 1000
 _KEYS_MAX: Final = 10_000
+_NAME_SHOWN: Final = 100
+
+log = structlog.get_logger()
 
 
 def is_loopback(host: str) -> bool:
@@ -84,6 +88,7 @@ class Throttle:
         recent = [at for at in self._failures.get(key, ()) if now - at < WINDOW_SECONDS]
         if len(recent) >= most:
             seconds = max(1, int(WINDOW_SECONDS - (now - recent[-most])) + 1)
+            log.warning("too many wrong tokens or passwords", throttled=key, seconds=seconds)
             raise ThrottledError(
                 "too many wrong tokens or passwords", seconds=seconds, hint=f"wait {seconds} s"
             )
@@ -214,6 +219,7 @@ class Access:
                 return Identity("viewer token", Role.VIEWER)
         self._throttle.check(f"address {address}", FAILURES_MAX)
         self._throttle.count(f"address {address}")
+        log.warning("a request with a wrong token was refused", address=address)
         raise UnauthenticatedError(
             "the token is wrong" if scheme.lower() == "bearer" else "expected Bearer TOKEN",
             hint="it is admin.token, or admin.viewer_token, of the configuration",
@@ -237,6 +243,7 @@ class Access:
             if user is None or not is_right:
                 for key in keys:
                     self._throttle.count(key)
+                log.warning("a login failed", address=_address(request), user=name[:_NAME_SHOWN])
                 raise UnauthenticatedError("name or password is wrong")
         self._throttle.forget(f"name {name}")
         cookie = secrets.token_urlsafe(32)

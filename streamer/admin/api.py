@@ -352,9 +352,9 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/audit", tags=["mapping"], response_model=models.AuditPage)
     async def list_audit(response: Response, page: PageNumber = 1, per_page: PerPage = 50) -> Any:
-        """List who changed what, the newest first."""
+        """List who changed or asked for what, the newest first."""
         query = store_module.Query(page, per_page)
-        return _page(await service.store.audit(query), query, response)
+        return _page(await service.audit(query), query, response)
 
 
 def _given(body: Any) -> dict[str, Any]:
@@ -496,9 +496,12 @@ def _add_servers(router: APIRouter, service: AdminService, access: Access, event
         return await service.discover(values.url, values.url_id)
 
     def add_action(action: str, summary: str) -> None:
-        async def act(number: Number, values: models.ActionBody | None = None) -> dict[str, Any]:
+        async def act(
+            request: Request, number: Number, values: models.ActionBody | None = None
+        ) -> dict[str, Any]:
             sid = values.sid if values is not None else None
-            return {"action": action, "tables": await service.act(action, number, sid)}
+            names = await service.act(action, number, sid, actor_of(request))
+            return {"action": action, "tables": names}
 
         router.add_api_route(
             f"/tables/{{number}}/{action}",
@@ -511,13 +514,15 @@ def _add_servers(router: APIRouter, service: AdminService, access: Access, event
         )
 
     @router.post("/tables/{number}/resync", tags=["servers"], status_code=202)
-    async def resync(number: Number, values: models.ResyncBody | None = None) -> dict[str, Any]:
+    async def resync(
+        request: Request, number: Number, values: models.ResyncBody | None = None
+    ) -> dict[str, Any]:
         """Copy a table again while the others keep streaming."""
         given = values or models.ResyncBody()
         options = Resync(given.mode, given.force).to_json()
         return {
             "action": "resync",
-            "tables": await service.act("resync", number, given.sid, options),
+            "tables": await service.act("resync", number, given.sid, actor_of(request), options),
         }
 
     add_action("pause", "Hold a table's changes")
@@ -534,9 +539,10 @@ def _add_servers(router: APIRouter, service: AdminService, access: Access, event
         return await service.quarantine(Choice(table, database, sid), limit)
 
     def add_quarantine_action(action: str, summary: str) -> None:
-        async def act(values: models.QuarantineBody) -> dict[str, Any]:
+        async def act(request: Request, values: models.QuarantineBody) -> dict[str, Any]:
             choice = Choice(values.table, values.database, values.sid, tuple(values.ids))
-            return {"action": action, "tables": await service.ask_quarantine(action, choice)}
+            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            return {"action": action, "tables": asked}
 
         router.add_api_route(
             f"/quarantine/{action}",

@@ -5,7 +5,6 @@ A process counts only if it has the same mapping database.
 """
 
 import asyncio
-import getpass
 import json
 import threading
 import urllib.error
@@ -19,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 from streamer.admin.access import is_loopback
 from streamer.admin.service import AdminService, database_path, open_service
 from streamer.admin.store import Query, Row
+from streamer.commands.requests import command_actor
 from streamer.config.settings import Settings
 from streamer.errors import (
     AdminConnectionError,
@@ -270,7 +270,7 @@ async def open_client(
         return
     service = await open_service(settings, config, mapping)
     try:
-        yield LocalClient(service, f"command line: {_user()}")
+        yield LocalClient(service, command_actor())
     finally:
         await service.close()
 
@@ -317,10 +317,3 @@ def _check_address(url: str) -> None:
             "--url: a token would cross the network in plain text",
             hint="use https, or a tunnel to the machine itself",
         )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"

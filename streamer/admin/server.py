@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from streamer.admin.access import Access
 from streamer.admin.api import install_api
@@ -16,6 +16,7 @@ from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
 from streamer.apply.target import TargetAddress
 from streamer.config.settings import Settings
+from streamer.errors import AdminError
 from streamer.route.mapping import Mapping
 from streamer.runtime.engine import Engine
 
@@ -58,6 +59,13 @@ class AdminServer:
         install(app, self._service, self._access, events)
         events.start()
         return events
+
+    def is_known(self, request: Request) -> bool:
+        """Return whether a request comes from somebody who may see values of rows."""
+        try:
+            return self._access.identify(request) is not None
+        except AdminError:
+            return False
 
     def trouble(self) -> str | None:
         """Say what is wrong with the mapping as a whole."""

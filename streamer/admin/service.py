@@ -9,8 +9,10 @@ In static mode the same is there to be read: the YAML's sources in a store in me
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,7 +23,7 @@ from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
 from streamer.admin.plan import Plan, make_plan
 from streamer.admin.sides import look_at
-from streamer.admin.store import AdminStore, Content, Row, open_store
+from streamer.admin.store import AdminStore, Content, Query, Row, open_store
 from streamer.admin.transfer import Wanted, export_mapping, keep_passwords, read_import
 from streamer.admin.urls import has_mask
 from streamer.apply.target import TargetAddress
@@ -40,12 +42,13 @@ from streamer.errors import (
     NotFoundError,
     ReadOnlyError,
     StreamerError,
+    TargetError,
     UnreadyError,
 )
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
 from streamer.progress.lost import MappingTrouble
-from streamer.progress.store import Store
+from streamer.progress.store import Act, Store
 from streamer.route.mapping import (
     Mapping,
     RelationPattern,
@@ -300,6 +303,27 @@ class AdminService:
 
         return await asyncio.to_thread(read)
 
+    # ---- audit ---------------------------------------------------------------------------------
+
+    async def audit(self, query: Query) -> tuple[list[Row], int]:
+        """Return what operators changed and asked for, the newest first.
+
+        Changes of the mapping are in the mapping database, and requests in the target. Those of a
+        target that does not answer are left out.
+        """
+        most = query.page * query.per_page
+        entries, total = await self.store.audit(Query(1, most))
+        store = Store(self._address, "streamer audit")
+        try:
+            acts, count = await store.audit(most)
+        except TargetError:
+            acts, count = [], 0
+        finally:
+            await store.close()
+        entries += [_entry(act) for act in acts]
+        entries.sort(key=lambda entry: str(entry["at"]), reverse=True)
+        return entries[most - query.per_page : most], total + count
+
     # ---- servers -------------------------------------------------------------------------------
 
     async def status(self) -> Row:
@@ -345,7 +369,7 @@ class AdminService:
         return _discovered(facts, mapped)
 
     async def act(
-        self, action: str, number: int, sid: str | None, options: Row | None = None
+        self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
     ) -> list[str]:
         """Ask for resync, pause or resume of what a table's rule means; return the names."""
         self.check_writable()
@@ -390,6 +414,7 @@ class AdminService:
                     database=record.database,
                     sid=record.sid,
                     options=options,
+                    actor=actor,
                 )
             except MappingError as exc:  # gone in between
                 raise UnreadyError(exc.message, hint=exc.hint) from None
@@ -418,6 +443,7 @@ class AdminService:
         database: str,
         sid: str | None,
         table: str,
+        actor: str,
         options: Row | None = None,
     ) -> None:
         """Ask for resync, pause or resume of one table of one source. Raises UnreadyError."""
@@ -426,7 +452,15 @@ class AdminService:
         if sid is None:
             self.source(database, sid)  # without a sid there is but one url
         try:
-            await request(self._address, action, name, database=database, sid=sid, options=options)
+            await request(
+                self._address,
+                action,
+                name,
+                database=database,
+                sid=sid,
+                options=options,
+                actor=actor,
+            )
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
 
@@ -439,7 +473,7 @@ class AdminService:
             rows, total = [], 0
         return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
 
-    async def ask_quarantine(self, action: str, choice: Choice) -> list[Row]:
+    async def ask_quarantine(self, action: str, choice: Choice, actor: str) -> list[Row]:
         """Ask for retry or drop; return of which tables, and how many changes. Raises
         InvalidError, UnreadyError.
         """
@@ -447,7 +481,7 @@ class AdminService:
         if choice.table is None and not choice.ids:
             raise InvalidError("ids: say which changes, or of which table")
         try:
-            asked = await ask(self._address, action, choice)
+            asked = await ask(self._address, action, choice, actor)
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
         return [{"table": name, "changes": count} for name, count in asked]
@@ -467,6 +501,21 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _redacted(item) for key, item in value.items()}
     return value
+
+
+def _entry(act: Act) -> Row:
+    """Return an act as the audit shows it."""
+    return {
+        "id": act.id,
+        "at": act.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "actor": act.actor,
+        "action": act.action,
+        "object": "table",
+        "object_id": None,
+        "label": act.label,
+        "before": None,
+        "after": json.loads(act.options) or None,
+    }
 
 
 def _redacted_row(row: Row) -> Row:

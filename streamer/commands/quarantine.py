@@ -15,6 +15,7 @@ from rich.table import Table
 
 from streamer.apply.quarantine import Values, from_json
 from streamer.apply.target import TargetAddress
+from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.progress.store import RelationRecord, SourceRecord, Store
 from streamer.route.mapping import parse_name, parse_relation
@@ -126,8 +127,12 @@ def _quarantined_row(row: Any, source: SourceRecord, relation: RelationRecord) -
     )
 
 
-async def ask(address: TargetAddress, action: str, choice: Choice) -> list[tuple[str, int]]:
+async def ask(
+    address: TargetAddress, action: str, choice: Choice, actor: str | None = None
+) -> list[tuple[str, int]]:
     """Ask to *retry* or *drop* what is meant; return the tables and how many changes of each.
+
+    *actor*: the operator, for the audit; by default the user of the command line.
 
     Raises MappingError for a number that no change there has.
     """
@@ -141,7 +146,9 @@ async def ask(address: TargetAddress, action: str, choice: Choice) -> list[tuple
         asked = []
         for relation_id, ids in chosen.items():
             options = {} if ids is None else {"ids": ids}
-            await store.make_request(relation_id, f"quarantine_{action}", options)
+            await store.make_request(
+                relation_id, f"quarantine_{action}", options, actor=actor or command_actor()
+            )
             source, relation = relations[relation_id]
             count = relation.quarantined if ids is None else len(ids)
             asked.append((f"{source.label} {relation.source}", count))

@@ -3,12 +3,21 @@
 A running process hears of a request at once; a stopped one finds it at its next start.
 """
 
+import getpass
 from typing import Any
 
 from streamer.apply.target import TargetAddress
 from streamer.errors import MappingError
 from streamer.progress.store import RelationRecord, SourceRecord, Store
 from streamer.route.mapping import parse_name, parse_relation
+
+
+def command_actor() -> str:
+    """Return the user of the command line, as the audit names them."""
+    try:
+        return f"command line: {getpass.getuser()}"
+    except (OSError, KeyError):
+        return "command line: unknown"
 
 
 async def request(
@@ -19,8 +28,11 @@ async def request(
     database: str | None,
     sid: str | None,
     options: dict[str, Any] | None = None,
+    actor: str | None = None,
 ) -> list[str]:
     """Ask for *action* on the tables that *table*, a name or a pattern, means; return their names.
+
+    *actor*: the operator, for the audit; by default the user of the command line.
 
     Raises MappingError when it means none.
     """
@@ -44,7 +56,12 @@ async def request(
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists those that are"
             )
-        await store.make_requests([relation.relation_id for _, relation in found], action, options)
+        await store.make_requests(
+            [relation.relation_id for _, relation in found],
+            action,
+            options,
+            actor=actor or command_actor(),
+        )
     finally:
         await store.close()
     return [f"{source.label} {relation.source}" for source, relation in found]

@@ -67,6 +67,7 @@ async def run(
             engine.metrics.render,
             lambda: [*admin.reasons(), *engine.readiness()],
             admin.trouble,
+            admin.is_known,
         )
         events = admin.attach(engine, app)
         reloading: set[asyncio.Task[None]] = set()

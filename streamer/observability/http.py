@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -21,6 +22,7 @@ def make_app(
     render_metrics: RenderMetrics,
     readiness: Readiness,
     mapping_trouble: Callable[[], str | None] = lambda: None,
+    may_see_values: Callable[[Request], bool] = lambda request: False,
 ) -> FastAPI:
     """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
@@ -38,8 +40,10 @@ def make_app(
         return {"status": "ok"} if trouble is None else {"status": "ok", "mapping": trouble}
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz() -> Response:
+    async def readyz(request: Request) -> Response:
         reasons = readiness()
+        if not may_see_values(request):
+            reasons = [{name: hide_values(text) for name, text in r.items()} for r in reasons]
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     @app.exception_handler(404)
@@ -48,6 +52,23 @@ def make_app(
         return JSONResponse({"error": error}, 404)
 
     return app
+
+
+# The values of a key, and what PostgreSQL quotes of a row: `… type integer: "x"`, `value "x" …`.
+_VALUES: Final = (
+    (re.compile(r"\)=\(.*\)", re.DOTALL), ")=(…)"),
+    (re.compile(r'((?:: |\bvalue |\bstring |\btoken ))".*"', re.DOTALL), r'\1"…"'),
+)
+
+
+def hide_values(text: str) -> str:
+    """Return an error without the values of rows that PostgreSQL's messages hold.
+
+    A value may hold any character, so everything up to the last delimiter goes.
+    """
+    for pattern, instead in _VALUES:
+        text = pattern.sub(instead, text)
+    return text
 
 
 class _Server(uvicorn.Server):

@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ WAITING: Final = "wait"
 """Payload of a notification by `streamer wait`: store positions now, not when it suits."""
 
 TABLES: Final = (
+    "audit",
     "held",
     "request",
     "quarantine",
@@ -43,6 +44,18 @@ TABLES: Final = (
 """All that is ours in the schema."""
 
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What an operator asked for. ``label``: of which source and table."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    label: str
+    options: str
 
 
 async def migrate(connection: TargetConnection) -> None:
@@ -640,16 +653,27 @@ class Store:
     # ---- requests ------------------------------------------------------------------------------
 
     async def make_request(
-        self, relation_id: int, action: str, options: dict[str, Any] | None = None
+        self,
+        relation_id: int,
+        action: str,
+        options: dict[str, Any] | None = None,
+        *,
+        actor: str = "unknown",
     ) -> None:
-        await self.make_requests([relation_id], action, options)
+        await self.make_requests([relation_id], action, options, actor=actor)
 
     async def make_requests(
-        self, relation_ids: Sequence[int], action: str, options: dict[str, Any] | None = None
+        self,
+        relation_ids: Sequence[int],
+        action: str,
+        options: dict[str, Any] | None = None,
+        *,
+        actor: str = "unknown",
     ) -> None:
         """Ask for the same of several relations at once: a start sees all of the requests or none.
 
         A source that needs a copy of all its tables would not start with requests for some of them.
+        *actor*: the operator, for the audit.
         """
         async with self.connection() as connection, transaction(connection):
             await connection.execute(
@@ -659,7 +683,31 @@ class Store:
                 action,
                 json.dumps(options or {}),
             )
+            await connection.execute(
+                "insert into streamer.audit (actor, action, label, options)"
+                " select $2::text, $3::text,"
+                " pg_catalog.concat_ws(':', s.database, s.sid) || ' ' || r.source, $4::jsonb"
+                " from streamer.relation r join streamer.source s on s.id = r.source_id"
+                " where r.id = any ($1::int8[]) order by r.id",
+                list(relation_ids),
+                actor,
+                action.replace("_", " "),
+                json.dumps(options or {}),
+            )
             await connection.execute(f"notify {CHANNEL}")
+
+    async def audit(self, limit: int) -> tuple[list[Act], int]:
+        """Return the newest of the operators' acts, and how many there are."""
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                "select id, at, actor, action, label, options::text,"
+                " pg_catalog.count(*) over () as total"
+                " from streamer.audit order by id desc limit $1",
+                limit,
+            )
+        total = rows[0]["total"] if rows else 0
+        names = [field.name for field in fields(Act)]
+        return [Act(**{name: row[name] for name in names}) for row in rows], total
 
     async def ask_for_positions(self) -> None:
         """Ask the process that streams to store its positions as soon as they move."""

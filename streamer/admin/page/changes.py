@@ -61,7 +61,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def history(request: Request) -> Response:
         page = row_number(request.query_params.get("page", "1"), "page")
         page = min(page, 1_000_000)
-        entries, total = await service.store.audit(Query(page, HISTORY_PAGE))
+        entries, total = await service.audit(Query(page, HISTORY_PAGE))
         return await frame.page(
             request,
             "history.html",

@@ -5,7 +5,14 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.page import view
-from streamer.admin.page.frame import Frame, Row, form_text, is_refresh, row_number
+from streamer.admin.page.frame import (
+    Frame,
+    Row,
+    actor_of,
+    form_text,
+    is_refresh,
+    row_number,
+)
 from streamer.admin.page.overview import StatusReader, find_source
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
@@ -64,7 +71,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             except ValueError:
                 raise InvalidError("mode: not known") from None
             options = Resync(mode, form_text(form, "force") == "on").to_json()
-        await frame.service.act_on(action, database, sid, name, options)
+        await frame.service.act_on(action, database, sid, name, actor_of(request), options)
         status.forget()
         return frame.redirect(_address(database, sid, name), _DONE[action])
 
@@ -80,7 +87,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if not ids and form_text(form, "which") != "all":
             return frame.redirect(back, "Tick the changes that are meant, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
-        asked = await frame.service.ask_quarantine(action, choice)
+        asked = await frame.service.ask_quarantine(action, choice, actor_of(request))
         count = sum(each["changes"] for each in asked)
         word = "are tried again" if action == "retry" else "are given up"
         status.forget()
