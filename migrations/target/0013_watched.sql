@@ -7,3 +7,13 @@ alter table streamer.relation
     -- For each of `leaves`, the transactions that made it and the partitions above it partitions: others
     -- if it was detached and attached again.
     add column leaf_joins text[];
+
+-- Relations that are no longer mapped, as they were: their rows in the target stay streamer's. One that
+-- comes back goes on where it was if nothing was acknowledged since, and is copied otherwise.
+create table streamer.former_relation (
+    source_id bigint not null references streamer.source on delete cascade,
+    source text not null,
+    acknowledged_lsn pg_lsn not null,
+    relation jsonb not null,
+    primary key (source_id, source)
+);

@@ -65,6 +65,8 @@ class TableStatus:
     waiting_for: str | None = None
     lag_seconds: float | None = None
     """Age of the oldest committed change that is not visible; None if that is not known."""
+    identity: str | None = None
+    """What tells which row an update means: 'full', 'key …', or 'none' where only inserts come."""
 
 
 @dataclass(slots=True)
@@ -235,6 +237,7 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         quarantined=relation.quarantined,
         waiting_for=relation.waiting_for,
         lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
+        identity=relation.identity,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

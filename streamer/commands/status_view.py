@@ -98,6 +98,8 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
             yield Text.assemble(f"{where} (", _state(row.state), f"): {redact(row.error)}")
         if row.waiting_for:
             yield Text(f"{where}: waits for {redact(row.waiting_for)}")
+        if not row.error and row.identity == "none":
+            yield Text(f"{where}: only inserts are replicated; streamer check says why")
         if not row.error and row.state == "paused":
             resume = command("resume", row.source, database=status.database, sid=status.sid)
             yield Text.assemble(f"{where} (", _state(row.state), f"): it goes on with: {resume}")

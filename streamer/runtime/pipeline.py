@@ -267,7 +267,9 @@ class Pipeline:
         added = []
         for mapping in mappings:
             relation = relations.get(mapping.source)
-            record = await store.register_relation(self._record.source_id, mapping)
+            record = await store.register_relation(
+                self._record.source_id, mapping, may_resume=not self.is_streaming
+            )
             facts = source_facts(source, relation, self._binary_types, self.claim)
             mapped = MappedRelation(
                 record.relation_id,
@@ -297,8 +299,6 @@ class Pipeline:
             self,
             shared.metrics,
         )
-        if self._snapshot is not None:
-            self._coordinator.use_snapshot(self._snapshot)
         self._watch.follow(self._coordinator, lambda: self._tracker.newest_lsn)
         requests = Requests(
             shared.store,
@@ -311,6 +311,11 @@ class Pipeline:
         # A former process may have died while it waited.
         await shared.store.set_waiting([m.relation_id for m in self._relations], None)
         self._begin_copies(self._relations)
+        if self._snapshot is not None:
+            if self._coordinator.is_copying:
+                self._coordinator.use_snapshot(self._snapshot)
+            else:  # open, it would keep the source from removing dead rows
+                await self._snapshot.close()
         self.health.state, self.health.error = "streaming", None
         await shared.store.set_source_state(self._record.source_id, "streaming")
         self.is_streaming = True
@@ -746,10 +751,8 @@ class Pipeline:
         for mapped in relations:
             if mapped.is_to_declare:
                 mapped.end_lsn = self._tracker.newest_lsn
-            is_paused = self._relations.state(mapped) is State.PAUSED
-            if not self._watch.may_be_copied(mapped):
-                continue
-            if mapped.skip_through_lsn == EVERYTHING and not is_paused:
+            may = self._relations.state(mapped) is not State.PAUSED
+            if may and mapped.skip_through_lsn == EVERYTHING and self._watch.may_be_copied(mapped):
                 self._coordinator.request(mapped)
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:

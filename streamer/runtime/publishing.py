@@ -82,12 +82,16 @@ class Publishing:
         self._store = store
         self._relations = relations
         self._known: dict[int, Known] = {}
+        self._returned: set[int] = set()
+        """Mapped again: what was not published meanwhile, nobody else took out."""
         self._renewed: set[MappedRelation] = set()
         """Not in step, and published for the copy that is to come."""
         self._lock = asyncio.Lock()
 
     def know(self, record: RelationRecord) -> None:
         """Take what is stored of a relation."""
+        if record.has_returned:
+            self._returned.add(record.relation_id)
         self._known[record.relation_id] = Known(record.publication_mark, record.identity)
 
     def change(self, source: SourceMapping) -> None:
@@ -116,7 +120,9 @@ class Publishing:
         for mapped in relations:
             if _is_in_step(mapped):
                 reason = self._break(mapped, publications, identities.get(mapped.mapping.source))
-                if reason is not None:
+                if reason is not None and mapped.relation_id in self._returned:
+                    verdicts.copied.append(mapped)
+                elif reason is not None:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
         # Whoever took a table out of a publication does not find it put in again at once.
         left = {
@@ -149,6 +155,7 @@ class Publishing:
         # Before the identity: dying in between, it is compared with the old one again.
         await self._store_verdicts(verdicts)
         await self._remember(verdicts, relations, publications, identities)
+        self._returned.clear()
         self._renewed.update(mapped for mapped in fresh if mapped not in verdicts.blocked)
         return verdicts
 
@@ -247,6 +254,8 @@ class Publishing:
         for mapped in relations:
             identity = identities.get(mapped.mapping.source)
             if identity is None or mapped in verdicts.stopped or mapped in verdicts.blocked:
+                continue
+            if mapped in verdicts.copied:
                 continue
             before = self._known.get(mapped.relation_id, Known()).identity
             if _is_in_step(mapped):

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from streamer.apply.target import TargetAddress
 from streamer.commands.check.command import check
-from streamer.commands.check.findings import Severity
+from streamer.commands.check.findings import Finding, Severity
 from streamer.config import static
+from streamer.progress.store import Store
+from streamer.route.mapping import RelationMapping, RelationPattern, Secret, TableRule, parse_name
 from streamer.runtime import watch
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -180,3 +183,100 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
                 return "were dropped" in ((await streamer.status())["error"] or "")
 
             await streamer.eventually(is_said, 60)
+
+
+async def test_publications_made_by_an_administrator_may_have_more_tables(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    tmp_path: Path,
+) -> None:
+    """README's own set-up: an ordinary role, which may not change the publications."""
+    role = f"reader_{source.name}"
+    source.execute(
+        f"""
+        create table a (id int primary key, v text); insert into a values (1, 'a');
+        create table b (id int primary key, v text); insert into b values (1, 'b');
+        create role {role} login replication; grant select on a, b to {role};
+        create publication streamer_shop for table only a, only b
+            with (publish = 'insert, update, delete, truncate', publish_via_partition_root = true);
+        create publication streamer_shop_ins
+            with (publish = 'insert, truncate', publish_via_partition_root = true)
+        """
+    )
+    source.url_user = role
+    attempts = "select source, attempt from streamer.relation order by 1"
+
+    async def find(tables: str) -> list[Finding]:
+        write_config(tmp_path / "check.yaml", source, target, tables)
+        return (await check(*static.load(tmp_path / "check.yaml"))).findings
+
+    try:
+        async with stream("a:\nb:") as streamer:
+            await streamer.caught_up(60)
+        before = target.execute(attempts)
+        # Taken out, while nobody runs, and back before anything was acknowledged.
+        found = [f for f in await find("a:") if "publication" in f.problem]
+        assert [(f.severity, f.fix and f.fix.sql) for f in found] == [
+            (Severity.WARNING, ('alter publication "streamer_shop" drop table only "public"."b"',))
+        ]
+        # A misspelt name is the one finding: what it makes superfluous follows from it.
+        found = [f for f in await find("a:\nbb:") if f.severity is not Severity.INFO]
+        assert [str(f.place) for f in found if "fsync" not in f.problem] == ["shop public.bb"]
+        async with stream("a:\nbb:") as streamer:
+            await streamer.table_state("public.a", "ready", 60)
+            await streamer.table_state("public.bb", "error", 60)
+            assert (await streamer.status())["state"] == "streaming"
+            source.execute(
+                "insert into a values (2, 'goes on'); insert into b values (2, 'missed')"
+            )
+
+            async def has_arrived() -> bool:
+                return target.value("select count(*) from a") == 2
+
+            await streamer.eventually(has_arrived, 60)
+        # It comes back after changes have passed: copied over its own rows, and nothing is emptied.
+        async with stream("a:\nb:") as streamer:
+            await streamer.caught_up(60)
+            source.execute("update b set v = 'live'")
+            await streamer.caught_up(60)
+            assert_same(source, target, "b")
+        assert target.execute(attempts)[0] == before[0]
+    finally:
+        source.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
+    source: Database, target: Database, without_spark: None, stream: MakeStreamer
+) -> None:
+    source.execute("create table a (id int primary key); create table b (id int primary key)")
+    async with stream("a:\nb:") as streamer:
+        await streamer.caught_up(60)
+    address = TargetAddress.parse(Secret(target.url))
+    store = Store(address)
+    try:
+        mappings = {}
+        for relation in await store.relations():
+            name = parse_name(relation.source)
+            rule = TableRule(RelationPattern(name.namespace, name.name, False, False))
+            mappings[relation.source] = RelationMapping(name, name, rule)
+        before = {relation.source: relation for relation in await store.relations()}
+        for relation in before.values():
+            await store.forget_relation(relation.relation_id)
+        assert await store.relations() == []
+        source_id = before["public.a"].source_id
+        back = await store.register_relation(source_id, mappings["public.a"], may_resume=True)
+        assert (back.state, back.end_lsn, back.publication_mark) == (
+            "ready",
+            before["public.a"].end_lsn,
+            before["public.a"].publication_mark,
+        )
+        async with store.connection() as connection:
+            await connection.execute(
+                "update streamer.source set acknowledged_lsn = acknowledged_lsn + 1"
+            )
+        back = await store.register_relation(source_id, mappings["public.b"], may_resume=True)
+        assert (back.state, back.snapshot_lsn, back.owns_rows) == ("init", None, True)
+    finally:
+        await store.close()
