@@ -221,14 +221,21 @@ class SyncCoordinator:
         await self._fail(mapped, str(error) if when is None else f"{when}: {error}")
 
     async def _fail(self, mapped: MappedRelation, error: str) -> None:
-        await self._store.fail_copy(mapped.relation_id, error)
-        self._copying.discard(mapped)
-        self._events.copy_failed(mapped, error)
-        # What cannot be dropped now is when the next copy begins.
-        with contextlib.suppress(StreamerError):
+        """Leave the target as it was found, and say why the copy failed.
+
+        In this order: a table that is in error has its own indexes, unless they cannot be made.
+        """
+        try:
             async with target_connection(self._address, self._application_name) as target:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
                 await drop_stage(target, mapped.relation_id)
+                await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        except StreamerError as exc:  # what cannot be done now is done as the next copy begins
+            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error)
+            error = f"{error}; its target is not cleared up: {exc.message}"
+        await self._store.fail_copy(mapped.relation_id, error)
+        self._copying.discard(mapped)
+        self._events.copy_failed(mapped, error)
 
     # ---- one round -----------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ async def defer_indexes(connection: TargetConnection, target: RelationName) -> i
 _IS_FILLED_SQL: Final = """
 select exists (
     select from streamer.relation r
-    where r.target = $1 and r.state = 'copying' and r.filling
+    where r.target = $1 and r.state = 'copying' and r.filling and r.id is distinct from $2
       and (not exists (select from streamer.sync_partition p where p.relation_id = r.id)
            or exists (select from streamer.sync_partition p
                        where p.relation_id = r.id and p.finished_at is null)))
@@ -120,16 +120,19 @@ where pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem'
 """
 
 
-async def restore_indexes(connection: TargetConnection, target: RelationName) -> int:
+async def restore_indexes(
+    connection: TargetConnection, target: RelationName, failed_id: int | None = None
+) -> int:
     """Make the indexes of *target* again unless a source still fills it; return how many.
 
-    Raises TargetError when one cannot be made; its definition is kept.
+    *failed_id*: a relation whose copy has failed, so that it does not fill the target. Raises
+    TargetError when one cannot be made; its definition is kept.
     """
     count = 0
     while True:
         async with transaction(connection):
             await _lock(connection, target)
-            if await connection.fetch_value(_IS_FILLED_SQL, str(target)):
+            if await connection.fetch_value(_IS_FILLED_SQL, str(target), failed_id):
                 return count
             rows = await connection.fetch(
                 "delete from streamer.deferred_index where id = (select min(id) from"

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from streamer.apply.target import TargetAddress
+from streamer.commands.check.command import check
 from streamer.progress.store import Store
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.launcher import SparkLauncher
@@ -338,3 +339,34 @@ async def test_a_task_that_outlives_its_process_copies_no_row_twice(
 
 async def gives(db: Database, sql: str) -> bool:
     return bool(db.value(sql))
+
+
+async def test_a_failed_copy_leaves_a_table_with_its_own_key_and_indexes(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
+    target.execute("create table t (id int primary key, v int check (v > 5))")
+    target.execute("create index t_v on t (v)")
+    indexes = "select string_agg(indexname, ' ' order by 1) from pg_indexes where tablename = 't'"
+    while_copied: list[object] = []
+    submit = SparkLauncher.submit
+
+    async def look(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        while_copied.append(target.value(indexes))
+        report = await check(streamer.settings, streamer.mapping)
+        while_copied.append([f.problem for f in report.findings if "index on" in f.problem])
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", look)
+    async with stream("t:") as streamer:
+        # WHEN the target refuses the rows
+        await streamer.table_state("public.t", "error", 60)
+        # THEN its key and index are back before the error is shown, and check asked for none
+        assert target.value(indexes) == "t_pkey t_v"
+        assert "violates check constraint" in (await streamer.table("public.t"))["error"]
+        assert while_copied == [None, []]
+        target.execute("alter table t drop constraint t_v_check")
+        await ask(streamer, "public.t", "resume")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+        assert target.value(indexes) == "t_pkey t_v"

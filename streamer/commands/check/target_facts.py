@@ -14,6 +14,7 @@ from streamer.migrations import read_migrations
 from streamer.progress.store import RelationRecord, SourceRecord, Store
 from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.source.catalog import SourceRelation
+from streamer.sync.indexes import read_deferred_targets
 from streamer.sync.states import State, needs_copy
 
 STATEMENT_SECONDS: Final = 20
@@ -100,6 +101,8 @@ class TargetFacts:
     """As `SourceColumn.collation` is written."""
     extensions: dict[str, str] = field(default_factory=dict)
     available_extensions: frozenset[str] = frozenset()
+    deferred: frozenset[str] = frozenset()
+    """Targets whose indexes a copy has put off."""
     occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
     """By source and source table: whether the target holds rows of it, or why that is not known."""
 
@@ -195,6 +198,8 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
     store = Store(address, "streamer check")
     try:
         if await store.exists():
+            async with store.connection() as connection:
+                facts.deferred = frozenset(await read_deferred_targets(connection))
             sources = {record.source_id: record for record in await store.sources()}
             facts.sources = {record.label: record for record in sources.values()}
             facts.relations = {
