@@ -182,6 +182,8 @@ BETWEEN_STAGES = {
     ("sync.prepare", "apply.confirm"),
     ("sync.coordinator", "source.slot"),
     ("sync.coordinator", "source.waits"),
+    ("sync.leaves", "progress.copies"),
+    ("sync.leaves", "apply.columns"),
     ("sync.leaves", "source.columns"),
     ("apply.planner", "source.columns"),
     ("apply.columns", "source.columns"),

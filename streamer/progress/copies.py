@@ -154,6 +154,29 @@ async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]
     return found
 
 
+async def set_copy_error(
+    connection: TargetConnection, relation_ids: list[int], error: str | None
+) -> None:
+    """Store why copies under way have to begin again; None when they go on."""
+    await connection.execute(
+        "update streamer.relation set error = $2 where id = any ($1::int8[])"
+        " and state in ('init', 'copying') and error is distinct from $2",
+        relation_ids,
+        error,
+    )
+
+
+async def read_columns_known(
+    connection: TargetConnection, relation_ids: list[int]
+) -> dict[int, dict[str, int] | None]:
+    """Return the source's columns, with their numbers, that relations were filled with."""
+    rows = await connection.fetch(
+        "select id, columns::text as columns from streamer.relation where id = any ($1::int8[])",
+        relation_ids,
+    )
+    return {row["id"]: row["columns"] and json.loads(row["columns"]) for row in rows}
+
+
 async def is_handed_over(
     connection: TargetConnection, relation_id: int, lsn: Lsn, *, attempt: int
 ) -> bool:

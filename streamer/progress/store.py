@@ -579,34 +579,6 @@ class Store:
                 reason,
             )
 
-    async def set_copy_error(self, relation_ids: list[int], error: str | None) -> None:
-        """Store why copies under way have to begin again; None when they go on."""
-        async with self.connection() as connection:
-            await connection.execute(
-                "update streamer.relation set error = $2 where id = any ($1::int8[])"
-                " and state in ('init', 'copying') and error is distinct from $2",
-                relation_ids,
-                error,
-            )
-
-    async def columns(self, relation_ids: list[int]) -> dict[int, dict[str, int] | None]:
-        """Return the columns, with their numbers, that relations were filled with."""
-        async with self.connection() as connection:
-            rows = await connection.fetch(
-                "select id, columns::text as columns from streamer.relation"
-                " where id = any ($1::int8[])",
-                relation_ids,
-            )
-        return {row["id"]: row["columns"] and json.loads(row["columns"]) for row in rows}
-
-    async def set_columns(self, relation_id: int, columns: dict[str, int]) -> None:
-        async with self.connection() as connection:
-            await connection.execute(
-                "update streamer.relation set columns = $2::text::jsonb where id = $1",
-                relation_id,
-                json.dumps(columns),
-            )
-
     async def leaves(self, relation_ids: list[int]) -> dict[int, dict[int, str]]:
         """Return the partitions whose rows are copied or streamed, of relations that have some.
 

@@ -48,7 +48,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
-from streamer.progress.copies import hand_over, is_handed_over
+from streamer.progress.copies import hand_over, is_handed_over, set_copy_error
 from streamer.progress.store import Store
 from streamer.route.mapping import SourceMapping, parse_name
 from streamer.source.catalog import SourceServer, read_relations
@@ -542,7 +542,8 @@ class SyncCoordinator:
 
     async def _show(self, copying: list[MappedRelation], error: str | None) -> None:
         """Show why copies do not get on, or that they do again."""
-        await self._store.set_copy_error([mapped.relation_id for mapped in copying], error)
+        async with self._store.connection() as store:
+            await set_copy_error(store, [mapped.relation_id for mapped in copying], error)
         for mapped in copying:
             self._events.copy_delayed(mapped, error)
             if error is not None:

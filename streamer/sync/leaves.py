@@ -12,8 +12,10 @@ from collections.abc import Iterable
 
 import structlog
 
+from streamer.apply.columns import store_known
 from streamer.apply.lane import MappedRelation
 from streamer.hints import command
+from streamer.progress.copies import read_columns_known
 from streamer.progress.store import Store
 from streamer.source.columns import read_columns
 from streamer.source.connection import Connection
@@ -90,13 +92,16 @@ async def look_at_columns(
 ) -> None:
     """Say which columns are others than those that *relations*, all in step, were filled with."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
-    stored = await store.columns([mapped.relation_id for mapped in by_name.values()])
+    async with store.connection() as connection:
+        ids = [mapped.relation_id for mapped in by_name.values()]
+        stored = await read_columns_known(connection, ids)
     for name, columns in (await read_columns(plain, by_name)).items():
         mapped = by_name[name]
         known = stored.get(mapped.relation_id)
         if known is None:
             numbers = {column: now.number for column, now in columns.items()}
-            await store.set_columns(mapped.relation_id, numbers)
+            async with store.connection() as connection:
+                await store_known(connection, mapped.relation_id, numbers)
             continue
         others = [c for c, now in columns.items() if known.get(c, now.number) != now.number]
         if others:
