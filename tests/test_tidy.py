@@ -174,6 +174,7 @@ BETWEEN_STAGES = {
     ("progress.store", "apply.claim"),
     ("progress.lock", "apply.target"),
     ("progress.lock", "apply.claim"),
+    ("progress.audit", "apply.target"),
     ("progress.copies", "apply.target"),
     # A sync reads from a source, writes to the target, and hands over to the stream's lanes.
     ("sync.coordinator", "source.catalog"),

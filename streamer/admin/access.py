@@ -15,7 +15,7 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -124,6 +124,8 @@ class Access:
                     f"admin.users: password_hash of {user.name} is not an argon2 hash",
                     hint="`streamer admin hash-password` makes one",
                 ) from None
+        self._configured = dict(self._users)
+        self._had_stored = False
         self._nobody = ""
         self._csrf = secrets.token_urlsafe(32)
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
@@ -139,7 +141,21 @@ class Access:
     @property
     def is_open(self) -> bool:
         """Whether there are no credentials: everybody on this machine may do everything."""
-        return not self._settings.has_credentials
+        return not self._settings.has_credentials and not self._had_stored
+
+    def set_stored(self, stored: Sequence[UserSettings]) -> None:
+        """Take over the users of the mapping database; those of the configuration go before.
+
+        Sessions end of users that are gone or have another password or role. Once there was such a
+        user nobody gets in without credentials again until a restart: the server may listen on the
+        network by then.
+        """
+        self._had_stored = self._had_stored or bool(stored)
+        users = {user.name: user for user in stored} | self._configured
+        for cookie, session in list(self._sessions.items()):
+            if users.get(session.name) != self._users.get(session.name):
+                del self._sessions[cookie]
+        self._users = users
 
     # ---- requests ------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from streamer.admin.events import Events
 from streamer.admin.page.render import load
 from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
+from streamer.admin.store import WATCH_SECONDS
 from streamer.apply.target import TargetAddress
-from streamer.config.settings import Settings
-from streamer.errors import AdminError
+from streamer.config.settings import Settings, UserSettings
+from streamer.errors import AdminError, StoreError
 from streamer.route.mapping import Mapping
 from streamer.runtime.engine import Engine
 
@@ -67,6 +68,11 @@ class AdminServer:
         except AdminError:
             return False
 
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the server asks everybody for credentials."""
+        return not self._access.is_open
+
     def trouble(self) -> str | None:
         """Say what is wrong with the mapping as a whole."""
         trouble = self._service.trouble
@@ -90,6 +96,22 @@ def install(app: FastAPI, service: AdminService, access: Access, events: Events)
     install_page(app, service, access, events)
 
 
+async def take_over_users(service: AdminService, access: Access) -> None:
+    """Let *access* know the users that were added to the mapping database. Raises StoreError."""
+    access.set_stored([UserSettings(**row) for row in await service.store.users()])
+
+
+async def _watch(service: AdminService, access: Access) -> None:
+    """Look at the mapping database again and again: at its file, and at its users."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        await service.store.watch()
+        try:
+            await take_over_users(service, access)
+        except StoreError as exc:
+            log.warning("users cannot be read", error=str(exc))
+
+
 @asynccontextmanager
 async def opened_admin(
     settings: Settings, config: Path, mapping: Mapping
@@ -102,7 +124,8 @@ async def opened_admin(
             log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
     await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
-    watching = asyncio.create_task(service.store.watch(), name="mapping database")
+    await take_over_users(service, access)
+    watching = asyncio.create_task(_watch(service, access), name="mapping database")
     try:
         yield AdminServer(service, access)
     finally:

@@ -47,8 +47,9 @@ from streamer.errors import (
 )
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
+from streamer.progress.audit import Act, read_acts
 from streamer.progress.lost import MappingTrouble
-from streamer.progress.store import Act, Store
+from streamer.progress.store import Store
 from streamer.route.mapping import (
     Mapping,
     RelationPattern,
@@ -272,7 +273,8 @@ class AdminService:
         """Return the draft as YAML, and the variables in it that stand for passwords."""
         content = await self.store.content()
         urls = await self.store.reveal(content)
-        return export_mapping(content, urls, await self._base())
+        users = [(row["name"], row["role"]) for row in await self.store.users()]
+        return export_mapping(content, urls, await self._base(), users)
 
     async def import_text(
         self, path: Path, text: str, actor: str, *, excludes_missing: bool = False
@@ -315,7 +317,8 @@ class AdminService:
         entries, total = await self.store.audit(Query(1, most))
         store = Store(self._address, "streamer audit")
         try:
-            acts, count = await store.audit(most)
+            async with store.connection() as connection:
+                acts, count = await read_acts(connection, most)
         except TargetError:
             acts, count = [], 0
         finally:

@@ -85,6 +85,7 @@ class AdminStore:
         self._lock = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._identity = identity
+        self._told: MappingTrouble | None = None
         self.trouble: MappingTrouble | None = None
         """What `watch` or a change found to be wrong with the file."""
 
@@ -96,18 +97,17 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Look at the file again and again until cancelled, and log what becomes of it.
+        """Look at the file, and log what has become of it.
 
         SQLite goes on with a file that was deleted or replaced, and its changes would be lost with
         the process. So they are refused; what is in the file can still be read.
         """
-        while True:
-            before, now = self.trouble, await self.look()
-            if now is not None and before is None:
-                log.error("the mapping database is gone", error=now.error, hint=now.hint)
-            elif now is None and before is not None:
-                log.info("the mapping database is back", path=self.path)
-            await asyncio.sleep(WATCH_SECONDS)
+        before, now = self._told, await self.look()
+        self._told = now
+        if now is not None and before is None:
+            log.error("the mapping database is gone", error=now.error, hint=now.hint)
+        elif now is None and before is not None:
+            log.info("the mapping database is back", path=self.path)
 
     async def look(self) -> MappingTrouble | None:
         """Return what is wrong with the file; None while it is the one that was opened."""
@@ -195,6 +195,44 @@ class AdminStore:
             for name in ("before", "after"):
                 entry[name] = json.loads(entry[name]) if entry[name] else None
         return entries, total
+
+    async def users(self) -> list[Row]:
+        """Return the users that were added, with the hashes of their passwords."""
+        async with self._reads() as reader:
+            rows = await reader.execute_fetchall(
+                "select name, role, password_hash from user order by name"
+            )
+        return [dict(row) for row in rows]
+
+    async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
+        """Add a user, or change one; tell whether it is new."""
+        async with self._writes() as writer:
+            known = await writer.execute_fetchall("select role from user where name = ?", [name])
+            before = [{"role": row["role"]} for row in known]
+            await writer.execute(
+                "insert into user values (?, ?, ?, ?) on conflict (name) do update"
+                " set role = excluded.role, password_hash = excluded.password_hash",
+                [name, role, password_hash, _now()],
+            )
+            await _audit(
+                writer,
+                actor,
+                "change" if before else "create",
+                "user",
+                None,
+                name,
+                before[0] if before else None,
+                {"role": role},
+            )
+        return not before
+
+    async def remove_user(self, name: str, actor: str) -> None:
+        """Remove a user. Raises NotFoundError."""
+        async with self._writes() as writer:
+            cursor = await writer.execute("delete from user where name = ?", [name])
+            if cursor.rowcount == 0:
+                raise NotFoundError(f'there is no user "{name}"', hint="see: streamer users list")
+            await _audit(writer, actor, "delete", "user", None, name)
 
     async def reveal(self, content: Content) -> dict[int, str]:
         """Return the urls of *content* with their passwords, by id. Raises StoreError."""

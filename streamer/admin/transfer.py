@@ -7,7 +7,8 @@ again into the same store, means the password that is stored. Pure.
 """
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -66,7 +67,17 @@ HEADER: Final = """\
 """
 
 
-def export_mapping(content: Content, urls: dict[int, str], base: Row) -> tuple[str, list[str]]:
+def _users_comment(users: Sequence[tuple[str, str]]) -> str:
+    """Return lines that name the users; passwords have to be given again."""
+    lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
+    # A name may hold a line break, which would end the comment.
+    lines = [line for line in lines if len(line.splitlines()) == 1]
+    return "# Users of the mapping database, to be added again with a password:\n" + "".join(lines)
+
+
+def export_mapping(
+    content: Content, urls: dict[int, str], base: Row, users: Sequence[tuple[str, str]] = ()
+) -> tuple[str, list[str]]:
     """Return the YAML, and the variables in it that stand for passwords.
 
     *base*: the configuration file as it is written, variables not replaced.
@@ -93,7 +104,8 @@ def export_mapping(content: Content, urls: dict[int, str], base: Row) -> tuple[s
         width=100,
         default_flow_style=False,
     )
-    return HEADER + text, variables.names
+    comment = _users_comment(users) if users else ""
+    return HEADER + comment + text, variables.names
 
 
 def _export_group(

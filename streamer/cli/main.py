@@ -12,6 +12,7 @@ from rich.console import Console
 from streamer import __version__
 from streamer.apply.target import TargetAddress
 from streamer.cli import mapping as mapping_commands
+from streamer.cli import users as user_commands
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, UrlOption
 from streamer.cli.terminal import GLOBALS, fail, load, print_json, run_to_end
 from streamer.commands import indexes as indexes_command
@@ -443,6 +444,7 @@ app.add_typer(mapping_commands.app)
 app.add_typer(mapping_commands.sources, name="sources")
 app.add_typer(mapping_commands.tables, name="tables")
 app.add_typer(mapping_commands.admin, name="admin")
+app.add_typer(user_commands.users, name="users")
 
 _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 

@@ -83,7 +83,7 @@ async def run(
         async with serving(
             settings.http.listen,
             app,
-            has_credentials=settings.admin.has_credentials,
+            has_credentials=admin.has_credentials,
             trusted_proxies=settings.http.trusted_proxies,
         ):
             if on_started is not None:

@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from streamer.apply.target import KeptConnection, TargetAddress, TargetConnectio
 from streamer.errors import TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
+from streamer.progress.audit import write_acts
 from streamer.progress.landmark import Landmark
 from streamer.route.mapping import Initial, RelationMapping, SourceLabel
 from streamer.route.resync import Resync
@@ -45,18 +46,6 @@ TABLES: Final = (
 """All that is ours in the schema."""
 
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """What an operator asked for. ``label``: of which source and table."""
-
-    id: int
-    at: datetime
-    actor: str
-    action: str
-    label: str
-    options: str
 
 
 async def migrate(connection: TargetConnection) -> None:
@@ -704,31 +693,8 @@ class Store:
                 action,
                 json.dumps(options or {}),
             )
-            await connection.execute(
-                "insert into streamer.audit (actor, action, label, options)"
-                " select $2::text, $3::text,"
-                " pg_catalog.concat_ws(':', s.database, s.sid) || ' ' || r.source, $4::jsonb"
-                " from streamer.relation r join streamer.source s on s.id = r.source_id"
-                " where r.id = any ($1::int8[]) order by r.id",
-                list(relation_ids),
-                actor,
-                action.replace("_", " "),
-                json.dumps(options or {}),
-            )
+            await write_acts(connection, relation_ids, actor, action, options)
             await connection.execute(f"notify {CHANNEL}")
-
-    async def audit(self, limit: int) -> tuple[list[Act], int]:
-        """Return the newest of the operators' acts, and how many there are."""
-        async with self.connection() as connection:
-            rows = await connection.fetch(
-                "select id, at, actor, action, label, options::text,"
-                " pg_catalog.count(*) over () as total"
-                " from streamer.audit order by id desc limit $1",
-                limit,
-            )
-        total = rows[0]["total"] if rows else 0
-        names = [field.name for field in fields(Act)]
-        return [Act(**{name: row[name] for name in names}) for row in rows], total
 
     async def ask_for_positions(self) -> None:
         """Ask the process that streams to store its positions as soon as they move."""

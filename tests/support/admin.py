@@ -55,8 +55,16 @@ class FakeEngine:
 class Admin:
     """The API of one process."""
 
-    def __init__(self, service: AdminService, app: FastAPI, events: Events, engine: FakeEngine):
+    def __init__(
+        self,
+        service: AdminService,
+        app: FastAPI,
+        events: Events,
+        engine: FakeEngine,
+        access: Access,
+    ):
         self.service = service
+        self.access = access
         self.app = app
         self.events = events
         self.engine = engine
@@ -114,7 +122,7 @@ async def _opened(
     app = make_app(Metrics().render, list)
     server.install(app, service, access, events)
     try:
-        yield Admin(service, app, events, engine)
+        yield Admin(service, app, events, engine, access)
     finally:
         await events.close()
         await service.close()
