@@ -24,7 +24,7 @@ from streamer.apply.computed import statements_for
 from streamer.apply.copydata import Picker, constant, encode_rows
 from streamer.apply.fold import Fold
 from streamer.apply.lane import LaneWindow, MappedRelation
-from streamer.apply.plan import ApplyPlan
+from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.split import SplitStatements, statements_in_order
 from streamer.apply.staged import OrderedRun, by_unchanged, staged_values
 from streamer.apply.statements import (
@@ -322,6 +322,9 @@ class Applier:
     async def _write_fold(self, mapped: MappedRelation, fold: Fold) -> None:
         plan = fold.plan
         failpoint("apply.write")
+        if fold.truncate and self._keeps_keys(fold):
+            await self._replace_rows(mapped, fold)
+            return
         if fold.truncate:
             await self._target.execute(Statements(plan).truncate)
         is_staged = plan.has_expressions  # rows that are only inserted too
@@ -332,6 +335,34 @@ class Applier:
                 await self._write_changes(mapped, fold, statements)
         if fold.inserts and not is_staged:
             await self._copy_inserts(fold)
+
+    def _keeps_keys(self, fold: Fold) -> bool:
+        """Whether a TRUNCATE must leave the rows alone whose keys are there again behind it.
+
+        The table that refers to them may be ahead, and refer to the new ones already.
+        """
+        plan = fold.plan
+        return (
+            self._target.checks_foreign_keys
+            and plan.target.is_referenced
+            and plan.key_is_indexed
+            and plan.identity is Identity.KEY
+            and not plan.has_expressions
+            and not (fold.deletes or fold.updates or fold.moves)
+        )
+
+    async def _replace_rows(self, mapped: MappedRelation, fold: Fold) -> None:
+        """Have the table hold what was inserted behind a TRUNCATE, and nothing else."""
+        statements = statements_for(fold.plan)
+        await self._stage(statements)
+        async with self._planned_for(mapped, fold.plan):
+            columns, pick = staged_values(fold.plan, statements, frozenset())
+            rows = fold.inserts.values()
+            await self._copy_stage(statements, columns, rows, OP_FIRST_UPDATED, pick)
+            if (update := statements.update(OP_FIRST_UPDATED)) is not None:
+                await self._target.execute(update)
+            await self._target.execute(statements.insert_missing(OP_FIRST_UPDATED))
+            await self._target.execute(statements.delete_others(OP_FIRST_UPDATED))
 
     async def _write_changes(
         self, mapped: MappedRelation, fold: Fold, statements: Statements

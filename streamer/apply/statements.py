@@ -174,6 +174,13 @@ class Statements:
             f"(select from {self.plan.table} t where {self._matches_new_key})"
         )
 
+    def delete_others(self, op: int) -> str:
+        """Delete this source's rows whose keys are not staged as *op*."""
+        return (
+            f"delete from {self.plan.table} t where not exists (select from pg_temp.{self.stage} s "
+            f"where s.op = {op} and {self._matches_new_key}){self._sid_matches('t')}"
+        )
+
     def missing_key(self, op: int) -> str:
         """Find a row staged as *op* that the target does not have; returns its key as text."""
         return (

@@ -241,6 +241,8 @@ class TargetConnection:
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
         self._has_origin = False
+        self.checks_foreign_keys = True
+        """Whether foreign keys apply to what is written here."""
         self._proven: dict[int, Claim] = {}
         # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
         self.backend_pid = int(connection.get_server_pid())
@@ -333,6 +335,7 @@ class TargetConnection:
         if applies:
             with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
                 await self._connection.execute("set session_replication_role = replica")
+                self.checks_foreign_keys = False
             await self.set_up_origin()
 
     async def set_up_origin(self) -> None:
