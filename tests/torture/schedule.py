@@ -97,6 +97,11 @@ def _sessions(world: World) -> Iterator[list[Session]]:
         session.start()
     try:
         yield sessions
+    except BaseException as exc:
+        for session in sessions:
+            if session.failure is not None:
+                exc.add_note(f"session {session.name} ended with {session.failure!r}")
+        raise
     finally:
         for session in sessions:
             session.end()
