@@ -61,10 +61,17 @@ def _translating(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as exc:
-        raise StoreError(
-            f"mapping database {path}: {exc}",
-            hint="see that it is an SQLite file which may be written, and that its disk has room",
-        ) from exc
+        hint = "see that it is an SQLite file which may be written, and that its disk has room"
+        if getattr(exc, "sqlite_errorcode", None) in (
+            sqlite3.SQLITE_NOTADB,
+            sqlite3.SQLITE_CORRUPT,
+        ):
+            hint = (
+                "move the file and its -wal away, restore a backup with its .key file, or start "
+                "streamer run and then run: streamer import backup.yaml, streamer apply; progress "
+                "and slots are kept"
+            )
+        raise StoreError(f"mapping database {path}: {exc}", hint=hint) from exc
 
 
 class AdminStore:

@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
-from tests.support.mishap import Site, eventually, make_site
+from tests.support.mishap import Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
-from tests.support.process import caught_up
+from tests.support.process import caught_up, command
 from tests.support.proxy import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -272,3 +272,65 @@ def test_14_second_instance(site: Site, tmp_path: Path) -> None:
             assert site.process.terminate() == 0
             second.source.execute("insert into t values (2, 'taken over')")
             second.is_mended()
+
+
+def test_15_wrong_token(
+    tmp_path: Path, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute(f"{DDL}; insert into t values (1, 'before')")
+    site = make_admin_site(tmp_path, source, target)
+    site.config.write_text(site.config.read_text() + 'admin: {token: "${TOKEN}"}\n')
+    monkeypatch.setenv("TOKEN", "the-token-of-the-process")
+    with site.running():
+        monkeypatch.setenv("TOKEN", "another-token-of-a-shell")
+        refused = command(site.config, "tables", "list")
+        assert refused.returncode == 3
+        assert "the token is wrong" in refused.stderr
+        assert "STREAMER_ADMIN__TOKEN" in refused.stderr
+        # Nothing else depends on it: the stream goes on, and readiness and status stay open.
+        source.execute("insert into t values (2, 'meanwhile')")
+        monkeypatch.setenv("TOKEN", "the-token-of-the-process")
+        assert "public" in site.run("streamer tables list")
+        site.is_mended()
+
+
+def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
+    source.execute(f"{DDL}; insert into t values (1, 'before')")
+    site = make_admin_site(tmp_path, source, target)
+    with site.running():
+        for path in tmp_path.glob("mapping.sqlite*"):
+            path.unlink()
+        remedy = site.sees(
+            "was deleted", "streamer export > backup.yaml", in_views=("readyz", "page")
+        )
+        (tmp_path / "backup.yaml").write_text(site.run(remedy.partition(" >")[0]))
+        assert site.process.terminate() == 0
+    source.execute("insert into t values (2, 'meanwhile')")
+    with site.running(until_ready=False):
+        site.sees("the target holds", "streamer import")
+        site.run(f"streamer import {tmp_path / 'backup.yaml'}")
+        site.run("streamer apply")
+        site.is_mended()
+
+
+def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:
+    source.execute(f"{DDL}; insert into t values (1, 'before')")
+    site = make_admin_site(tmp_path, source, target)
+    (tmp_path / "backup.yaml").write_text(site.run("streamer export"))
+    with site.running():
+        pass
+    database = tmp_path / "mapping.sqlite"
+    database.write_bytes(b"no database at all " * 1000)
+    refused = command(site.config, "run")
+    assert refused.returncode == 2
+    assert str(database) in refused.stderr
+    assert "streamer import" in refused.stderr
+    # What it says: the file goes away, and the backup is imported.
+    for path in tmp_path.glob("mapping.sqlite*"):
+        path.rename(tmp_path / f"broken-{path.name}")
+    source.execute("insert into t values (2, 'meanwhile')")
+    with site.running(until_ready=False):
+        site.sees("the target holds", "streamer import")
+        site.run(f"streamer import {tmp_path / 'backup.yaml'}")
+        site.run("streamer apply")
+        site.is_mended()

@@ -1,6 +1,7 @@
 """What an operator sees of a mishap: the status, readiness and the page, and commands to copy."""
 
 import html
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from tests.support.streamer import write_config
 SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
 """An idle machine needs 15; this one may be busy with other tests."""
 READY_SECONDS: Final = 90.0
+VIEWS: Final = ("status", "readyz", "page")
 
 
 class Site:
@@ -68,24 +70,33 @@ class Site:
             assert time.monotonic() < deadline, f"{text}\n{self.process.output}"
             time.sleep(0.1)
 
-    def views(self) -> dict[str, str]:
+    def views(self, names: tuple[str, ...]) -> dict[str, str]:
         """Return what each view shows now, as text."""
-        ready, page = self.get("/readyz"), self.get("/")
-        return {
-            "status": "\n".join(_strings(report(self.config))),
-            "readyz": "" if ready is None else "\n".join(_strings(ready.json())),
-            "page": "" if page is None else html.unescape(page.text),
-        }
+        shown = {}
+        if "status" in names:
+            shown["status"] = "\n".join(_strings(self.status()))
+        if "readyz" in names:
+            ready = self.get("/readyz")
+            shown["readyz"] = "" if ready is None else "\n".join(_strings(ready.json()))
+        if "page" in names:
+            page = self.get("/")
+            shown["page"] = "" if page is None else html.unescape(page.text)
+        return shown
 
-    def sees(self, cause: str, remedy: str, *, in_views: tuple[str, ...] | None = None) -> str:
+    def status(self) -> Any:
+        """Return what `streamer status --json` prints."""
+        if "mapping_database" not in self.config.read_text():
+            return report(self.config)
+        result = command(self.config, "status", "--json")
+        return json.loads(result.stdout) if result.stdout else result.stderr
+
+    def sees(self, cause: str, remedy: str, *, in_views: tuple[str, ...] = VIEWS) -> str:
         """Wait until every view shows *cause* and *remedy* (patterns); return the remedy's text."""
         began = time.monotonic()
         shown: dict[str, str] = {}
         missing: list[str] = []
         while time.monotonic() - began < SEEN_SECONDS:
-            shown = self.views()
-            if in_views is not None:
-                shown = {name: shown[name] for name in in_views}
+            shown = self.views(in_views)
             missing = [
                 f"{name}: {pattern}"
                 for name, text in shown.items()
@@ -150,4 +161,20 @@ def make_site(
     return Site(config, port, source, target)
 
 
-__all__ = ["Site", "eventually", "make_site"]
+def make_admin_site(directory: Path, source: Database, target: Database) -> Site:
+    """Write a configuration with a mapping database, and apply a mapping of one table."""
+    port = free_port()
+    config = directory / "config.yaml"
+    config.write_text(
+        f'target: {{url: "{target.url}"}}\nhttp: {{listen: "127.0.0.1:{port}"}}\n'
+        f"spool: {{directory: {directory / 'spool'}}}\n"
+        f"mapping_database: {directory / 'mapping.sqlite'}\n"
+    )
+    site = Site(config, port, source, target)
+    site.run(shlex.join(["streamer", "sources", "add", "shop", source.url]))
+    site.run("streamer tables add shop t")
+    site.run("streamer apply")
+    return site
+
+
+__all__ = ["Site", "eventually", "make_admin_site", "make_site"]
