@@ -466,6 +466,15 @@ class Engine:
                 for table, state in health.table_states.items()
                 if state != State.READY
             ]
+            reasons += [
+                {
+                    "source": label,
+                    "table": table,
+                    "state": "waiting",
+                    "error": f"waits for {reason}",
+                }
+                for table, reason in health.table_waits.items()
+            ]
         if not self.supervisors:
             is_starting = self._shared is None or bool(self._mapping.sources)
             reason = {"state": "starting" if is_starting else "no sources"}

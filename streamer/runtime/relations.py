@@ -40,6 +40,11 @@ class Relations:
         self._states: dict[MappedRelation, State] = {}
         self._common_lane: Lane | None = None
 
+    @property
+    def table_waits(self) -> dict[str, str]:
+        """What tables wait for at the target, by the source's name."""
+        return self._health.table_waits
+
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
 
@@ -163,6 +168,7 @@ class Relations:
         del self._states[mapped]
         self._by_relid.clear()
         table = str(mapped.mapping.source)
+        self._health.table_waits.pop(table, None)
         self._health.table_states.pop(table, None)
         self._health.table_errors.pop(table, None)
         self._health.quarantined.pop(table, None)

@@ -7,6 +7,7 @@ first round of the next process writes all there is.
 """
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,6 +20,7 @@ from streamer.runtime.relations import Relations
 from streamer.runtime.shared import Shared
 
 TELL_SECONDS: Final = 2.0
+_PID: Final = re.compile(r"\bpid (\d+)")
 LAG_SECONDS_MIN: Final = 2.0
 """A table that lags less is not written down, or every busy table would be, all the time."""
 
@@ -42,6 +44,7 @@ class _Teller:
     def __init__(
         self, shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
     ) -> None:
+        self._waits = relations.table_waits
         self._store = shared.store
         self._source_id = source.source_id
         self._relations = relations
@@ -97,13 +100,25 @@ class _Teller:
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
                 reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
+                reason += _ending(sessions)
+                self._waits[str(mapped.mapping.source)] = reason
                 await self._store.set_waiting([mapped.relation_id], reason)
                 self._waiting.add(mapped.relation_id)
             elif mapped.relation_id in self._waiting:
                 done.append(mapped.relation_id)
         if done:
+            for mapped in self._relations:
+                if mapped.relation_id in done:
+                    self._waits.pop(str(mapped.mapping.source), None)
             await self._store.set_waiting(done, None)
             self._waiting.difference_update(done)
+
+
+def _ending(sessions: str) -> str:
+    """Return the SQL that ends the sessions that `Store.blockers` names."""
+    found = _PID.findall(sessions)
+    sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
+    return f"; let it end, or run at the target: {sql}" if sql else ""
 
 
 def _may_wait(hold: Hold) -> bool:

@@ -4,6 +4,7 @@ Each test stages one mishap, waits until status, readiness and page show its cau
 that remedy as it was printed, and compares the rows.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -109,6 +110,17 @@ def test_04_refused_row(site: Site) -> None:
         remedy = site.sees(
             r"value too long .*\(id\)=\(2\)", r"alter table [^;\n]* alter column \"v\" type [^;\n]*"
         )
+        site.target.execute(remedy)
+        site.is_mended()
+
+
+def test_05_locked_table(site: Site) -> None:
+    url = site.target.server.url(site.target.name)
+    with site.running(), contextlib.closing(psycopg.connect(url)) as other:
+        other.execute("lock table t in access exclusive mode")
+        site.source.execute("insert into t values (2, 'waits')")
+        pid = other.info.backend_pid
+        remedy = site.sees(f"pid {pid}", rf"select pg_terminate_backend\({pid}\)")
         site.target.execute(remedy)
         site.is_mended()
 

@@ -72,7 +72,7 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
 
 
 def _table_view(source: Row, table: Row) -> Row:
-    needs_look = table["state"] == "error" or bool(table["quarantined"])
+    needs_look = bool(table["quarantined"] or table.get("waiting_for"))
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
         "address": table_address(source, table["source"]),
@@ -143,6 +143,9 @@ def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
             if table["state"] == "error":
                 what = table["error"] or "the table stopped"
                 found.append({"place": place, "what": what, "address": its_page, "kind": "bad"})
+            if table.get("waiting_for"):
+                what = f"waits for {table['waiting_for']}"
+                found.append({"place": place, "what": what, "address": its_page, "kind": "warning"})
             if table["quarantined"]:
                 changes = "change is" if table["quarantined"] == 1 else "changes are"
                 what = f"{table['quarantined']} {changes} in quarantine"
