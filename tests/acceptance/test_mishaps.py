@@ -107,9 +107,7 @@ def test_04_refused_row(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v varchar(6))")
     with site.running():
         site.source.execute("insert into t values (2, 'far too long')")
-        remedy = site.sees(
-            r"value too long .*\(id\)=\(2\)", r"alter table [^;\n]* alter column \"v\" type [^;\n]*"
-        )
+        remedy = site.sees("value too long", r"alter table [^;\n]* alter column \"v\" type [^;\n]*")
         site.target.execute(remedy)
         site.is_mended()
 
