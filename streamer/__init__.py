@@ -13,8 +13,8 @@ observability/  metrics, logs, HTTP
 commands/       what the commands do;  cli.py  their arguments
 admin/          the mapping in a database: draft, plan, apply; the API
 
-lsn.py errors.py sql.py sqlstate.py hints.py session.py backoff.py failpoints.py migrations.py
-                used by all
+lsn.py errors.py containment.py sql.py sqlstate.py hints.py session.py backoff.py failpoints.py
+migrations.py   used by all
 """
 
 __version__ = "0.1.0"

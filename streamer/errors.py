@@ -50,6 +50,15 @@ class StreamerError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
+class DefectError(StreamerError):
+    """A defect of this program, met in the work for one table or source.
+
+    It stops these; the log has the traceback.
+    """
+
+    retry = Retry.MANUAL
+
+
 class ConfigurationError(StreamerError):
     """What the configuration asks for cannot be done."""
 

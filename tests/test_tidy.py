@@ -149,6 +149,7 @@ LAYERS = [
         "origin",
         "conninfo",
         "backoff",
+        "containment",
         "failpoints",
         "migrations",
     },

@@ -29,6 +29,7 @@ from streamer.apply.retry import fulfil
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
+from streamer.containment import contained
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import (
     ProtocolError,
@@ -97,6 +98,14 @@ class Drainer:
                 await applier.close()
 
     async def _drain(self, lane: Lane) -> None:
+        try:
+            with contained(f'draining "{lane.name}"'):
+                await self._drain_until_live(lane)
+        except StreamerError as exc:
+            lane.owner.source_failed(exc)
+            await asyncio.Event().wait()  # until we are told to forget the lane
+
+    async def _drain_until_live(self, lane: Lane) -> None:
         structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
         if lane.table is not None:
             structlog.contextvars.bind_contextvars(table=lane.table)
@@ -108,10 +117,10 @@ class Drainer:
             await _until_may_drain(lane)
             try:
                 async with self._slots:
-                    await self._drain_turn(lane, plans_may_be_stale)
-            except (TargetFencedError, TargetMovedError, TransportError) as exc:
-                lane.owner.source_failed(exc)
-                await asyncio.Event().wait()  # until we are told to forget the lane
+                    with contained(f'applying changes of "{lane.name}"'):
+                        await self._drain_turn(lane, plans_may_be_stale)
+            except (TargetFencedError, TargetMovedError, TransportError):
+                raise
             except StreamerError as exc:
                 source = lane.owner.source
                 self._metrics.count_error(exc, source.database, source.sid)
@@ -160,8 +169,10 @@ class Drainer:
             until = time.monotonic() + TURN_SECONDS
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
-        except (TargetConnectionError, asyncio.CancelledError):
-            applier.disconnect()
+        except BaseException as exc:
+            # An error of ours has been rolled back; of anything else the transaction is still open.
+            if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
+                applier.disconnect()
             raise
         finally:
             lane.is_draining, lane.backend_pid = False, None

@@ -25,6 +25,7 @@ from streamer.apply.lane import MappedRelation, Share
 from streamer.apply.plan import ApplyPlan, make_plan, missing_columns, missing_error
 from streamer.apply.quarantine import Definition
 from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, may_replace_role
+from streamer.containment import contained
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
 from streamer.hints import command
@@ -78,7 +79,8 @@ class Planner:
         for mapped, changes in share.changes:
             plan = mapped.plan_for(changes.relation)
             if plan is None and not mapped.has(share.transaction):
-                plan = await self._make(mapped, changes.relation)
+                with contained(f'planning for "{mapped.mapping.source}"'):
+                    plan = await self._make(mapped, changes.relation)
             plans.append(plan)
         return plans
 

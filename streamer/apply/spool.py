@@ -22,6 +22,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, cast
 
+import structlog
+
 from streamer.apply.lane import Held, MappedRelation, Share
 from streamer.decode.large import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation
@@ -46,6 +48,9 @@ _count = struct.Struct(">I")
 _transaction_fields = struct.Struct(">IQq?")
 _relation_fields = struct.Struct(">I")
 _end_fields = struct.Struct(">Q")
+
+
+log = structlog.get_logger()
 
 
 class OpenShareDiscarded(Exception):  # news, not an error
@@ -99,7 +104,20 @@ class SpoolDirectory:
 
     def new_file(self) -> Path:
         self._count += 1
+        if not self.path.exists():
+            self._make_again()
         return self.path / f"{self._count:08d}.spool"
+
+    def _make_again(self) -> None:
+        """A cleaner has removed the directory. Files that are open stay usable without it."""
+        log.warning("the spool directory was removed, and is made again", path=str(self.path))
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+            os.close(self._lock)
+            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise SpoolError(f"cannot make {self.path} again: {exc.strerror}") from exc
 
     def close(self) -> None:
         """Remove the directory with everything in it."""
@@ -130,7 +148,13 @@ class _Segment:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
+        try:
+            self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
+        except OSError as exc:
+            raise SpoolError(
+                f"cannot make a file for held changes in {path.parent}: {exc.strerror}",
+                hint="make room there, or set spool.directory to another directory",
+            ) from exc
         self._buffer: list[bytes] = []
         self._buffered = 0
         self.size = 0

@@ -26,8 +26,8 @@ from streamer.apply.lane import Lane, LaneWindow, MappedRelation, Share
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.backoff import Backoff
+from streamer.containment import contained
 from streamer.errors import (
-    ProtocolError,
     StreamerError,
     TargetConnectionError,
     TargetFencedError,
@@ -174,8 +174,9 @@ class Worker:
                     continue
             self._queue.popleft()
             try:
-                self._filling.add(lane, share, plans)
-            except ProtocolError:
+                with contained(f'folding changes of "{lane.name}"'):
+                    self._filling.add(lane, share, plans)
+            except StreamerError:
                 self._give_back(lane)
                 continue
             self._filled.set()
@@ -272,7 +273,7 @@ class Worker:
         await self._applier.begin()
         for lane, lane_window in window.lanes.items():
             try:
-                with self._timing(window, lane):
+                with self._timing(window, lane), contained(f'writing changes of "{lane.name}"'):
                     await self._applier.write(lane_window)
             except TargetFencedError:
                 raise

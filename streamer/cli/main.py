@@ -1,6 +1,7 @@
 """The command line itself, and the commands about what runs."""
 
 import json
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -86,6 +87,8 @@ def run(
     ] = None,
 ) -> None:
     """Copy and stream, until told to stop."""
+    # Until the handlers are there a reload is not needed: the configuration is still to be read.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from streamer.commands import run as run_command
     from streamer.runtime.engine import StopCondition
 

@@ -50,6 +50,12 @@ async def run(
     """Run until a signal, or until *condition* is met. Raises StreamerError for what ends the
     process.
     """
+    early: list[str] = []
+    act: dict[str, Callable[[], None]] = {
+        name: partial(early.append, name) for name in ("stop", "reload")
+    }
+    # First, because a signal that nobody handles ends the process.
+    stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = static.load(path, overrides)
     async with opened_admin(settings, path, mapping) as admin:
         is_static = settings.mapping_database is None
@@ -79,7 +85,9 @@ async def run(
             reloading.add(task)
             task.add_done_callback(reloading.discard)
 
-        stop_on_signals(engine.stop, reload)
+        act.update(stop=engine.stop, reload=reload)
+        for name in early:
+            act[name]()
         async with serving(
             settings.http.listen,
             app,

@@ -319,6 +319,8 @@ class Engine:
                 return
             if self._shared is None:  # the target is still waited for
                 self._mapping = mapping
+                if self._guarding is None:  # `run` has not begun, and takes it from there
+                    return
                 for label in self._guards.keys() - {source.label for source in mapping.sources}:
                     self._guards.pop(label)[1].cancel()
                 for source in mapping.sources:

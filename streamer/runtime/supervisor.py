@@ -3,7 +3,7 @@
 What an error asks for decides what happens: a passing one is tried again after a back-off; one that
 a person must mend leaves the source in state ``error``, and is looked at again now and then, or at
 once when an operator asks for something. An error without a class of ours is a defect: it ends the
-process, so that nothing looks healthy that is not.
+source's attempt like one that a person must mend.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.conninfo import reach_hint
+from streamer.containment import contained
 from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.lock import SourceLock
@@ -173,7 +174,8 @@ class Supervisor:
             try:
                 self._is_to_begin_anew = False
                 began = time.monotonic()
-                await self._attempt()
+                with contained(f'streaming "{self.source.label}"'):
+                    await self._attempt()
                 if not self._is_to_begin_anew:
                     return
             except TransportError as exc:

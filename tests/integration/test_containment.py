@@ -1,0 +1,101 @@
+"""Trouble of one table or source ends the work for that, and never the process."""
+
+import asyncio
+import shutil
+from typing import Any
+
+import pytest
+
+from streamer.apply.planner import Planner
+from streamer.runtime import supervisor
+from streamer.runtime.pipeline import Pipeline
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.timeout(180)
+
+SECONDS = 60.0
+DDL = "create table t (id int primary key, v text); create table u (id int primary key, v text)"
+TABLES = "t: {initial: none}\nu: {initial: none}"
+
+
+async def test_a_defect_in_planning_stops_its_table_only(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    plan = Planner._plan
+
+    async def broken(self: Planner, mapped: Any, *arguments: Any, **options: Any) -> Any:
+        if mapped.mapping.source.name == "t":
+            raise TypeError("a defect")
+        return await plan(self, mapped, *arguments, **options)
+
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up(SECONDS)
+        monkeypatch.setattr(Planner, "_plan", broken)
+        source.execute("insert into t values (1); insert into u values (1)")
+        await streamer.table_state("public.t", "error", SECONDS)
+        assert "internal error" in (await streamer.table("public.t"))["error"]
+
+        async def has_other() -> bool:
+            return bool(target.execute("select id from u"))
+
+        await streamer.eventually(has_other, SECONDS)
+        monkeypatch.undo()
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t") == [(1,)]
+
+
+async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    monkeypatch.setattr(supervisor, "MANUAL_RETRY_SECONDS", 0.2)
+    dispatch = Pipeline._dispatch
+    broken = [True]
+
+    def fails(self: Pipeline, piece: Any) -> None:
+        if broken:
+            broken.clear()
+            raise KeyError("a defect")
+        dispatch(self, piece)
+
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up(SECONDS)
+        monkeypatch.setattr(Pipeline, "_dispatch", fails)
+        source.execute("insert into t values (1, 'one')")
+        await streamer.caught_up(SECONDS)
+        assert not broken
+        # Another process has moved the progress of one table, so it seems.
+        target.execute("update streamer.relation set end_lsn = '0/1' where source = 'public.t'")
+        source.execute("insert into u values (1, 'one'); insert into t values (2, 'two')")
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t order by 1") == [(1,), (2,)]
+        assert target.execute("select id from u") == [(1,)]
+
+
+async def test_a_spool_directory_that_a_cleaner_empties_is_made_again(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    source.execute(f"alter database {source.name} set logical_decoding_work_mem = '64kB'")
+    async with stream(TABLES, settings="workers: 1") as streamer:
+        await streamer.caught_up(SECONDS)
+        with source.connect() as open_one:
+            open_one.execute("begin")
+            open_one.execute("insert into t select g, 'x' from generate_series(1, 20000) g")
+            spools = streamer.settings.spool.path
+            await asyncio.to_thread(shutil.rmtree, spools)
+            source.execute("insert into u values (1, 'one')")
+            open_one.execute("insert into t select g, 'x' from generate_series(20001, 40000) g")
+            open_one.execute("commit")
+        source.execute(
+            "begin; insert into u select g, repeat('x', 500) from"
+            " generate_series(2, 40000) g; commit"
+        )
+        await streamer.caught_up(SECONDS)
+        assert target.value("select count(*) from t") == 40000
+        assert target.value("select count(*) from u") == 40000
