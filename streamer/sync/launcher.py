@@ -18,6 +18,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import SparkJobError
+from streamer.sync.java import FIX, find_obstacle
 from streamer.sync.spark_security import LOCAL_ENVIRONMENT, choose_environment, is_local
 
 log = structlog.get_logger()
@@ -106,6 +107,12 @@ class SparkLauncher:
 
     async def _run_process(self) -> bool:
         """Run a process to its end; tell whether it did what it was started for."""
+        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
+            self._wanted.clear()  # until the submitter asks again
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(SparkJobError(obstacle, hint=FIX))
+            return False
         arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():

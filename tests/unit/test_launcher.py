@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamer.backoff import Backoff
+from streamer.commands.check.spark import check_java
 from streamer.errors import SparkJobError
 from streamer.sync import launcher as launcher_module
 from streamer.sync.launcher import SparkLauncher
@@ -82,3 +83,23 @@ async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is
     running.cancel()
     await asyncio.wait([running])
     assert jobs(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", ["11.0.2", "1.8.0_402", None])
+async def test_a_wrong_or_missing_java_is_said_in_place_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    if version is not None:
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    launcher = SparkLauncher("local[1]", 1, tmp_path)
+    running = asyncio.create_task(launcher.run())
+    with pytest.raises(SparkJobError, match=f"Java 17.*{version or 'cannot be run'}.*JAVA_HOME"):
+        await launcher.submit({})
+    running.cancel()
+    await asyncio.wait([running])
+    (finding,) = check_java()
+    assert "Java 17" in finding.problem

@@ -18,7 +18,7 @@ from streamer.commands.check.source import (
     check_source,
 )
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
-from streamer.commands.check.spark import check_spark
+from streamer.commands.check.spark import check_java, check_spark
 from streamer.commands.check.target import VERSION_MIN, check_server, check_target
 from streamer.commands.check.target_facts import (
     TargetFacts,
@@ -54,6 +54,7 @@ async def check(settings: Settings, mapping: Mapping) -> Report:
     require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
     report.findings += check_spark(settings.sync)
+    report.findings += await asyncio.to_thread(lambda: list(check_java()))
     return report
 
 

@@ -6,12 +6,19 @@ from importlib.util import find_spec
 
 from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
 from streamer.config.settings import SyncSection
+from streamer.sync.java import FIX, find_obstacle
 from streamer.sync.spark_security import (
     find_defaults_file,
     find_weaknesses,
     is_local,
     parse_properties,
 )
+
+
+def check_java() -> Iterator[Finding]:
+    """Judge whether Spark's driver, which runs on this machine, can start. Blocking."""
+    if (obstacle := find_obstacle()) is not None:
+        yield error(SPARK, obstacle, in_words(FIX))
 
 
 def check_spark(settings: SyncSection) -> Iterator[Finding]:

@@ -1,0 +1,28 @@
+"""The Java that Spark would run on: whether it is there, and recent enough. Blocking."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+MAJOR_MIN: Final = 17
+FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JAVA_HOME to one"
+
+
+def find_obstacle() -> str | None:
+    """Say why Spark cannot start here; None if its Java is fine. No Spark is started for it."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else "java"
+    try:
+        said = subprocess.run(
+            [program, "-version"], check=False, capture_output=True, text=True, timeout=60
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
+    found = re.search(r'version "((?:1\.)?(\d+)[^"]*)', said)
+    if found is None:
+        return f"Spark needs Java {MAJOR_MIN}, and {program} does not say its version"
+    if int(found[2]) < MAJOR_MIN:
+        return f"Spark needs Java {MAJOR_MIN}, and {program} is version {found[1]}"
+    return None
