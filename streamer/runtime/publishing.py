@@ -35,6 +35,7 @@ from streamer.source.publication import (
     read_publications,
 )
 from streamer.source.watch import read_identities
+from streamer.sql import quote_qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,13 @@ class Publishing:
                 error = (
                     f'table "{name}" is not in the source; create it there, correct its name in '
                     "`tables`, or take it out of there"
+                )
+            elif unlogged := identity.unlogged_leaves:
+                leaf = unlogged[0].name
+                error = (
+                    f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
+                    "the WAL; have its owner run at the source: alter table "
+                    f"{quote_qualified(leaf.namespace, leaf.name)} set logged"
                 )
             elif name in refused:
                 error = str(refused[name])

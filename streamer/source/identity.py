@@ -94,6 +94,11 @@ class RelationIdentity:
         return self.root.refuses_full
 
     @property
+    def unlogged_leaves(self) -> tuple[TableIdentity, ...]:
+        """The leaves that write no WAL, so that nothing of them is decoded."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_unlogged)
+
+    @property
     def differing(self) -> tuple[TableIdentity, ...]:
         """The leaves that do not log the old rows that the root announces."""
         announced = self.root.published

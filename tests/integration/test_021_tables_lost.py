@@ -148,7 +148,12 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await run_remedy(streamer, target, "t")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
-        # While a table is unlogged nothing of it is decoded.
+        # While a table or a partition is unlogged nothing of it is decoded.
+        await asyncio.to_thread(source.execute, "alter table p1 set unlogged")
+        await streamer.table_state("public.p", "error", 60)
+        assert 'alter table "public"."p1" set logged' in (await streamer.table("public.p"))["error"]
+        found = (await check(settings, mapping)).findings
+        assert any("unlogged partitions" in finding.problem for finding in found)
         await asyncio.to_thread(source.execute, "alter table t set unlogged")
         await streamer.table_state("public.t", "error", 60)
 

@@ -11,8 +11,10 @@ from streamer.commands.check.findings import (
     Fix,
     Place,
     at_source,
+    error,
     in_words,
     quote_relation,
+    some_of,
     warning,
 )
 from streamer.commands.check.source_facts import IdentityDetails
@@ -28,7 +30,12 @@ Details = Mapping[int, IdentityDetails]
 def check_identity(
     place: Place, mapping: RelationMapping, relation: SourceRelation, details: Details
 ) -> Iterable[Finding]:
-    """Whether updates and deletes are published at all."""
+    """Whether updates and deletes, and changes of every partition, are published at all."""
+    if unlogged := relation.identity.unlogged_leaves:
+        names = some_of(str(leaf.name) for leaf in unlogged)
+        statements = [f"alter table {quote_relation(leaf.name)} set logged" for leaf in unlogged]
+        problem = f"has unlogged partitions, whose changes are not in the WAL: {names}"
+        yield error(place, problem, at_source(*statements))
     if relation.has_usable_identity:
         return
     lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
