@@ -171,6 +171,7 @@ BETWEEN_STAGES = {
     ("source.journal.gather", "progress.landmark"),
     ("source.journal.records", "progress.landmark"),
     # The bookkeeping tables are in the target.
+    ("progress.former", "apply.target"),
     ("progress.store", "apply.target"),
     ("progress.store", "apply.claim"),
     ("progress.lock", "apply.target"),

@@ -20,6 +20,7 @@ from streamer.errors import TargetConnectionError, TargetError, TargetFencedErro
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.audit import write_acts
+from streamer.progress.former import bring_back, keep_former
 from streamer.progress.landmark import Landmark
 from streamer.route.mapping import Initial, RelationMapping, SourceLabel
 from streamer.route.resync import Resync
@@ -189,37 +190,6 @@ where id = $1 and (holder = $4 or not exists (
       and l.database = (select d.oid from pg_catalog.pg_database d
                         where d.datname = pg_catalog.current_database())
       and l.classid = $5::int8::oid and l.objid = $1::int8::oid))
-"""
-# Of rows in quarantine nothing is left, so with some the table cannot go on as it was.
-_KEEP_FORMER_SQL: Final = """
-insert into streamer.former_relation
-select r.source_id, r.source, s.acknowledged_lsn,
-       to_jsonb(r) || case when q.has_some then '{"snapshot_lsn": null}'::jsonb else '{}' end
-from streamer.relation r join streamer.source s on s.id = r.source_id,
-     lateral (select exists (select from streamer.quarantine where relation_id = r.id)) q (has_some)
-where r.id = $1 and (r.owns_rows or r.target_created or r.snapshot_lsn is not null)
-on conflict (source_id, source) do update
-set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
-"""
-_RETURN_SQL: Final = """
-insert into streamer.relation (
-    source_id, source, target, type, expressions, state, snapshot_lsn, end_lsn, attempt,
-    rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
-    publication_mark, identity, needs_resync, error, leaves, leaf_joins, resync)
-select f.source_id, f.source, r.target, r.type, r.expressions,
-       case when i.is_in_step or r.needs_resync then r.state else 'init' end,
-       case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
-       r.rows_copied, r.bytes_copied, r.rows_total, r.target_created, r.declared, r.owns_rows,
-       r.filling, r.publication_mark, r.identity, r.needs_resync,
-       case when i.is_in_step or r.needs_resync then r.error end, r.leaves, r.leaf_joins,
-       case when i.is_in_step then r.resync else $5::text::jsonb end
-from streamer.former_relation f
-join streamer.source s on s.id = f.source_id,
-     lateral jsonb_populate_record(null::streamer.relation, f.relation) r,
-     lateral (select $4::boolean and r.snapshot_lsn is not null and r.resync is null
-                     and f.acknowledged_lsn = s.acknowledged_lsn as is_in_step) i
-where f.source_id = $1 and f.source = $2 and r.target = $3
-  and not exists (select from streamer.relation o where o.source_id = $1 and o.source = $2)
 """
 _HELD_SQL: Final = """
 select relation_id, changes, bytes, behind_lsn::text as behind_lsn from streamer.held
@@ -476,15 +446,8 @@ class Store:
                 *key,
                 str(mapping.target),
             )
-            returned = await connection.execute(
-                _RETURN_SQL,
-                *key,
-                str(mapping.target),
-                may_resume,
-                json.dumps(Resync().to_json()),
-            )
-            await connection.execute(
-                "delete from streamer.former_relation where source_id = $1 and source = $2", *key
+            has_returned = await bring_back(
+                connection, *key, str(mapping.target), may_resume=may_resume
             )
             await connection.execute(
                 "insert into streamer.relation (source_id, source, target, type, expressions)"
@@ -503,11 +466,11 @@ class Store:
             rows = await connection.fetch(
                 f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key
             )
-        return replace(_relation_record(rows[0]), has_returned=bool(returned))
+        return replace(_relation_record(rows[0]), has_returned=has_returned)
 
     async def forget_relation(self, relation_id: int) -> None:
         async with self.connection() as connection, transaction(connection):
-            await connection.execute(_KEEP_FORMER_SQL, relation_id)
+            await keep_former(connection, relation_id)
             await connection.execute("delete from streamer.relation where id = $1", relation_id)
 
     async def set_published(self, published: dict[int, tuple[str | None, str | None]]) -> None:

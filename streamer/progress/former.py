@@ -1,0 +1,67 @@
+"""Relations that are no longer mapped. What is known of them is kept: their rows in the target stay
+streamer's.
+
+A relation that comes back goes on where it was if nothing was acknowledged to its source since, and
+is copied over its own rows otherwise.
+"""
+
+import json
+from typing import Final
+
+from streamer.apply.target import TargetConnection
+from streamer.route.resync import Resync
+
+# Of rows in quarantine nothing is left, so with some the table cannot go on as it was.
+_KEEP_FORMER_SQL: Final = """
+insert into streamer.former_relation
+select r.source_id, r.source, s.acknowledged_lsn,
+       to_jsonb(r) || case when q.has_some then '{"snapshot_lsn": null}'::jsonb else '{}' end
+from streamer.relation r join streamer.source s on s.id = r.source_id,
+     lateral (select exists (select from streamer.quarantine where relation_id = r.id)) q (has_some)
+where r.id = $1 and (r.owns_rows or r.target_created or r.snapshot_lsn is not null)
+on conflict (source_id, source) do update
+set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
+"""
+_RETURN_SQL: Final = """
+insert into streamer.relation (
+    source_id, source, target, type, expressions, state, snapshot_lsn, end_lsn, attempt,
+    rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
+    publication_mark, identity, needs_resync, error, leaves, leaf_joins, resync)
+select f.source_id, f.source, r.target, r.type, r.expressions,
+       case when i.is_in_step or r.needs_resync then r.state else 'init' end,
+       case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
+       r.rows_copied, r.bytes_copied, r.rows_total, r.target_created, r.declared, r.owns_rows,
+       r.filling, r.publication_mark, r.identity, r.needs_resync,
+       case when i.is_in_step or r.needs_resync then r.error end, r.leaves, r.leaf_joins,
+       case when i.is_in_step then r.resync else $5::text::jsonb end
+from streamer.former_relation f
+join streamer.source s on s.id = f.source_id,
+     lateral jsonb_populate_record(null::streamer.relation, f.relation) r,
+     lateral (select $4::boolean and r.snapshot_lsn is not null and r.resync is null
+                     and f.acknowledged_lsn = s.acknowledged_lsn as is_in_step) i
+where f.source_id = $1 and f.source = $2 and r.target = $3
+  and not exists (select from streamer.relation o where o.source_id = $1 and o.source = $2)
+"""
+
+
+async def keep_former(connection: TargetConnection, relation_id: int) -> None:
+    """Keep what is known of a relation that is about to be forgotten."""
+    await connection.execute(_KEEP_FORMER_SQL, relation_id)
+
+
+async def bring_back(
+    connection: TargetConnection, source_id: int, source: str, target: str, *, may_resume: bool
+) -> bool:
+    """Make the record of a relation that was mapped before; tell whether there was one.
+
+    *may_resume*: the stream is about to begin at the acknowledged position.
+    """
+    returned = await connection.execute(
+        _RETURN_SQL, source_id, source, target, may_resume, json.dumps(Resync().to_json())
+    )
+    await connection.execute(
+        "delete from streamer.former_relation where source_id = $1 and source = $2",
+        source_id,
+        source,
+    )
+    return bool(returned)
