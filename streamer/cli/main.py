@@ -22,6 +22,7 @@ from streamer.commands import requests as requests_command
 from streamer.commands import status as status_command
 from streamer.commands import status_view
 from streamer.commands import teardown as teardown_command
+from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
@@ -214,13 +215,20 @@ def show_events(
 
 @app.command()
 def wait(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Wait for these tables only; names or patterns.", metavar="[TABLE…]"),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds.", min=0)] = 60,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until everything committed until now is visible and every table is ready."""
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
-    missing = run_to_end(status_command.wait(address, mapping, timeout))
+    scope = wait_command.Scope(tuple(tables or ()), database, sid)
+    missing = run_to_end(wait_command.wait(address, mapping, timeout, scope))
     if as_json:
         print_json({"caught_up": missing is None, "missing": missing})
     if missing is not None:

@@ -3,15 +3,13 @@ runs.
 """
 
 import asyncio
-import math
-import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from streamer.apply.target import TargetAddress
 from streamer.conninfo import reach_hint
-from streamer.errors import SourceConnectionError, SourceError, StreamerError, TargetError
+from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
@@ -20,12 +18,10 @@ from streamer.route.mapping import Mapping, SourceLabel, SourceMapping
 from streamer.runtime.backlog import Backlog
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.source.backlog import read_retained
-from streamer.source.catalog import flush_wal, read_flush_lsn
+from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import connection
 from streamer.source.slot import read_slot, read_visible_lsn
 
-WAIT_POLL_SECONDS: Final = 0.05
-NOTIFY_SECONDS: Final = 1.0
 """How often `wait` asks the running process to store its positions; it may have restarted."""
 UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
@@ -309,60 +305,3 @@ def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) ->
             behind_lsn = held.behind_lsn or end_lsn
         if end_lsn is not None and behind_lsn is not None:
             table.retained_wal_bytes = max(0, end_lsn - behind_lsn)
-
-
-async def wait(address: TargetAddress, mapping: Mapping, seconds: float) -> str | None:
-    """Wait until what is committed now is visible and every table ready; return why not, if so."""
-    try:
-        async with asyncio.timeout(seconds):
-            positions = await asyncio.gather(*(_position(source) for source in mapping.sources))
-            wanted = dict(zip((s.label for s in mapping.sources), positions, strict=True))
-            return await _wait_for(address, wanted, seconds)
-    except TimeoutError:
-        return f"not everything is visible after {seconds:g} s"
-
-
-async def _position(source: SourceMapping) -> Lsn:
-    async with connection(source) as plain:
-        return await flush_wal(plain)
-
-
-async def _wait_for(address: TargetAddress, wanted: dict[str, Lsn], seconds: float) -> str | None:
-    store = Store(address, "streamer wait")
-    deadline = asyncio.get_running_loop().time() + seconds - 0.2
-    missing = "nothing is set up yet: is `streamer run` running?"
-    notified_at = -math.inf
-    try:
-        while asyncio.get_running_loop().time() < deadline:
-            try:
-                found = await _missing(store, wanted)
-                now = time.monotonic()
-                if found is not None and now - notified_at >= NOTIFY_SECONDS:
-                    notified_at = now
-                    await store.ask_for_positions()
-            except StreamerError as exc:  # it may restart; there is time
-                found = str(exc)
-            if found is None:
-                return None
-            missing = found
-            await asyncio.sleep(WAIT_POLL_SECONDS)
-        return f"after {seconds:g} s: {missing}"
-    finally:
-        await store.close()
-
-
-async def _missing(store: Store, wanted: dict[str, Lsn]) -> str | None:
-    """Say what is not there yet; None if nothing is missing."""
-    if not await store.exists():
-        return "nothing is set up yet: is `streamer run` running?"
-    records = {record.label: record for record in await store.sources()}
-    for label, lsn in wanted.items():
-        record = records.get(label)
-        if record is None:
-            return f'source "{label}" was never started'
-        for relation in await store.relations(record.source_id):
-            if relation.state != "ready":
-                return f'table "{relation.source}" of "{label}" is {relation.state}'
-        if record.acknowledged_lsn < lsn:
-            return f'source "{label}" is at {record.acknowledged_lsn}, to be at {lsn}'
-    return None

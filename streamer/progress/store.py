@@ -29,6 +29,7 @@ CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
 
 WAITING: Final = "wait"
+WAITING_FOR_TABLES: Final = "wait tables"
 """Payload of a notification by `streamer wait`: store positions now, not when it suits."""
 
 TABLES: Final = (
@@ -125,6 +126,7 @@ class RelationRecord:
     error: str | None
     waiting_for: str | None
     lag_since: datetime | None
+    visible_lsn: Lsn | None
     target_created: bool
     declared: bool
     owns_rows: bool
@@ -177,7 +179,8 @@ from streamer.source order by database, sid
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, waiting_for, lag_since, target_created,
+       rows_copied, bytes_copied, rows_total, error, waiting_for, lag_since,
+       visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, identity, needs_resync, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
@@ -207,20 +210,6 @@ set changes = excluded.changes, bytes = excluded.bytes, behind_lsn = excluded.be
 """
 
 
-_BLOCKERS_SQL: Final = """
-select w.pid as waiter, pg_catalog.string_agg(distinct
-         case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
-           pg_catalog.format('pid %s (role "%s", query %s s old, transaction %s s old)',
-             b.pid, coalesce(a.usename, '?'),
-             coalesce(pg_catalog.floor(extract(epoch from
-               pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
-             coalesce(pg_catalog.floor(extract(epoch from
-               pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end, ', ') as sessions
-from pg_catalog.unnest($1::int4[]) w (pid)
-cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
-left join pg_catalog.pg_stat_activity a on a.pid = b.pid
-group by w.pid
-"""
 _DROP_SCHEMA_SQL: Final = """
 do $$ begin
     drop schema streamer;
@@ -245,6 +234,8 @@ def _relation_record(row: Any) -> RelationRecord:
     fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
     if fields["snapshot_lsn"] is not None:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
+    if fields["visible_lsn"] is not None:
+        fields["visible_lsn"] = Lsn.parse(fields["visible_lsn"])
     fields["resync"] = _resync(fields["resync"])
     return RelationRecord(**fields)
 
@@ -606,23 +597,6 @@ class Store:
                 [None if r.behind_lsn is None else str(r.behind_lsn) for r in held],
             )
 
-    async def set_lag_since(self, since: dict[int, datetime | None]) -> None:
-        """Store since when relations, by their id, lag."""
-        async with self.connection() as connection:
-            await connection.execute(
-                "update streamer.relation r set lag_since = l.since"
-                " from unnest($1::int8[], $2::timestamptz[]) l (id, since)"
-                " where r.id = l.id and r.lag_since is distinct from l.since",
-                list(since),
-                list(since.values()),
-            )
-
-    async def blockers(self, pids: Collection[int]) -> dict[int, str]:
-        """Name the sessions at the target that backends of ours wait for, by our pid."""
-        async with self.connection() as connection:
-            rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
-        return {row["waiter"]: row["sessions"] for row in rows}
-
     # ---- requests ------------------------------------------------------------------------------
 
     async def make_request(
@@ -658,11 +632,6 @@ class Store:
             )
             await write_acts(connection, relation_ids, actor, action, options)
             await connection.execute(f"notify {CHANNEL}")
-
-    async def ask_for_positions(self) -> None:
-        """Ask the process that streams to store its positions as soon as they move."""
-        async with self.connection() as connection:
-            await connection.execute(f"notify {CHANNEL}, '{WAITING}'")
 
     async def take_requests(
         self, source_id: int, pause: Callable[[int], None] = lambda _: None

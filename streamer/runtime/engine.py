@@ -32,7 +32,7 @@ from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
-from streamer.progress.store import CHANNEL, WAITING, Store
+from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
 from streamer.route.expressions import ExpressionFacts
 from streamer.route.mapping import Mapping, RelationMapping, RelationName, SourceMapping
 from streamer.runtime.backlog import BacklogGuard
@@ -425,10 +425,10 @@ class Engine:
 
     def _is_request(self, payload: str) -> bool:
         """Handle a notification; return whether it stands for an operator's request."""
-        if payload != WAITING:
+        if payload not in (WAITING, WAITING_FOR_TABLES):
             return True
         for supervisor in self.supervisors:
-            supervisor.store_position()
+            supervisor.store_position(of_tables=payload == WAITING_FOR_TABLES)
         return False
 
     def _pass_request(self, was_asked: bool) -> None:

@@ -46,7 +46,7 @@ from streamer.route.mapping import (
 from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.heartbeat import Heartbeat
-from streamer.runtime.lag import Lag, lane_lag_seconds
+from streamer.runtime.lag import Lag
 from streamer.runtime.link import Link
 from streamer.runtime.looking import look
 from streamer.runtime.owner import claim_source
@@ -333,7 +333,9 @@ class Pipeline:
             "feedback": self._give_feedback,
             "sync": self._coordinator.run,
             "requests": lambda: requests.follow(self.requested),
-            "telling": lambda: tell(shared, self._record, self._relations, self.heartbeat),
+            "telling": lambda: tell(
+                shared, self._record, self._relations, self._tracker, self.heartbeat
+            ),
             "failure": self._await_failure,
             "lock": self._lock.guard,
             "watch": self._guard_source,
@@ -534,8 +536,10 @@ class Pipeline:
             self.acknowledgement.is_wanted = True
         await self.acknowledgement.store(self._lag.visible_time)
 
-    def store_position(self) -> None:
+    def store_position(self, *, of_tables: bool) -> None:
         """Store the position that is durable, and the next one at once if it moves."""
+        if of_tables:
+            self._relations.positions_wanted.set()
         if self.is_streaming:
             self.acknowledgement.is_wanted = True
             self._advanced.set()
@@ -574,11 +578,7 @@ class Pipeline:
         return self._lag.seconds(now, self.lag_bytes)
 
     def table_lags(self, now: datetime) -> dict[str, float]:
-        """Return the lag of each table in seconds, by its name."""
-        return {
-            str(mapped.mapping.source): lane_lag_seconds(self._relations.lane(mapped), now)
-            for mapped in self._relations
-        }
+        return self._relations.lags(now)
 
     async def _guard_source(self) -> None:
         if self.stop_lsn == EVERYTHING:

@@ -6,6 +6,7 @@ those that are in step share one, and a relation that is being copied has one of
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Final
 
 from streamer.apply.claim import Claim
@@ -17,6 +18,7 @@ from streamer.lsn import EVERYTHING, Lsn
 from streamer.progress.store import RelationRecord, Store
 from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping, resolve
 from streamer.route.partition import worker_number
+from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.shared import Health, Shared
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
@@ -39,6 +41,8 @@ class Relations:
         self._lanes: dict[MappedRelation, Lane] = {}
         self._states: dict[MappedRelation, State] = {}
         self._common_lane: Lane | None = None
+        self.positions_wanted = asyncio.Event()
+        """An operator waits for tables, so their positions are to be stored."""
 
     @property
     def table_waits(self) -> dict[str, str]:
@@ -47,6 +51,12 @@ class Relations:
 
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
+
+    def lags(self, now: datetime) -> dict[str, float]:
+        """Return the lag of each table in seconds, by its name."""
+        return {
+            str(mapped.mapping.source): lane_lag_seconds(self.lane(mapped), now) for mapped in self
+        }
 
     def get(self, relation_id: int) -> MappedRelation | None:
         return self._by_id.get(relation_id)

@@ -156,10 +156,10 @@ class Supervisor:
         if self.pipeline is not None:
             self.pipeline.requested.set()
 
-    def store_position(self) -> None:
+    def store_position(self, *, of_tables: bool = False) -> None:
         """Store the acknowledged position as soon as it moves: an operator waits for it."""
         if self.pipeline is not None:
-            self.pipeline.store_position()
+            self.pipeline.store_position(of_tables=of_tables)
 
     def ask_to_stop(self) -> None:
         self.stop.set()

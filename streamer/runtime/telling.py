@@ -7,6 +7,7 @@ first round of the next process writes all there is.
 """
 
 import asyncio
+import contextlib
 import re
 from datetime import UTC, datetime
 from typing import Final
@@ -14,7 +15,10 @@ from typing import Final
 from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
+from streamer.lsn import Lsn
+from streamer.progress.lag import read_blockers, set_lag_since, set_visible
 from streamer.progress.store import HeldRecord, SourceRecord
+from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.shared import Shared
@@ -26,16 +30,29 @@ LAG_SECONDS_MIN: Final = 2.0
 
 
 async def tell(
-    shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+    shared: Shared,
+    source: SourceRecord,
+    relations: Relations,
+    tracker: ProgressTracker,
+    heartbeat: Heartbeat,
 ) -> None:
-    """Tell of a source until cancelled."""
+    """Tell of a source until cancelled; of its tables' positions whenever they are wanted."""
+    wanted = relations.positions_wanted
     teller = _Teller(shared, source, relations, heartbeat)
+    visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:
         try:
+            await set_visible(shared.store, visible)  # at first none: those of another attempt
             await teller.tell()
         except TargetError as exc:  # written later: it is no reason to stop a stream
             shared.metrics.count_error(exc, source.database, source.sid)
-        await asyncio.sleep(TELL_SECONDS)
+        visible = {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                await wanted.wait()
+        if wanted.is_set():
+            wanted.clear()
+            visible = _visible(relations, tracker)
 
 
 class _Teller:
@@ -80,7 +97,7 @@ class _Teller:
             if self._lag_since.get(number, missing) != moment
         }
         if changed:
-            await self._store.set_lag_since(changed)
+            await set_lag_since(self._store, changed)
         self._lag_since = since
 
     async def _tell_waiting(self) -> None:
@@ -96,7 +113,7 @@ class _Teller:
                 busy[lane.backend_pid] = mapped
             elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
                 done.append(mapped.relation_id)
-        blockers = await self._store.blockers(list(busy)) if busy else {}
+        blockers = await read_blockers(self._store, list(busy)) if busy else {}
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
                 reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
@@ -115,10 +132,18 @@ class _Teller:
 
 
 def _ending(sessions: str) -> str:
-    """Return the SQL that ends the sessions that `Store.blockers` names."""
+    """Return the SQL that ends the sessions that `read_blockers` names."""
     found = _PID.findall(sessions)
     sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
     return f"; let it end, or run at the target: {sql}" if sql else ""
+
+
+def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:
+    visible: dict[int, Lsn | None] = {}
+    for mapped in relations:
+        behind = relations.lane(mapped).pending.flush_lsn_max
+        visible[mapped.relation_id] = tracker.newest_lsn if behind is None else behind
+    return visible
 
 
 def _may_wait(hold: Hold) -> bool:

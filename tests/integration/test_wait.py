@@ -1,23 +1,76 @@
-"""`streamer wait` while a process streams."""
+"""Waiting for tables and sources, one of which is away."""
 
-import time
+import asyncio
+from pathlib import Path
 
+import pytest
+
+from streamer.apply.target import TargetAddress
+from streamer.commands.wait import Scope, wait
 from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.proxy import Proxy
+from tests.support.streamer import Streamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+CONFIG = """
+target: {{url: "{target}"}}
+http: {{listen: ""}}
+spool: {{directory: {spool}}}
+sources:
+- database: shop
+  urls: [{{url: "{source}"}}]
+  tables: {{locked:, free:}}
+- database: crm
+  urls: [{{url: "{away}"}}]
+  tables: {{other:}}
+"""
 
 
-async def test_a_waiter_has_the_position_stored_without_the_quiet_interval(
-    stream: MakeStreamer, source: Database, target: Database, without_spark: None, monkeypatch
-):
-    source.execute("create table items (id integer primary key)")
-    # GIVEN a process that stores positions without changes once a minute
-    monkeypatch.setattr("streamer.runtime.pipeline.QUIET_SECONDS", 60.0)
-    async with stream("items: {}") as streamer:
-        await streamer.caught_up()
-        began = time.monotonic()
-        for number in range(5):
-            source.execute(f"insert into items values ({number})")
-            # WHEN an operator waits THEN that is no matter of the interval
-            await streamer.caught_up()
-        assert time.monotonic() - began < 60
-    assert target.value("select count(*) from items") == 5
+async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
+    source: Database, target: Database, source_proxy: Proxy, tmp_path: Path
+) -> None:
+    for table in ("locked", "free", "other"):
+        source.execute(f"create table {table} (id int primary key)")
+    away = source.url
+    source.port = None
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        CONFIG.format(source=source.url, away=away, target=target.url, spool=tmp_path / "spool")
+    )
+    streamer = Streamer(path)
+    address = TargetAddress.parse(streamer.settings.target.url)
+
+    async def missing(seconds: float, *tables: str, database: str | None = None) -> str | None:
+        return await wait(address, streamer.mapping, seconds, Scope(tables, database))
+
+    streamer.start()
+    try:
+        await streamer.caught_up(40)
+        with target.connect() as user:
+            user.execute("begin")
+            user.execute("lock table locked in access exclusive mode")
+            source.execute("insert into locked values (1)")
+            source.execute("insert into free values (1)")
+            assert await missing(40, "free") is None
+            assert target.value("select count(*) from free") == 1
+            late = await missing(3, "locked", "free")
+            assert late is not None
+            assert 'after 3 s: table "public.locked" of "shop" is at ' in late
+            assert await missing(3, database="shop") is not None
+            assert await missing(40, database="crm") is None
+            user.execute("rollback")
+        assert "no table nothing is streamed" in (await missing(3, "nothing") or "")
+        source_proxy.leave()
+        late = await missing(4)
+        assert late is not None
+        assert 'source "crm"' in late
+        source.execute("insert into other values (1)")
+        waiting = asyncio.create_task(missing(60))
+        await asyncio.wait([waiting], timeout=2)
+        assert not waiting.done(), "it waits for the source"
+        source_proxy.heal()
+        assert await waiting is None
+        assert target.value("select count(*) from other") == 1
+    finally:
+        await streamer.stop()

@@ -17,6 +17,7 @@ import psutil
 from streamer.admin.service import load_applied
 from streamer.apply.target import TargetAddress
 from streamer.commands import status as status_command
+from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.route.mapping import Mapping
 from tests.support.forks import ForkedProcess
@@ -108,7 +109,7 @@ def caught_up(process: Process, seconds: float = 60) -> None:
 
     async def wait() -> str | None:
         address, mapping = await _read(process.config)
-        return await status_command.wait(address, mapping, seconds)
+        return await wait_command.wait(address, mapping, seconds)
 
     missing = _in_thread(wait)
     assert missing is None, f"{missing}\n{process.output}"

@@ -16,6 +16,7 @@ import pytest
 
 from streamer.apply.target import TargetAddress
 from streamer.commands import status as status_command
+from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.route.mapping import Mapping
 from streamer.runtime.engine import Engine, StopCondition
@@ -61,9 +62,7 @@ class Streamer:
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until everything committed now is visible."""
         waiting = asyncio.create_task(
-            status_command.wait(
-                TargetAddress.parse(self.settings.target.url), self.mapping, seconds
-            )
+            wait_command.wait(TargetAddress.parse(self.settings.target.url), self.mapping, seconds)
         )
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ import psycopg
 
 from streamer.apply.target import TargetAddress
 from streamer.commands import requests
-from streamer.commands import status as status_command
+from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.errors import StreamerError
@@ -252,7 +252,7 @@ class World:
             self._assert_alive()
             self.operate()
             try:
-                missing = asyncio.run(status_command.wait(address, mapping, 3.0))
+                missing = asyncio.run(wait_command.wait(address, mapping, 3.0))
             except StreamerError as exc:
                 missing = str(exc)
                 time.sleep(0.5)

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from streamer.apply.target import TargetAddress
-from streamer.commands import status as status_command
+from streamer.commands import wait as wait_command
 from streamer.commands.demo import shop
 from streamer.commands.demo.compare import compare
 from streamer.commands.demo.stage import (
@@ -215,7 +215,7 @@ async def _wait(stage: Stage) -> None:
     """Do what ``streamer wait`` does."""
     settings, mapping = await in_thread(static.load, stage.config)
     address = TargetAddress.parse(settings.target.url)
-    missing = await status_command.wait(address, mapping, WAIT_SECONDS_MAX)
+    missing = await wait_command.wait(address, mapping, WAIT_SECONDS_MAX)
     if missing is not None:
         raise DemoError(f"the program does not catch up: {missing}; {stage.last_words()}")
 

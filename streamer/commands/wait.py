@@ -1,0 +1,172 @@
+"""``streamer wait``: until everything that is committed now is visible at the target.
+
+A source that is away is waited for like everything else: what was committed there counts from the
+moment it answers. Limited to tables, the positions of these alone count, so others may stand still.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.apply.target import TargetAddress
+from streamer.errors import MappingError, Retry, SourceError, StreamerError
+from streamer.lsn import NOTHING, Lsn
+from streamer.progress.lag import ask_for_positions
+from streamer.progress.store import RelationRecord, Store
+from streamer.route.mapping import Mapping, SourceMapping, parse_name, parse_relation
+from streamer.source.catalog import flush_wal
+from streamer.source.connection import connection
+
+POLL_SECONDS: Final = 0.05
+NOTIFY_SECONDS: Final = 1.0
+SOURCE_RETRY_SECONDS: Final = 1.0
+_NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
+
+
+Wanted = dict[str, Lsn | SourceError | None]
+"""The position to wait for, by the label of its source, or why that is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What to wait for; everything if nothing is given. ``tables``: names or patterns."""
+
+    tables: tuple[str, ...] = ()
+    database: str | None = None
+    sid: str | None = None
+
+    def sources(self, mapping: Mapping) -> list[SourceMapping]:
+        """Return the sources that are meant. Raises MappingError when there are none."""
+        found = [
+            source
+            for source in mapping.sources
+            if self.database in (None, source.database) and self.sid in (None, source.sid)
+        ]
+        if not found and (self.database, self.sid) != (None, None):
+            raise MappingError("no source has this database and sid")
+        return found
+
+    def relations(self, records: Iterable[RelationRecord]) -> list[RelationRecord]:
+        """Return the relations that are meant. Raises MappingError for a faulty pattern."""
+        if not self.tables:
+            return list(records)
+        patterns = [parse_relation(table, "public") for table in self.tables]
+        return [
+            record
+            for record in records
+            if any(pattern.matches(parse_name(record.source)) for pattern in patterns)
+        ]
+
+
+ALL: Final = Scope()
+
+
+async def wait(
+    address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
+) -> str | None:
+    """Wait until what is committed now is visible and every table ready; return why not, if so.
+
+    Raises StreamerError for what cannot pass by itself.
+    """
+    wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
+    waiting = _Waiting(address, scope, wanted)
+    try:
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+            for source in scope.sources(mapping):
+                group.create_task(_find_position(source, wanted), name=f"position {source.label}")
+            group.create_task(waiting.run(), name="waiting")
+    except TimeoutError:
+        return f"after {seconds:g} s: {waiting.missing}"
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return None
+
+
+async def _find_position(source: SourceMapping, wanted: Wanted) -> None:
+    while True:
+        try:
+            async with connection(source) as plain:
+                wanted[source.label] = await flush_wal(plain)
+                return
+        except SourceError as exc:
+            if exc.retry is not Retry.TIMED:
+                raise
+            wanted[source.label] = exc
+        await asyncio.sleep(SOURCE_RETRY_SECONDS)
+
+
+class _Waiting:
+    """Asks the bookkeeping again and again. ``missing``: what was not there last."""
+
+    def __init__(self, address: TargetAddress, scope: Scope, wanted: Wanted) -> None:
+        self._address = address
+        self._scope = scope
+        self._wanted = wanted
+        self.missing = _NOT_SET_UP
+
+    async def run(self) -> None:
+        """Return when nothing is missing."""
+        store = Store(self._address, "streamer wait")
+        asked_at = -math.inf
+        try:
+            while True:
+                try:
+                    found = await self._look(store)
+                    now = time.monotonic()
+                    if found and now - asked_at >= NOTIFY_SECONDS:
+                        asked_at = now
+                        await ask_for_positions(store, of_tables=bool(self._scope.tables))
+                except MappingError:
+                    raise
+                except StreamerError as exc:  # the target may restart; there is time
+                    found = [str(exc)]
+                if not found:
+                    return
+                self.missing = "; ".join(found)
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await store.close()
+
+    async def _look(self, store: Store) -> list[str]:
+        """Return what is not there yet, one line for each source."""
+        if not await store.exists():
+            return [_NOT_SET_UP]
+        records = {record.label: record for record in await store.sources()}
+        missing = []
+        has_table = False
+        for label, wanted in self._wanted.items():
+            record = records.get(label)
+            if isinstance(wanted, SourceError):
+                missing.append(str(wanted))
+            elif record is None:
+                missing.append(f'source "{label}" was never started')
+            elif wanted is None:
+                missing.append(f'source "{label}" has not answered')
+            else:
+                relations = self._scope.relations(await store.relations(record.source_id))
+                has_table = has_table or bool(relations)
+                if what := self._missing_of(label, relations, record.acknowledged_lsn, wanted):
+                    missing.append(what)
+        if self._scope.tables and not has_table and not missing:
+            missing.append(f"no table {', '.join(self._scope.tables)} is streamed")
+        return missing
+
+    def _missing_of(
+        self, label: str, relations: list[RelationRecord], acknowledged_lsn: Lsn, wanted: Lsn
+    ) -> str | None:
+        for relation in relations:
+            if relation.state != "ready":
+                return f'table "{relation.source}" of "{label}" is {relation.state}'
+        if acknowledged_lsn >= wanted:
+            return None
+        if not self._scope.tables:
+            return f'source "{label}" is at {acknowledged_lsn}, to be at {wanted}'
+        for relation in relations:
+            visible_lsn = max(acknowledged_lsn, relation.visible_lsn or NOTHING)
+            if visible_lsn < wanted:
+                where = f'table "{relation.source}" of "{label}"'
+                return f"{where} is at {visible_lsn}, to be at {wanted}"
+        return None

@@ -1,0 +1,63 @@
+"""What the bookkeeping holds of tables that lag: since when, and up to where they are visible; and
+which sessions at the target hold them up.
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+from streamer.lsn import Lsn
+from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
+
+_BLOCKERS_SQL: Final = """
+select w.pid as waiter, pg_catalog.string_agg(distinct
+         case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
+           pg_catalog.format('pid %s (role "%s", query %s s old, transaction %s s old)',
+             b.pid, coalesce(a.usename, '?'),
+             coalesce(pg_catalog.floor(extract(epoch from
+               pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
+             coalesce(pg_catalog.floor(extract(epoch from
+               pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end, ', ') as sessions
+from pg_catalog.unnest($1::int4[]) w (pid)
+cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+group by w.pid
+"""
+
+
+async def set_lag_since(store: Store, since: dict[int, datetime | None]) -> None:
+    """Store since when relations, by their id, lag."""
+    async with store.connection() as connection:
+        await connection.execute(
+            "update streamer.relation r set lag_since = l.since"
+            " from unnest($1::int8[], $2::timestamptz[]) l (id, since)"
+            " where r.id = l.id and r.lag_since is distinct from l.since",
+            list(since),
+            list(since.values()),
+        )
+
+
+async def set_visible(store: Store, visible: dict[int, Lsn | None]) -> None:
+    """Store up to where everything of relations, by their id, is visible."""
+    async with store.connection() as connection:
+        await connection.execute(
+            "update streamer.relation r set visible_lsn = v.lsn::pg_lsn"
+            " from unnest($1::int8[], $2::text[]) v (id, lsn)"
+            " where r.id = v.id and r.visible_lsn is distinct from v.lsn::pg_lsn",
+            list(visible),
+            [None if lsn is None else str(lsn) for lsn in visible.values()],
+        )
+
+
+async def read_blockers(store: Store, pids: Collection[int]) -> dict[int, str]:
+    """Name the sessions at the target that backends of ours wait for, by our pid."""
+    async with store.connection() as connection:
+        rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
+    return {row["waiter"]: row["sessions"] for row in rows}
+
+
+async def ask_for_positions(store: Store, *, of_tables: bool) -> None:
+    """Ask the process that streams to store its positions as soon as they move."""
+    payload = WAITING_FOR_TABLES if of_tables else WAITING
+    async with store.connection() as connection:
+        await connection.execute(f"notify {CHANNEL}, '{payload}'")
