@@ -151,7 +151,8 @@ def test_a_source_with_many_tables_shows_those_first_that_need_somebody() -> Non
     shown = source_view(source)
     names = [each["source"] for each in shown["tables"]]
     assert {"public.t0700", "public.t0800", "public.t0900"} <= set(names)
-    assert (len(names) < 100, names == sorted(names), shown["table_count"]) == (True, True, 1000)
+    assert names[:3] == ["public.t0700", "public.t0900", "public.t0800"], "failing first"
+    assert (len(names) < 100, shown["table_count"]) == (True, 1000)
     assert {each["progress"] for each in shown["tables"]} == {None, 0.5}
     assert len(source_view(source, is_whole=True)["tables"]) == 1000
     assert [item["place"] for item in attention([source])] == [

@@ -149,6 +149,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
         found = view.matching(source["tables"], wanted)
+        found.sort(key=lambda table: (table["state"] != "error", str(table["source"])))
         part = found[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
         return await frame.page(
             request,

@@ -53,12 +53,10 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
     """
     is_confirmed = target is None or not target["error"]
     tables = [_table_view(source, table) for table in source["tables"]]
-    shown = tables
-    if not is_whole and len(tables) > TABLES_MAX:
-        # What needs somebody, or moves, is not to be looked for.
-        order = {"bad": 0, "warning": 1, "busy": 2}
-        ranked = sorted(tables, key=lambda table: order.get(table["kind"], 3))
-        shown = sorted(ranked[:TABLES_MAX], key=lambda table: str(table["source"]))
+    # Failing tables first, then those that move: an operator does not have to look for them.
+    order = {"bad": 0, "warning": 1, "busy": 2}
+    tables.sort(key=lambda table: (order.get(table["kind"], 3), str(table["source"])))
+    shown = tables if is_whole else tables[:TABLES_MAX]
     return source | {
         "label": label_of(source["database"], source["sid"]),
         "address": address("/source", database=source["database"], sid=source["sid"]),
