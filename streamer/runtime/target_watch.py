@@ -175,7 +175,8 @@ class TargetWatch:
         self._is_request = is_request
         self._on_request = on_request
         self._on_error = on_error
-        self._asked = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._was_asked = False
         self._connection: TargetConnection | None = None
 
     async def run(self) -> None:
@@ -186,10 +187,10 @@ class TargetWatch:
                 await self._look()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
-                        await self._asked.wait()
-                was_asked = self._asked.is_set()
+                        await self._woken.wait()
+                self._woken.clear()
+                was_asked, self._was_asked = self._was_asked, False
                 if was_asked or time.monotonic() - polled_at >= REQUEST_POLL_SECONDS:
-                    self._asked.clear()
                     polled_at = time.monotonic()
                     self._on_request(was_asked)
         finally:
@@ -201,6 +202,8 @@ class TargetWatch:
         try:
             if self._connection is None or not await self._still_answers(self._connection):
                 self._connection = await _connect(self._address, "streamer listener")
+                # The pipelines lose theirs as well: the target's state has to be the first cause.
+                self._connection.on_lost(self._woken.set)
                 await self._connection.listen(self._channel, self._notified)
                 await ask(self._connection)
             self.health.confirm()
@@ -212,7 +215,8 @@ class TargetWatch:
 
     def _notified(self, payload: str) -> None:
         if self._is_request(payload):
-            self._asked.set()
+            self._was_asked = True
+            self._woken.set()
 
     async def _still_answers(self, connection: TargetConnection) -> bool:
         """Return False for a connection that was lost: that alone says nothing of the server."""
