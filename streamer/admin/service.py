@@ -42,6 +42,7 @@ from streamer.errors import (
     NotFoundError,
     ReadOnlyError,
     StreamerError,
+    TakenError,
     TargetError,
     UnreadyError,
 )
@@ -163,6 +164,36 @@ class AdminService:
         self.check_writable()
         await self.store.delete(kind, number, actor)
         self.on_change("draft", {"action": "delete", "object": kind, "id": number})
+
+    async def check_source(self, name: str, values: Row) -> Row:
+        """Return the url that database *name* could get. Raises InvalidError, TakenError."""
+        self.check_writable()
+        models.validate("database", {"name": name})
+        fields = self._check("url", values | {"database_id": 1})
+        content = await self.store.content()
+        ids = {row["id"] for row in content["databases"] if row["name"] == name}
+        taken = {row["sid"] for row in content["urls"] if row["database_id"] in ids}
+        if fields["sid"] in taken:
+            what = f'with sid "{fields["sid"]}"' if fields["sid"] else "without a sid"
+            raise TakenError(f"sid: the database has a url {what} already")
+        return fields
+
+    async def add_source(self, name: str, url: Row, tables: list[Row], actor: str) -> Row:
+        """Add a url with tables, and its database if that is new: all of it, or nothing.
+
+        Raises InvalidError, TakenError; that of a table begins with its name.
+        """
+        fields = await self.check_source(name, url)
+        database = models.validate("database", {"name": name})
+        checked = []
+        for table in tables:
+            try:
+                checked.append(self._check("table", table | {"database_id": 1}))
+            except AdminError as exc:
+                raise type(exc)(f"{table['name']}: {exc.message}", hint=exc.hint) from None
+        row = await self.store.add_source(database, fields, checked, actor)
+        self.on_change("draft", {"action": "create", "object": "url", "id": row["id"]})
+        return row
 
     def _check(self, kind: str, values: Row) -> Row:
         fields = models.validate(kind, values)
@@ -340,11 +371,15 @@ class AdminService:
             "sources": [_redacted(status.to_json()) for status in report.sources],
         }
 
-    async def discover(self, url: str | None, number: int | None) -> Row:
-        """Look at a database: one that is stored, or *url*. Raises InvalidError, SourceError."""
+    async def discover(
+        self, url: str | None, number: int | None, *, database: int | None = None
+    ) -> Row:
+        """Look at a database: one that is stored, or *url*. Raises InvalidError, SourceError.
+
+        *database*: the group that *url* is to join; its tables are marked as mapped.
+        """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
-        database: int | None = None
         if number is not None:
             row = await self.store.get("url", number)
             database = row["database_id"]

@@ -25,7 +25,7 @@ import structlog
 from streamer.admin.keyring import Keyring
 from streamer.admin.models import COLUMNS, default_settings, row_settings
 from streamer.admin.urls import check_url, fill_masks, has_mask, mask, secret_spans
-from streamer.errors import InvalidError, NotFoundError, StoreError, TakenError
+from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
 from streamer.migrations import read_migrations
 from streamer.progress.lost import MappingTrouble
 
@@ -334,6 +334,26 @@ class AdminStore:
                 await self._delete(writer, "database", row, actor)
             if settings is not None:
                 await _set_settings(writer, settings, actor)
+
+    async def add_source(self, fields: Row, url: Row, tables: list[Row], actor: str) -> Row:
+        """Add a url with tables, and the database of *fields* if it is new: all, or nothing.
+
+        Return the url. Raises InvalidError, TakenError; that of a table begins with its name.
+        """
+        async with self._writes() as writer:
+            databases = await _all(writer, "database")
+            known = [row for row in databases if row["name"] == fields["name"]]
+            database = known[0] if known else None
+            if database is None:
+                database = await self._create(writer, "database", fields, actor)
+            of_database = {"database_id": database["id"]}
+            added = await self._create(writer, "url", url | of_database, actor)
+            for table in tables:
+                try:
+                    await self._create(writer, "table", table | of_database, actor)
+                except AdminError as exc:
+                    raise type(exc)(f"{table['name']}: {exc.message}", hint=exc.hint) from None
+            return added
 
     async def add_revision(self, content: Content, actor: str) -> int:
         """Store what is applied; return its number."""

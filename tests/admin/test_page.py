@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
-from streamer.admin.page import overview
+from streamer.admin.page import adding, overview
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
 
 USERS = f"""
@@ -319,6 +319,61 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
         assert found.count('<tr role="row" data-key') == 10
         assert "10 tables of 450" in found
         assert (await client.get("/source?database=shop&q=%3Cb%3E")).text.count("<b>") == 0
+
+
+async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAdmin) -> None:
+    async with open_admin(USERS) as admin, admin.client(None) as client:
+        csrf = await log_in(client, "alice")
+        before = await state(admin)
+        secret = "hunter2-of-the-wizard"
+        typed = {"csrf": csrf, "database": "shop", "url": "postgresql://u@127.0.0.1:1/shop",
+                 "sid": "eu", "password": secret}  # fmt: skip
+        refused = await client.post("/sources/new", data=typed)
+        assert "Go on without a test" in refused.text
+        kept = await client.post("/sources/new", data=typed | {"do": "keep"})
+        step = kept.headers["location"]
+        assert step.startswith("/sources/new/tables?connection=")
+        page = (await client.get(step)).text
+        assert "Tables of shop" in page
+        assert secret not in page
+        for form, fault in (({}, "choose at least one table"), ({"name": "a.b.c.d"}, "name")):
+            answer = await client.post(step, data={"csrf": csrf} | form)
+            assert answer.status_code == 422
+            assert fault in answer.text
+        assert await state(admin) == before
+
+        # A table that cannot be added leaves neither the url nor the group behind.
+        pair = {
+            f"{key}-{n}": value for n in (0, 1) for key, value in (("schema", "s"), ("name", "t"))
+        }
+        answer = await client.post(step, data={"csrf": csrf, "pick": ["0", "1"]} | pair)
+        assert answer.status_code == 409, answer.text
+        assert await state(admin) == before
+
+        done = await client.post(step, data={"csrf": csrf, "pick": "0"} | pair)
+        assert done.headers["location"].startswith("/plan?note=")
+        content = await admin.service.store.content()
+        assert [row["name"] for row in content["tables"]] == ["t"]
+        revealed = await admin.service.store.reveal(content)
+        assert [secret in url for url in revealed.values()] == [True]
+        # It is done once, and a name that nobody knows leads back to the first step.
+        again = await client.post(step, data={"csrf": csrf, "pick": "0"} | pair)
+        assert again.headers["location"].startswith("/sources/new?note=")
+        taken = await client.post("/sources/new", data=typed | {"do": "keep"})
+        assert taken.status_code == 409
+
+
+def test_a_connection_without_tables_is_forgotten_and_is_of_one_user() -> None:
+    now = 0.0
+    connections = adding.Connections(lambda: now)
+    name = connections.add("alice", "shop", "host=h", None)
+    assert connections.find(name, "alice") is not None
+    assert connections.find(name, "victor") is None
+    for _ in range(adding.CONNECTIONS_MAX):
+        last = connections.add("alice", "shop", "host=h", None)
+    assert connections.find(name, "alice") is None
+    now = adding.CONNECTION_SECONDS + 1
+    assert connections.find(last, "alice") is None
 
 
 async def test_login_leads_back_to_us_and_nowhere_else(open_admin: OpenAdmin) -> None:

@@ -1,10 +1,16 @@
 """A source in three steps: its connection, its tables, the plan.
 
-What is said goes into the draft at once, so each step can be left and come back to, and a password
-is sent once and never comes back.
+The process remembers the connection until the operator has chosen the tables; then connection and
+tables go into the draft in one transaction. A wizard that is left writes nothing. The browser gets
+a random name of the connection, and the password never comes back.
 """
 
-from typing import Any
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
@@ -19,17 +25,71 @@ from streamer.admin.page.mapping import (
     server_line,
     shown_url,
 )
+from streamer.admin.page.view import address
 from streamer.errors import AdminError, InvalidError, StreamerError
+from streamer.route.mapping import Secret
+
+CONNECTIONS_MAX: Final = 100
+CONNECTION_SECONDS: Final = 3600.0
+"""How long the process remembers a connection without tables."""
+_NONE_CHOSEN: Final = "choose at least one table, or write a name or a pattern"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The first step of the wizard."""
+
+    actor: str
+    database: str
+    url: Secret
+    sid: str | None
+    at: float
+
+    def to_row(self) -> Row:
+        """Return the url as a row of the draft has it, with its password."""
+        return {"url": self.url.reveal(), "sid": self.sid}
+
+
+class Connections:
+    """Connections whose tables are not chosen yet, by random names; in memory only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, Connection] = OrderedDict()
+
+    def add(self, actor: str, database: str, url: str, sid: str | None) -> str:
+        """Remember a connection; return its name."""
+        name = secrets.token_urlsafe(16)
+        self._known[name] = Connection(actor, database, Secret(url), sid, self._clock())
+        self._forget_old()
+        return name
+
+    def find(self, name: str, actor: str) -> Connection | None:
+        """Return a connection of *actor*; None if it is too old, or another user made it."""
+        self._forget_old()
+        found = self._known.get(name)
+        return found if found is not None and found.actor == actor else None
+
+    def remove(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - CONNECTION_SECONDS
+        for name, connection in list(self._known.items()):
+            if connection.at < oldest or len(self._known) > CONNECTIONS_MAX:
+                del self._known[name]
 
 
 def routes(frame: Frame) -> APIRouter:
     router = frame.router()
-    _add_connection(router, frame)
+    connections = Connections()
+    _add_connection(router, frame, connections)
+    _add_first_tables(router, frame, connections)
     _add_tables(router, frame)
     return router
 
 
-def _add_connection(router: APIRouter, frame: Frame) -> None:
+def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -> None:
     service = frame.service
 
     async def show(
@@ -53,16 +113,16 @@ def _add_connection(router: APIRouter, frame: Frame) -> None:
     async def add_source(request: Request) -> Response:
         form = await request.form()
         given = {name: form_text(form, name) for name in ("database", "url", "sid")}
-        note = "It is in the draft, and was not tested"
+        note = "The connection was not tested"
         try:
-            name = given["database"].strip()
-            if not name:
+            database = given["database"].strip()
+            if not database:
                 raise InvalidError("database: a name is required")
             sid = given["sid"].strip() or None
             url = full_url(given["url"], form_text(form, "password"))
+            await service.check_source(database, {"url": url, "sid": sid})
             if form_text(form, "do") != "keep":
                 note = server_line(await service.discover(url, None))
-            row = await _add_source(frame, name, url, sid, actor_of(request))
         except AdminError as exc:
             field = forms.faulty_field(exc.message, given)
             failure = {"message": str(exc), "field": field, "may_keep": False}
@@ -70,22 +130,78 @@ def _add_connection(router: APIRouter, frame: Frame) -> None:
         except StreamerError as exc:
             failure = {"message": plainly(exc), "field": "url", "may_keep": True}
             return await show(request, _without_password(given), failure, 422)
-        path = f"/databases/{row['database_id']}/tables/new?url_id={row['id']}"
-        return frame.redirect(path, note)
+        name = connections.add(actor_of(request), database, url, sid)
+        return frame.redirect(address("/sources/new/tables", connection=name), note)
 
 
-async def _add_source(frame: Frame, name: str, url: str, sid: str | None, who: str) -> Row:
-    """Add a url, and its database if that is new. Raises AdminError."""
+def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections) -> None:
     service = frame.service
-    content = await service.store.content()
-    known = [row["id"] for row in content["databases"] if row["name"] == name]
-    number = known[0] if known else (await service.create("database", {"name": name}, who))["id"]
-    try:
-        return await service.create("url", {"database_id": number, "url": url, "sid": sid}, who)
-    except AdminError:
-        if not known:
-            await service.delete("database", number, who)
-        raise
+
+    async def show(
+        request: Request,
+        connection: Connection,
+        failure: AdminError | None = None,
+        given: Row | None = None,
+    ) -> Response:
+        databases = (await service.store.content())["databases"]
+        number = next((r["id"] for r in databases if r["name"] == connection.database), None)
+        found, trouble = None, None
+        try:
+            found = await service.discover(connection.url.reveal(), None, database=number)
+        except StreamerError as exc:
+            trouble = plainly(exc)
+        return await frame.page(
+            request,
+            "tables.html",
+            status=200 if failure is None else failure.status,
+            row={"id": number, "name": connection.database},
+            action=f"/sources/new/tables?{request.url.query}",
+            is_new=True,
+            urls=[],
+            chosen=None,
+            found=found,
+            trouble=trouble,
+            tables=[] if number is None else await of_database(frame, "table", number),
+            types=_types(),
+            failure=failure,
+            given=given or {},
+        )
+
+    def lost() -> Response:
+        words = "The connection is not remembered any more; enter it again"
+        return frame.redirect("/sources/new", words, "warning")
+
+    @router.get("/sources/new/tables")
+    async def first_tables(request: Request) -> Response:
+        name = request.query_params.get("connection", "")
+        connection = connections.find(name, actor_of(request))
+        return lost() if connection is None else await show(request, connection)
+
+    @router.post("/sources/new/tables")
+    async def add_first_tables(request: Request) -> Response:
+        form = await request.form()
+        name = request.query_params.get("connection", "")
+        connection = connections.find(name, actor_of(request))
+        if connection is None:
+            return lost()
+        is_alone = form_text(form, "do") == "alone"  # the group has its tables
+        wanted = [] if is_alone else list(_wanted(form))
+        given = {"name": form_text(form, "name")}
+        if not wanted and not is_alone:
+            return await show(request, connection, InvalidError(_NONE_CHOSEN), given)
+        try:
+            await service.add_source(
+                connection.database, connection.to_row(), wanted, actor_of(request)
+            )
+        except AdminError as exc:
+            return await show(request, connection, exc, given)
+        connections.remove(name)
+        words = _added(len(wanted)) if wanted else "The source is in the draft; nothing runs yet"
+        return frame.redirect("/plan", words)
+
+
+def _types() -> Any:
+    return next(field.choices for field in FIELDS["table"] if field.name == "type")
 
 
 def _without_password(given: Row) -> Row:
@@ -117,12 +233,15 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
             "tables.html",
             status=200 if failure is None else failure.status,
             row=row,
+            action=f"/databases/{number}/tables/new"
+            + (f"?url_id={chosen['id']}" if chosen is not None else ""),
+            is_new=False,
             urls=urls,
             chosen=chosen,
             found=found,
             trouble=trouble,
             tables=await of_database(frame, "table", number),
-            types=next(field.choices for field in FIELDS["table"] if field.name == "type"),
+            types=_types(),
             failure=failure,
             given=given or {},
         )
@@ -138,10 +257,10 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
     @router.post("/databases/{number}/tables/new")
     async def add_tables(request: Request, number: Number) -> Response:
         form = await request.form()
-        wanted = list(_wanted(form, number))
+        wanted = [{"database_id": number, **values} for values in _wanted(form)]
         url_id = url_id_of(request)
         if not wanted:
-            failure = InvalidError("choose at least one table, or write a name or a pattern")
+            failure = InvalidError(_NONE_CHOSEN)
             return await show(request, number, url_id, failure, {"name": form_text(form, "name")})
         refused = []
         for values in wanted:
@@ -163,7 +282,7 @@ def _added(number: int) -> str:
     return f"{number} {'table is' if number == 1 else 'tables are'} in the draft; nothing runs yet"
 
 
-def _wanted(form: Any, number: int) -> list[Row]:
+def _wanted(form: Any) -> list[Row]:
     """Return the tables that a form picks, and the one that it names."""
     common = form_text(form, "type")
     wanted = []
@@ -171,7 +290,6 @@ def _wanted(form: Any, number: int) -> list[Row]:
         if not isinstance(index, str):
             continue
         values = {
-            "database_id": number,
             "schema": form_text(form, f"schema-{index}"),
             "name": form_text(form, f"name-{index}"),
             "type": form_text(form, f"type-{index}") or common,
@@ -180,5 +298,5 @@ def _wanted(form: Any, number: int) -> list[Row]:
         wanted.append(values)
     if name := form_text(form, "name").strip():
         target = form_text(form, "target").strip() or None
-        wanted.append({"database_id": number, "name": name, "type": common, "target": target})
+        wanted.append({"name": name, "type": common, "target": target})
     return [{key: value for key, value in row.items() if value != ""} for row in wanted]
