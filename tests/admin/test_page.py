@@ -376,6 +376,68 @@ def test_a_connection_without_tables_is_forgotten_and_is_of_one_user() -> None:
     assert connections.find(last, "alice") is None
 
 
+def a_table(name: str, **values: Any) -> dict[str, Any]:
+    """Return a table as the status has it."""
+    return {"source": f"public.{name}", "target": f"public.{name}", "type": "clone",
+            "state": "ready", "error": None, "quarantined": 0, "rows_copied": 1,
+            "rows_total": None, "end_lsn": "0/1", **values}  # fmt: skip
+
+
+def show(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any], **values: Any
+) -> None:
+    """Let the status be that of one source "shop" with *tables*."""
+    source: dict[str, Any] = {"database": "shop", "sid": None, "state": "streaming", "slot": "s",
+        "error": None, "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
+        "confirmed_flush_lsn": None, "tables": list(tables), "heartbeat_seconds": None,
+        "backlog": None, **values}  # fmt: skip
+
+    async def status() -> dict[str, Any]:
+        return {"sources": [source], "target": {"state": "reachable"}}
+
+    monkeypatch.setattr(admin.service, "status", status)
+    monkeypatch.setattr(overview, "KEEP_SECONDS", -1.0)
+
+
+ONE_SOURCE = "sources: [{database: shop, urls: [{url: host=h}], tables: {t: }}]"
+
+
+async def test_a_table_whose_copy_has_not_begun_is_queued_and_says_for_what(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = {"state": "copying", "rows_copied": 0}
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        show(
+            admin,
+            monkeypatch,
+            a_table("moves", **copying | {"rows_copied": 5, "rows_per_second": 2.0}),
+            a_table("small", **copying, bytes_total=10),
+            a_table("large", **copying, bytes_total=1000),
+            a_table("locked", state="init", waiting_for="pid 7 of <alice>"),
+        )
+        page = (await client.get("/")).text
+        assert "1 table copying, 3 tables queued for a copy" in page
+        rows = {
+            name: row_of(page, f"public.{name}") for name in ("moves", "small", "large", "locked")
+        }
+        assert "copying" in rows["moves"]
+        for name, words in (
+            ("large", "number 1 of 3 in the queue"),
+            ("small", "number 2 of 3 in the queue"),
+            ("locked", "waits for pid 7 of &lt;alice&gt;"),
+        ):
+            assert words in rows[name]
+            assert "queued" in rows[name]
+            assert "copying" not in rows[name]
+
+
+def row_of(page: str, table: str) -> str:
+    """Return the row of a table."""
+    found = re.search(rf'<tr role="row" data-key="{re.escape(table)}".*?</tr>', page, re.DOTALL)
+    assert found is not None, table
+    return found[0]
+
+
 async def test_login_leads_back_to_us_and_nowhere_else(open_admin: OpenAdmin) -> None:
     async with open_admin(USERS) as admin:
         for given, wanted in (

@@ -77,6 +77,7 @@ _STATES: Final = {
     "copying": "busy",
     "catching_up": "busy",
     "init": "busy",
+    "queued": "quiet",
     "starting": "busy",
     "paused": "quiet",
     "stopped": "quiet",

@@ -52,7 +52,8 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
     While the target does not answer, nothing confirms what was last known of a source.
     """
     is_confirmed = target is None or not target["error"]
-    tables = [_table_view(source, table) for table in source["tables"]]
+    places = queue_of(source["tables"])
+    tables = [_table_view(source, table, places) for table in source["tables"]]
     # Failing tables first, then those that move: an operator does not have to look for them.
     order = {"bad": 0, "warning": 1, "busy": 2}
     tables.sort(key=lambda table: (order.get(table["kind"], 3), str(table["source"])))
@@ -69,7 +70,29 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
     }
 
 
-def _table_view(source: Row, table: Row) -> Row:
+def is_queued(table: Row) -> bool:
+    """Whether the copy of a table has not begun to bring rows.
+
+    The bookkeeping says ``copying`` from the moment at which a copy is planned.
+    """
+    if table["state"] == "copying":
+        return table.get("rows_per_second") is None and table["rows_copied"] == 0
+    return bool(table["state"] == "init")
+
+
+def queue_of(tables: Iterable[Row]) -> dict[str, str]:
+    """Return what each queued table of a source waits for. The largest table is copied first."""
+    queued = [table for table in tables if is_queued(table)]
+    queued.sort(key=lambda table: (-(table.get("bytes_total") or 0), str(table["source"])))
+    return {
+        table["source"]: f"waits for {table['waiting_for']}"
+        if table.get("waiting_for")
+        else f"number {place} of {len(queued)} in the queue of copies"
+        for place, table in enumerate(queued, 1)
+    }
+
+
+def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
     needs_look = bool(table["quarantined"] or table.get("waiting_for"))
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
@@ -82,6 +105,8 @@ def _table_view(source: Row, table: Row) -> Row:
         if is_under_way
         else "good",
         "is_under_way": is_under_way,
+        "shown_state": "queued" if is_queued(table) else table["state"],
+        "queue": places.get(table["source"]),
         "progress": _progress(table),
         "seconds_left": table.get("seconds_left"),
         "rows_per_second": table.get("rows_per_second"),
@@ -166,7 +191,11 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
         return f"The target {state}: nothing is streamed until it answers"
     if not sources:
         return "Nothing is streamed yet"
-    tables = [table for source in sources for table in source["tables"]]
+    states = [
+        "queued" if is_queued(table) else table["state"]
+        for source in sources
+        for table in source["tables"]
+    ]
     streaming = sum(source["state"] == "streaming" for source in sources)
     parts = [f"{streaming} of {len(sources)} sources stream"]
     if streaming == len(sources):
@@ -174,11 +203,12 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
     for state, word in (
         ("ready", "ready"),
         ("copying", "copying"),
+        ("queued", "queued for a copy"),
         ("catching_up", "catching up"),
         ("paused", "paused"),
         ("error", "in error"),
     ):
-        if number := sum(table["state"] == state for table in tables):
+        if number := states.count(state):
             parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")
     return ", ".join(parts)
 
