@@ -90,6 +90,13 @@ class SourceError(StreamerError):
     retry = Retry.MANUAL
 
 
+class SourceConfigurationError(SourceError):
+    """The configuration of this source lacks a variable or a password; others are not concerned."""
+
+    code = "source_configuration"
+    exit_code = 2
+
+
 class SourceConnectionError(SourceError):
     """The source cannot be reached, or the connection to it was lost."""
 

@@ -4,19 +4,22 @@ A database without a url or without a table is not wrong, only unfinished: it is
 but for the environment, whose variables are put in here as they are in a file.
 """
 
+from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from streamer.config.settings import Settings, SourceSettings, explain
-from streamer.config.source import Location, format_location, replace_variables
+from streamer.config.source import Location, Replaced, format_location, replace_variables
 from streamer.config.static import MappingBuilder
-from streamer.errors import ConfigurationError, InvalidError, SettingsError
-from streamer.route.mapping import Mapping, OnError
+from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
+from streamer.route.mapping import Fault, Mapping, OnError
 
 Row = dict[str, Any]
 Content = dict[str, Any]
+
+_HINT: Final = "set it where `streamer run` is started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +68,51 @@ def unfinished(content: Content) -> list[str]:
     ]
 
 
-def build_mapping(content: Content, urls: dict[int, str], settings: Settings) -> Mapping:
-    """Return what the rows say. *urls*: with their passwords, by id.
+def build_mapping(
+    content: Content, urls: Dictionary[int, str | StoreError], settings: Settings
+) -> Mapping:
+    """Return what the rows say. *urls*: with their passwords, by id, or why one cannot be read.
 
     Raises ConfigurationError that names object and field.
     """
     groups = [group for group in groups_of(content) if group.is_complete]
     places = _Places(groups)
     models = []
+    variables = Replaced()
+    faults: dict[Location, Fault] = {}
     for number, group in enumerate(groups):
         location: Location = ("sources", number)
         given = {
             **group.database["settings"],
             "database": group.database["name"],
             "urls": [
-                {**row["settings"], "url": urls[row["id"]], "sid": row["sid"]} for row in group.urls
+                {**row["settings"], "url": _url(row, urls), "sid": row["sid"]} for row in group.urls
             ],
             "tables": {key: row["settings"] for key, row in group.tables.items()},
         }
-        replaced = _replace(given, location, places)
+        for at, row in enumerate(group.urls):
+            if isinstance(refused := urls[row["id"]], StoreError):
+                faults[*location, "urls", at, "url"] = Fault(refused.message, refused.hint)
+        try:
+            replaced = variables.in_source(given, location)
+        except LookupError as exc:
+            raise SettingsError(f"{places.describe(location)}: {exc.args[0]}", hint=_HINT) from None
         models.append(_validate(replaced, location, places))
+    for where, text in variables.missing.items():
+        faults.setdefault(where, Fault(f"{places.describe(where)}: {text}", _HINT))
     return MappingBuilder(
         models,
         target_namespace(content, settings),
         default_on_error(content, settings),
         places.describe,
+        variables.variables,
+        faults,
     ).build()
+
+
+def _url(row: Row, urls: Dictionary[int, str | StoreError]) -> str:
+    url = urls[row["id"]]
+    return str(row["url"]) if isinstance(url, StoreError) else url
 
 
 def target_namespace(content: Content, settings: Settings) -> str:
@@ -112,22 +134,6 @@ def _validate(given: Row, location: Location, places: "_Places") -> SourceSettin
         return SourceSettings.model_validate(given)
     except ValidationError as exc:
         raise explain(exc, lambda inner: places.describe((*location, *inner))) from None
-
-
-def _replace(value: Any, location: Location, places: "_Places") -> Any:
-    if isinstance(value, dict):
-        return {key: _replace(item, (*location, key), places) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace(item, (*location, n), places) for n, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-    try:
-        return replace_variables(value)
-    except LookupError as exc:
-        raise SettingsError(
-            f"{places.describe(location)}: {exc.args[0]}",
-            hint="set it where `streamer run` is started",
-        ) from None
 
 
 class _Places:

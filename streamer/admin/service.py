@@ -211,7 +211,7 @@ class AdminService:
 
     async def build(self, content: Content) -> Mapping:
         """Return the mapping that *content* says. Raises ConfigurationError."""
-        return build_mapping(content, await self.store.reveal(content), self.settings)
+        return build_mapping(content, await self.store.reveal_each(content), self.settings)
 
     async def draft(self) -> Row:
         """Say whether the draft differs from what was applied, and what in it is not finished."""
@@ -616,7 +616,7 @@ async def applied_mapping(store: AdminStore, settings: Settings) -> Mapping:
     """Return the mapping of the newest revision. Raises ConfigurationError."""
     latest = await store.latest()
     content = latest[1] if latest is not None else _EMPTY
-    return build_mapping(content, await store.reveal(content), settings)
+    return build_mapping(content, await store.reveal_each(content), settings)
 
 
 async def load_applied(settings: Settings) -> Mapping:

@@ -254,6 +254,19 @@ class AdminStore:
 
         return await asyncio.to_thread(decrypt)
 
+    async def reveal_each(self, content: Content) -> dict[int, str | StoreError]:
+        """Return the same, and in place of a url whose password cannot be read the reason."""
+
+        def decrypt(row: Row) -> str | StoreError:
+            if not row["secret"]:
+                return str(row["url"])
+            try:
+                return self.keyring.decrypt(row["secret"], f"url {row['id']} ({row['url']})")
+            except StoreError as exc:
+                return exc
+
+        return await asyncio.to_thread(lambda: {row["id"]: decrypt(row) for row in content["urls"]})
+
     # ---- writing -------------------------------------------------------------------------------
 
     @asynccontextmanager

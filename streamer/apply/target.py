@@ -173,7 +173,7 @@ def _translate(error: BaseException) -> StreamerError:
             hint = "grant the role what it lacks, or make it the owner"
             return TargetRejectedError(message, hint=hint)
         case Meaning.REJECTED:
-            hint = "check role, password, pg_hba.conf and database"
+            hint = "check pg_hba.conf, and role, password and database in target.url"
             return TargetRejectedError(message, hint=hint)
         case Meaning.CONFLICT:
             return _conflict(error, state, message)

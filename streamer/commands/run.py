@@ -63,6 +63,7 @@ async def run(
         mapping = admin.share(admin.mapping)
         if is_static:
             static.require_sources(settings, mapping, f"{path}: ")
+        static.require_usable(mapping)
         if condition.at_lsn is not None and len(mapping.sources) > 1:
             raise MappingError(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"

@@ -20,6 +20,48 @@ _VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Location = tuple[str | int, ...]
 
+_MISSING: Final = object()
+
+
+@dataclass(slots=True)
+class Replaced:
+    """What the environment gives to strings, and what of single sources is missing there."""
+
+    variables: dict[Location, list[str]] = field(default_factory=dict)
+    """The names of the variables in a string."""
+    missing: dict[Location, str] = field(default_factory=dict)
+    """What is wrong with a string that belongs to one source."""
+
+    def in_source(self, value: Any, location: Location) -> Any:
+        """Return *value* of the source at *location*, variables replaced.
+
+        A string whose variable is missing is left out. A url stays as it is written, because the
+        source is known without it. Raises LookupError for database and sid, which name the source.
+        """
+        if isinstance(value, dict):
+            items = {key: self.in_source(item, (*location, key)) for key, item in value.items()}
+            return without_missing(items, location)
+        if isinstance(value, list):
+            return [self.in_source(item, (*location, n)) for n, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        names = [match[1] for match in _VARIABLE.finditer(value) if match[1]]
+        if not names:
+            return replace_variables(value)
+        self.variables[location] = names
+        is_url = location[2:3] == ("urls",) and location[4:] == ("url",)
+        try:
+            replaced = replace_variables(value)
+        except LookupError as exc:
+            if location[2:] == ("database",) or location[4:] == ("sid",):
+                raise
+            self.missing[location] = str(exc.args[0])
+            return value if is_url or isinstance(location[-1], int) else _MISSING
+        if is_url and not replaced:
+            self.missing[location] = f"environment variable {names[0]} is empty"
+            return value
+        return replaced
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -28,6 +70,7 @@ class Document:
     path: Path
     values: dict[str, Any]
     lines: dict[Location, int] = field(default_factory=dict)
+    replaced: "Replaced" = field(default_factory=lambda: Replaced())
     is_list: bool = False
     """It is a list, kept under the key that its reader asked for."""
 
@@ -101,7 +144,7 @@ class _Builder:
                 raise self._error(key_node, (*location, key), "given twice")
             self._document.lines[*location, key] = key_node.start_mark.line + 1
             values[key] = self.value(value_node, (*location, key))
-        return values
+        return without_missing(values, location)
 
     def value(self, node: yaml.Node, location: Location) -> Any:
         self._document.lines.setdefault(location, node.start_mark.line + 1)
@@ -112,7 +155,13 @@ class _Builder:
         value = self._constructor.construct_object(node)
         if not isinstance(value, str) or not self._replaces:
             return value
+        return self._replace(node, value, location)
+
+    def _replace(self, node: yaml.Node, value: str, location: Location) -> Any:
+        replaced = self._document.replaced
         try:
+            if location[:1] == ("sources",) and len(location) > 2:
+                return replaced.in_source(value, location)
             return replace_variables(value)
         except LookupError as exc:
             raise self._error(node, location, str(exc.args[0])) from None
@@ -122,6 +171,16 @@ class _Builder:
         line = node.start_mark.line + 1
         prefix = f"{name}: " if name else ""
         return SettingsError(f"{self._document.path}, line {line}: {prefix}{problem}")
+
+
+def without_missing(items: dict[str, Any], location: Location) -> dict[str, Any]:
+    """Leave out what a variable does not give; a table stays, and has no settings."""
+    is_tables = location[:1] == ("sources",) and location[2:] == ("tables",)
+    return {
+        key: None if item is _MISSING else item
+        for key, item in items.items()
+        if is_tables or item is not _MISSING
+    }
 
 
 def replace_variables(text: str) -> str:

@@ -14,11 +14,13 @@ from streamer.conninfo import parse_conninfo
 from streamer.errors import MappingError, SettingsError
 from streamer.route.expressions import Expression, ExpressionError, parse_expression
 from streamer.route.mapping import (
+    Fault,
     Initial,
     Mapping,
     OnError,
     OnMaxRetainedWal,
     RelationPattern,
+    Secret,
     SourceMapping,
     TableRule,
     parse_relation,
@@ -43,8 +45,22 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         return f"{document.where(location)}: {format_location(location)}"
 
     _check_spool(settings, describe)
-    builder = MappingBuilder(settings.sources, settings.target.schema_, settings.on_error, describe)
+    builder = MappingBuilder(
+        settings.sources,
+        settings.target.schema_,
+        settings.on_error,
+        describe,
+        document.replaced.variables,
+        {at: Fault(f"{describe(at)}: {text}") for at, text in document.replaced.missing.items()},
+    )
     return settings, builder.build()
+
+
+def require_usable(mapping: Mapping) -> None:
+    """Raise SettingsError if there are sources and the configuration of none can be used."""
+    faults = [source.fault for source in mapping.sources if source.fault is not None]
+    if faults and len(faults) == len(mapping.sources):
+        raise SettingsError(faults[0].problem, hint=faults[0].hint)
 
 
 def require_sources(settings: Settings, mapping: Mapping, place: str = "") -> None:
@@ -80,7 +96,8 @@ def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document,
 class MappingBuilder:
     """Makes a `Mapping` of what was said about sources, wherever it was said.
 
-    *describe* says for an error which place a location under ``sources`` is.
+    *describe* says for an error which place a location under ``sources`` is. *variables*: the names
+    of those that were in strings. *faults*: what is missing, each at a location in one source.
     """
 
     def __init__(
@@ -89,7 +106,11 @@ class MappingBuilder:
         target_namespace: str,
         on_error: OnError,
         describe: Callable[[Location], str],
+        variables: dict[Location, list[str]] | None = None,
+        faults: dict[Location, Fault] | None = None,
     ) -> None:
+        self._variables = variables or {}
+        self._faults = faults or {}
         self._groups = groups
         self._target_namespace = target_namespace
         self._on_error = on_error
@@ -104,7 +125,8 @@ class MappingBuilder:
         names: dict[str, str] = {}
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
-            rules = self._rules(group, location)
+            # Rules of which a part is missing would be other rules.
+            rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
                 other = names.setdefault(source.slot, source.label)
                 if other != source.label:
@@ -121,8 +143,33 @@ class MappingBuilder:
                     )
                 sources.append(source)
         mapping = Mapping(tuple(sources), self._target_namespace)
+        require_usable(mapping)
         self._check_shared_targets(mapping)
         return mapping
+
+    def _group_fault(self, location: Location) -> Fault | None:
+        """Return what is missing for all urls of a database."""
+        for at, fault in self._faults.items():
+            if at[:2] == location and at[2:3] != ("urls",):
+                return fault
+        return None
+
+    def _url_fault(self, url: Secret, at: Location) -> Fault | None:
+        """Return what is missing in a url. Raises SettingsError for one that is written wrongly."""
+        if at in self._faults:
+            return self._faults[at]
+        try:
+            parse_conninfo(url.reveal())
+        except ValueError as exc:
+            problem = f"{self._url_place(at)}: {exc}"
+            if at not in self._variables:
+                raise SettingsError(problem) from None
+            return Fault(problem)
+        return None
+
+    def _url_place(self, at: Location) -> str:
+        names = ", ".join(self._variables.get(at, ()))
+        return f"{self._describe(at)} (from environment: {names})" if names else self._describe(at)
 
     def _urls(
         self, group: SourceSettings, rules: tuple[TableRule, ...], location: Location
@@ -136,11 +183,8 @@ class MappingBuilder:
                     f'the urls of database "{group.database}" would write the same rows',
                     hint="give each of them a sid of its own",
                 )
-            try:
-                parse_conninfo(url.url.reveal())
-            except ValueError as exc:
-                at = (*place, "url")
-                raise SettingsError(f"{self._describe(at)}: {exc}") from None
+            at = (*place, "url")
+            fault = self._url_fault(url.url, at) or self._group_fault(location)
             sources.append(
                 SourceMapping(
                     database=group.database,
@@ -154,6 +198,8 @@ class MappingBuilder:
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,
+                    fault=fault,
+                    url_place=self._url_place(at),
                 )
             )
         return sources

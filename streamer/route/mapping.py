@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from streamer.errors import MappingError
@@ -311,6 +311,14 @@ class SourceLabel(str):
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the configuration of one source cannot be used: a variable or a password is missing."""
+
+    problem: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceMapping:
     """One url: a source database and the rules for its relations."""
 
@@ -327,6 +335,10 @@ class SourceMapping:
     """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
+    fault: Fault | None = None
+    """The source stays in the mapping, because one that leaves it is torn down."""
+    url_place: str = field(default="", compare=False)
+    """The setting that holds the url, and the environment variables in it."""
 
     @property
     def label(self) -> str:

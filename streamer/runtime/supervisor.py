@@ -26,6 +26,7 @@ from streamer.route.mapping import SourceMapping
 from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.shared import Health, Shared
+from streamer.source.connection import require_configured
 from streamer.source.feedback import SILENT_SECONDS
 
 log = structlog.get_logger()
@@ -198,6 +199,7 @@ class Supervisor:
                 backoff = Backoff()
 
     async def _attempt(self) -> None:
+        require_configured(self.source)
         await self._may_stream.wait()
         self.pipeline = pipeline = Pipeline(
             self.source, self._shared, self._lock, self.guard, self._binary_obstacle

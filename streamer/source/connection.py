@@ -18,6 +18,7 @@ from streamer.errors import (
     SlotInUseError,
     SlotMissingError,
     SnapshotExpiredError,
+    SourceConfigurationError,
     SourceConnectionError,
     SourceContentionError,
     SourceError,
@@ -95,6 +96,7 @@ _REFUSALS: Final = (
     "no pg_hba.conf entry",
     "does not exist",
     "not permitted",
+    "no password supplied",
 )
 
 
@@ -118,20 +120,43 @@ def translating(label: str) -> Iterator[None]:
         raise translate(exc, label) from exc
 
 
+def require_configured(source: SourceMapping) -> None:
+    """Raise SourceConfigurationError if a variable or a password of *source* is missing."""
+    if source.fault is not None:
+        raise SourceConfigurationError(
+            f'source "{source.label}": {source.fault.problem}', hint=source.fault.hint
+        )
+
+
 def conninfo(source: SourceMapping, **parameters: str) -> str:
-    """Return *source*'s connection string, our defaults below and *parameters* above its own."""
+    """Return *source*'s connection string, our defaults below and *parameters* above its own.
+
+    Raises SourceConfigurationError.
+    """
+    require_configured(source)
     own = {k: str(v) for k, v in conninfo_to_dict(source.url.reveal()).items() if v is not None}
     defaults = _CONNECTION_DEFAULTS | {"application_name": f"streamer {source.label}"}
     return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))
 
 
+@contextmanager
+def _naming_the_url(source: SourceMapping) -> Iterator[None]:
+    """Let the error of a refused connection say which setting holds role and password."""
+    try:
+        yield
+    except SourceRejectedError as exc:
+        if source.url_place:
+            exc.hint = f"check pg_hba.conf, and role, password and database in {source.url_place}"
+        raise
+
+
 async def connect(source: SourceMapping, *, replication: bool = False) -> Connection:
     """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
 
-    Raises SourceConnectionError, SourceRejectedError.
+    Raises SourceConnectionError, SourceRejectedError, SourceConfigurationError.
     """
     parameters: dict[str, str] = {"replication": "database"} if replication else {}
-    with translating(source.label):
+    with _naming_the_url(source), translating(source.label):
         connection: Connection = await psycopg.AsyncConnection.connect(
             conninfo(source, **parameters),
             autocommit=True,

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from streamer.config import static
-from streamer.errors import MappingError, SourceConnectionError, StoreError
+from streamer.errors import MappingError, SettingsError, SourceConnectionError
 from tests.support.admin import CREDENTIALS, Admin, OpenAdmin
 
 FORCE = {"force": True}
@@ -93,7 +93,10 @@ async def test_a_draft_that_cannot_be_changes_nothing(
         await client.patch(
             f"/api/urls/{second['id']}", json={"sid": "us", "url": "host=${NO_SUCH_HOST}"}
         )
-        await refused(admin, client, 422, 'url 2 "shop:us": url', "NO_SUCH_HOST")
+        plan = (await client.get("/api/plan")).json()
+        problems = [finding["problem"] for finding in plan["findings"]]
+        assert plan["ready"] is False
+        assert any('url 2 "shop:us": url: ' in p and "NO_SUCH_HOST" in p for p in problems)
         monkeypatch.setenv("NO_SUCH_HOST", "127.0.0.1 port=1")
         await post(client, "databases", name="Shop")
         await post(client, "urls", database_id=2, url="host=127.0.0.1 port=1", sid="eu")
@@ -165,9 +168,30 @@ async def test_a_lost_key_is_told_at_the_start(open_admin: OpenAdmin, tmp_path: 
         await make_shop(client)
         await post(client, "apply", **FORCE)
     (tmp_path / "mapping.sqlite.key").unlink()
-    with pytest.raises(StoreError, match="bring the key back"):
+    with pytest.raises(SettingsError, match="bring the key back"):
         async with open_admin():
             pass
+
+
+async def test_a_lost_key_or_variable_is_the_fault_of_its_source(
+    open_admin: OpenAdmin, tmp_path: Path
+) -> None:
+    async with open_admin() as admin, admin.client() as client:
+        await make_shop(client)
+        for sid, host in (("us", "127.0.0.1"), ("cn", "${NO_SUCH_HOST}")):
+            url = f"host={host} port=1"
+            await post(client, "urls", database_id=1, url=url, sid=sid)
+        await post(client, "apply", **FORCE)
+    (tmp_path / "mapping.sqlite.key").unlink()
+    async with open_admin() as admin:
+        faults = {source.label: source.fault for source in admin.service.mapping.sources}
+    assert faults["shop:us"] is None
+    assert faults["shop:eu"] is not None
+    assert "the key of stored passwords" in faults["shop:eu"].problem
+    assert faults["shop:cn"] is not None
+    assert faults["shop:cn"].problem == (
+        'url 3 "shop:cn": url: environment variable NO_SUCH_HOST is not set'
+    )
 
 
 YAML = """

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from streamer.config import static
-from streamer.errors import SettingsError
+from streamer.errors import SettingsError, SourceConfigurationError
+from streamer.source.connection import conninfo
 
 CONFIG = """\
 target: {url: "postgresql://nowhere/dw"}
@@ -63,3 +64,87 @@ def test_transport_is_text_unless_binary_is_asked_for(
     _, mapping = static.load(write(tmp_path, more=more))
 
     assert mapping.sources[0].transport == transport
+
+
+MISSING = """\
+target: {url: "postgresql://nowhere/dw"}
+sources:
+- database: shop
+  urls:
+  - {url: "postgresql://a:${EU_PASSWORD}@nowhere/shop", sid: eu}
+  - {url: "postgresql://a:${US_PASSWORD}@nowhere/shop", sid: us}
+  tables: {t: {}}
+- database: billing
+  urls: [{url: "postgresql://nowhere/billing"}]
+  heartbeat_interval: ${BEAT}
+  tables: {t: {filter: "id > ${LEAST}", target: billing_t}}
+- database: ledger
+  urls: [{url: "postgresql://nowhere/ledger"}]
+  tables: {t: {target: ledger_t}}
+"""
+
+
+def test_a_missing_variable_is_the_fault_of_the_source_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EU_PASSWORD", "hidden")
+    file = tmp_path / "config.yaml"
+    file.write_text(MISSING)
+    _, mapping = static.load(file)
+    sources = {source.label: source for source in mapping.sources}
+    assert list(sources) == ["shop:eu", "shop:us", "billing", "ledger"]
+    assert {label for label, each in sources.items() if each.fault} == {"shop:us", "billing"}
+    assert sources["shop:us"].fault is not None
+    assert sources["shop:us"].fault.problem == (
+        f"{file}, line 6: sources[0].urls[1].url: environment variable US_PASSWORD is not set"
+    )
+    assert sources["shop:eu"].url_place == (
+        f"{file}, line 5: sources[0].urls[0].url (from environment: EU_PASSWORD)"
+    )
+    assert sources["billing"].fault is not None
+    assert sources["billing"].fault.problem == (
+        f"{file}, line 10: sources[1].heartbeat_interval: environment variable BEAT is not set"
+    )
+    with pytest.raises(SourceConfigurationError, match="US_PASSWORD is not set"):
+        conninfo(sources["shop:us"])
+
+
+def test_a_variable_that_makes_no_url_is_the_fault_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(MISSING.replace("postgresql://a:${US_PASSWORD}@nowhere/shop", "${US_URL}"))
+    monkeypatch.setenv("EU_PASSWORD", "hid@den")
+    monkeypatch.setenv("US_URL", "")
+    _, mapping = static.load(file)
+    eu, us = mapping.sources[:2]
+    assert eu.fault is not None
+    assert us.fault is not None
+    assert "line 5: sources[0].urls[0].url (from environment: EU_PASSWORD)" in eu.fault.problem
+    assert "hid" not in eu.fault.problem
+    assert "US_URL is empty" in us.fault.problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("postgresql://nowhere/dw", "${NONE}", "line 1: target.url: .* NONE is not set"),
+        ("database: ledger", "database: ${NONE}", "sources.2..database: .* NONE is not set"),
+        ("sid: us", "sid: '${NONE}'", "sources.0..urls.1..sid: .* NONE is not set"),
+        ("heartbeat_interval: ${BEAT}", "none: 1", "none: unknown key"),
+    ],
+)
+def test_a_variable_that_all_sources_need_or_that_names_one_is_refused(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(MISSING.replace(old, new))
+    with pytest.raises(SettingsError, match=named):
+        static.load(file)
+
+
+def test_a_file_of_which_no_source_can_be_used_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(MISSING[: MISSING.index("- database: billing")])
+    with pytest.raises(SettingsError, match=r"line 5: .* EU_PASSWORD is not set"):
+        static.load(file)
