@@ -173,7 +173,7 @@ def _translate(error: BaseException) -> StreamerError:
             hint = "grant the role what it lacks, or make it the owner"
             return TargetRejectedError(message, hint=hint)
         case Meaning.REJECTED:
-            hint = "check pg_hba.conf, and role, password and database in target.url"
+            hint = "check role, password and database in target.url, and pg_hba.conf"
             return TargetRejectedError(message, hint=hint)
         case Meaning.CONFLICT:
             return _conflict(error, state, message)

@@ -146,7 +146,7 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
         yield
     except SourceRejectedError as exc:
         if source.url_place:
-            exc.hint = f"check pg_hba.conf, and role, password and database in {source.url_place}"
+            exc.hint = f"check role, password and database in {source.url_place}, and pg_hba.conf"
         raise
 
 
