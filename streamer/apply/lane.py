@@ -44,11 +44,11 @@ class SourceFacts:
     sid: str | None
     claim: Claim
     binary_types: frozenset[int]
-    primary_key: tuple[str, ...]
-    unique_keys: tuple[tuple[str, ...], ...]
-    has_partial_key: bool
-    is_partitioned: bool
-    types: dict[str, str]
+    primary_key: tuple[str, ...] = ()
+    unique_keys: tuple[tuple[str, ...], ...] = ()
+    has_partial_key: bool = False
+    is_partitioned: bool = False
+    types: dict[str, str] = field(default_factory=dict)
 
 
 class MappedRelation:

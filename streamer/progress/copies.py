@@ -29,10 +29,16 @@ class BegunCopy:
 async def begin_copy(
     connection: TargetConnection, relation_id: int, *, was_created: bool
 ) -> BegunCopy:
-    """Store ``copying`` and a new attempt."""
+    """Store ``copying`` and a new attempt.
+
+    Raises TargetFencedError if changes of the relation were found missing meanwhile: a copy that
+    began now would let the relation seem to be in step.
+    """
     rows = await connection.fetch(_BEGIN_COPY_SQL, relation_id, was_created)
     if not rows:
-        raise TargetFencedError("the bookkeeping of this table was removed meanwhile")
+        raise TargetFencedError(
+            "this table was stopped, or its bookkeeping was removed, as its copy began"
+        )
     return BegunCopy(**rows[0])
 
 
@@ -201,7 +207,7 @@ update streamer.relation set
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     target_created = target_created or $2,
     changed_at = now()
-where id = $1
+where id = $1 and not needs_resync
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
 # The copy has what was in quarantine, too.

@@ -299,7 +299,7 @@ class Publishing:
                 # It stays known how it was, but for an identity that it lost: to gain one helps.
                 lost = NONE if not identity.is_usable else before.identity
                 known = Known(before.mark, lost)
-            else:
+            elif mapped.relid is None:  # later on, the copy knows which table it has read
                 mapped.relid = identity.root.oid
             if known != before:
                 changed[mapped.relation_id] = known

@@ -22,6 +22,7 @@ from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.shared import Health, Shared
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
+from streamer.sync.prepare import with_definition
 from streamer.sync.states import State, needs_copy
 
 SETTLE_SECONDS: Final = 0.02
@@ -304,18 +305,5 @@ def source_facts(
     claim: Claim,
 ) -> SourceFacts:
     """Return what applying changes needs to know of a relation; little, if it is not there."""
-    if relation is None:
-        return SourceFacts(
-            source.database, source.sid, claim, binary_types, (), (), False, False, {}
-        )
-    return SourceFacts(
-        database=source.database,
-        sid=source.sid,
-        claim=claim,
-        binary_types=binary_types,
-        primary_key=relation.primary_key,
-        unique_keys=relation.unique_keys,
-        has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
-        is_partitioned=relation.is_partitioned,
-        types={column.name: column.type for column in relation.columns},
-    )
+    facts = SourceFacts(source.database, source.sid, claim, binary_types)
+    return facts if relation is None else with_definition(facts, relation)

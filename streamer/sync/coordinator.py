@@ -155,7 +155,8 @@ class SyncCoordinator:
 
     def is_at(self, mapped: MappedRelation) -> bool:
         """Whether a copy of *mapped* is wanted or under way."""
-        return mapped in self._waiting or mapped in self._copying
+        is_here = mapped in self._waiting or mapped in self._copying
+        return is_here and not mapped.is_set_aside
 
     def use_snapshot(self, snapshot: ExportedSnapshot) -> None:
         """Use *snapshot* for the next round; it is closed when that is over."""
@@ -168,7 +169,7 @@ class SyncCoordinator:
             await self._restore_leftovers()
             while True:
                 await self._wanted.wait()
-                batch = list(self._waiting)
+                batch = [mapped for mapped in self._waiting if not mapped.is_set_aside]
                 self._waiting.clear()
                 self._wanted.clear()
                 self._copying.update(batch)
@@ -211,7 +212,19 @@ class SyncCoordinator:
 
     def _unfinished_of(self, batch: list[MappedRelation]) -> list[MappedRelation]:
         """Return what of *batch* is neither handed over nor in error: the others have moved on."""
+        self._copying -= {mapped for mapped in batch if mapped.is_set_aside}
         return [mapped for mapped in batch if mapped in self._copying]
+
+    def _unfinished_copies(self, copies: list[TableCopy]) -> list[TableCopy]:
+        """Return which of *copies* are still to be made.
+
+        A table that was set aside meanwhile misses changes: it waits for an operator's resync.
+        """
+        for copy in copies:
+            if copy.mapped.is_set_aside:
+                copy.is_done = True
+                self._copying.discard(copy.mapped)
+        return [copy for copy in copies if not copy.is_done]
 
     async def _refuse(
         self, mapped: MappedRelation, error: StreamerError, when: str | None = None
@@ -343,6 +356,7 @@ class SyncCoordinator:
 
     async def _declare(self, target: TargetConnection, copy: TableCopy) -> None:
         """Take a relation to be in step, without a copy."""
+        copy.reads(copy.relation)
         await hand_over(
             target,
             copy.mapped.relation_id,
@@ -362,6 +376,7 @@ class SyncCoordinator:
 
     async def _copy(self, copies: list[TableCopy], snapshot: HeldSnapshot) -> list[str]:
         """Copy what can be copied under *snapshot*; return why others have to begin again."""
+        copies = self._unfinished_copies(copies)
         for copy in copies:
             copy.consistent_point = snapshot.consistent_point
             copy.source_time = snapshot.source_time
@@ -403,7 +418,7 @@ class SyncCoordinator:
                 await self._refuse(copy.mapped, exc)
             else:
                 if found is not None and is_same(copy.relation, found.relation):
-                    copy.relation = found.relation
+                    copy.reads(found.relation)
                     copy.heaps, copy.can_split = found.heaps, found.can_split
                     fit.append(copy)
                 else:
@@ -563,7 +578,7 @@ class SyncCoordinator:
 
     async def _unfinished(self, copies: list[TableCopy]) -> list[CopyPart]:
         """Finish relations all of whose parts are copied; return the parts still to copy."""
-        active = [copy for copy in copies if not copy.is_done]
+        active = self._unfinished_copies(copies)
         async with self._store.connection() as store:
             rows = await store.fetch(
                 "select relation_id, part, rows_copied, bytes_copied from streamer.sync_partition"

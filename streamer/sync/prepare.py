@@ -17,7 +17,7 @@ import structlog
 from streamer.apply.catalog import TargetRelation, read_relation
 from streamer.apply.columns import add_columns
 from streamer.apply.confirm import confirm_expressions
-from streamer.apply.lane import MappedRelation
+from streamer.apply.lane import MappedRelation, SourceFacts
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.apply.target import TargetAddress, TargetConnection, transaction
 from streamer.backoff import Backoff
@@ -45,6 +45,18 @@ from streamer.sync.stage import drop_stage, rest_triggers, stage_name
 from streamer.sync.tables import create_table, published_relation
 
 log = structlog.get_logger()
+
+
+def with_definition(facts: SourceFacts, relation: SourceRelation) -> SourceFacts:
+    """Return *facts* with what the definition of *relation* says. Pure."""
+    return replace(
+        facts,
+        primary_key=relation.primary_key,
+        unique_keys=relation.unique_keys,
+        has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
+        is_partitioned=relation.is_partitioned,
+        types={column.name: column.type for column in relation.columns},
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +87,12 @@ class TableCopy:
     @property
     def name(self) -> str:
         return str(self.mapped.mapping.source)
+
+    def reads(self, relation: SourceRelation) -> None:
+        """*relation* is the definition that the copy is made by, and the stream after it."""
+        self.relation = relation
+        self.mapped.relid = relation.oid
+        self.mapped.source = with_definition(self.mapped.source, relation)
 
     @property
     def column_numbers(self) -> dict[str, int]:
@@ -182,6 +200,7 @@ class Preparation:
         """Refuse now what the stream would refuse later; add columns as it would."""
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
+        facts_now = with_definition(mapped.source, relation)
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
@@ -203,9 +222,9 @@ class Preparation:
             mapping,
             copy.target,
             sid=mapped.source.sid,
-            primary_key=mapped.source.primary_key,
-            source_keys=mapped.source.unique_keys,
-            has_partial_key=mapped.source.has_partial_key,
+            primary_key=facts_now.primary_key,
+            source_keys=facts_now.unique_keys,
+            has_partial_key=facts_now.has_partial_key,
             type_names=types,
             input_types=facts.with_collations(types),
             computed_types=facts.types,
