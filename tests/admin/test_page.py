@@ -431,6 +431,53 @@ async def test_a_table_whose_copy_has_not_begun_is_queued_and_says_for_what(
             assert "copying" not in rows[name]
 
 
+async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = (
+        a_table("it's", state="error", error="no column <b>"),
+        a_table("lost", state="error", error="no longer published; streamer resync copies it"),
+        a_table("held", state="paused"),
+        a_table("refused", quarantined=2),
+        a_table("fine"),
+    )
+    async with open_admin("") as admin, admin.client(None) as client:
+        show(admin, monkeypatch, *tables)
+        monkeypatch.setattr(overview.StatusReader, "_is_current", lambda *_: True)
+        page = (await client.get("/")).text
+        problems = {
+            name: re.search(
+                rf"<li class=\"\w+\"><a [^>]*>shop public\.{name}</a>.*?</li>", page, re.DOTALL
+            )
+            for name in ("it&#39;s", "lost", "held", "refused")
+        }
+        for name, command, buttons, runbook in (
+            (
+                "it&#39;s",
+                "resume &#39;public.it&#39;&#34;&#39;&#34;&#39;s&#39;",
+                ["resume", "resync"],
+                "a-table-is-in-error",
+            ),
+            ("lost", "resync public.lost", ["resync"], "a-table-is-gone-or-no-longer-published"),
+            ("held", "resume public.held", ["resume"], "the-sources-disk-fills-with-retained-wal"),
+            ("refused", "quarantine retry public.refused", ["retry"], "rows-are-in-quarantine"),
+        ):
+            found = problems[name]
+            assert found is not None, name
+            assert f"<pre data-copy>streamer {command} --database shop</pre>" in found[0], found[0]
+            assert re.findall(r'name="action" value="(\w+)"', found[0]) == buttons
+            assert f'href="/help#{runbook}"' in found[0]
+            assert 'name="csrf"' in found[0]
+        assert 'id="a-table-is-in-error"' in (await client.get("/help")).text
+
+        # One state is chosen out of all, here and on the page of the source.
+        assert "error 2" in page
+        for path in ("/?state=paused", "/source?database=shop&state=paused"):
+            page = (await client.get(path)).text
+            assert re.findall(r'<tr role="row" data-key="([^"]+)"', page) == ["public.held"]
+        assert "public.fine" in (await client.get("/?state=nonsense")).text
+
+
 def row_of(page: str, table: str) -> str:
     """Return the row of a table."""
     found = re.search(rf'<tr role="row" data-key="{re.escape(table)}".*?</tr>', page, re.DOTALL)

@@ -200,7 +200,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     source.execute("insert into q values (1, -1), (2, -2), (3, 3)")
     page.goto("/")
     expect(page.get_by_text("2 changes are in quarantine")).to_be_visible()
-    page.get_by_text("2 changes are in quarantine").locator("..").get_by_role("link").click()
+    page.get_by_text("2 changes are in quarantine").locator("..").get_by_role("link").first.click()
     quarantine = page.get_by_role("region", name="Quarantine")
     expect(quarantine).to_contain_text("id=1")
     look(page, "quarantine")

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from streamer.admin import models
 from streamer.admin.page import forms, text
+from streamer.admin.page.attention import RUNBOOKS, attention
 from streamer.admin.page.frame import own_path
+from streamer.admin.page.manual import manual_html, to_html
 from streamer.admin.page.mapping import as_given, shown_url
-from streamer.admin.page.view import attention, rule_of, source_view, summary, with_own_state
+from streamer.admin.page.view import rule_of, source_view, summary, with_own_state
 from streamer.admin.urls import with_password
 from streamer.conninfo import parse_conninfo
 from streamer.errors import InvalidError
@@ -199,3 +201,13 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
     assert item["what"] == "this process is waiting: held by host:1; run on host: kill 1"
     (shown,) = with_own_state([source], {("shop", None): ("streaming", None)})
     assert attention([shown]) == []
+
+
+def test_every_problem_links_to_a_section_of_the_readme() -> None:
+    page = str(manual_html())
+    for anchor in RUNBOOKS.values():
+        assert f'id="{anchor}"' in page, anchor
+    unsafe = "<script>x</script> [a](javascript:alert(1)) [b](docs/x.md) [c](#d)"
+    shown = to_html(unsafe)
+    assert "<script" not in shown
+    assert shown.count("<a ") == 1

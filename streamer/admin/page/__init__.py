@@ -9,6 +9,8 @@ view.py       status, draft and plan as templates want them                     
 render.py     templates and static files, read once
 frame.py      what all pages have: who asks, CSRF, errors, notes
 overview.py   what streams, how far it is, what needs somebody
+attention.py  problems with their runbook, command and forms                          pure
+manual.py     the README, for links from a problem to its section
 table.py      one table: both sides, errors, quarantine, requests
 mapping.py    the draft: databases, urls, tables
 adding.py     a source in three steps

@@ -6,6 +6,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.page import view
+from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
 from streamer.errors import NotFoundError, StreamerError
 from streamer.runtime.target_watch import TargetState
@@ -125,13 +126,16 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if is_empty:
             databases = (await frame.service.store.content())["databases"]
         target = frame.events.target
+        state = _wanted_state(request)
         sources = view.with_own_state(sources, frame.events.known_states())
         return await frame.page(
             request,
             "overview.html",
             target=target,
-            sources=[view.source_view(source, target=target) for source in sources],
-            attention=view.attention(sources, target),
+            sources=[view.source_view(source, target=target, state=state) for source in sources],
+            attention=attention(sources, target),
+            states=view.state_filter(sources, state, "/"),
+            state_wanted=state,
             summary=view.summary(sources, target),
             reason=reason,
             is_empty=is_empty,
@@ -148,14 +152,19 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         label = view.label_of(source["database"], source["sid"])
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
-        found = view.matching(source["tables"], wanted)
-        found.sort(key=lambda table: (table["state"] != "error", str(table["source"])))
+        state = _wanted_state(request)
+        shown = view.source_view(source, target=target, is_whole=True, state=state)
+        found = view.matching(shown["tables"], wanted)
         part = found[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
+        given = {"database": source["database"], "sid": source["sid"], "q": wanted or None}
         return await frame.page(
             request,
             "source.html",
-            source=view.source_view(source | {"tables": part}, target=target, is_whole=True),
-            attention=view.attention([source], target),
+            source=shown | {"tables": part},
+            attention=attention([source], target),
+            states=view.state_filter([source], state, "/source", **given),
+            state_wanted=state,
+            here=view.address("/source", **given, state=state or None),
             errors=frame.events.errors(label),
             reason=reason,
             wanted=wanted,
@@ -166,6 +175,12 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         )
 
     return router
+
+
+def _wanted_state(request: Request) -> str:
+    """Return the state whose tables are asked for; any other word means all."""
+    state = request.query_params.get("state", "")
+    return state if state in view.FILTER_STATES else ""
 
 
 async def find_source(

@@ -11,6 +11,7 @@ from streamer.admin.api import PREFIX, delete_cookies, set_cookies, status_of
 from streamer.admin.events import Events
 from streamer.admin.page import adding, changes, mapping, overview, table
 from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
+from streamer.admin.page.manual import manual_html
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.errors import StreamerError
@@ -31,6 +32,7 @@ def install_page(app: FastAPI, service: AdminService, access: Access, events: Ev
     app.include_router(adding.routes(frame))
     app.include_router(changes.routes(frame, status))
     _add_logout(app, frame)
+    _add_manual(app, frame)
     _add_login(app, access)
     _add_assets(app)
     _install_errors(app)
@@ -45,6 +47,16 @@ def _add_logout(app: FastAPI, frame: Frame) -> None:
         response = RedirectResponse("/login", 303)
         delete_cookies(request, response)
         return response
+
+    app.include_router(router)
+
+
+def _add_manual(app: FastAPI, frame: Frame) -> None:
+    router = frame.router()
+
+    @router.get("/help")
+    async def manual(request: Request) -> Response:
+        return await frame.page(request, "manual.html", text=manual_html())
 
     app.include_router(router)
 

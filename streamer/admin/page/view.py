@@ -11,8 +11,11 @@ Row = dict[str, Any]
 
 TABLES_MAX: Final = 40
 """Of one source on the overview; all are on a page of their own."""
-_NOT_STREAMING: Final = ("error", "unreachable", "stopped", "not started")
+NOT_STREAMING: Final = ("error", "unreachable", "stopped", "not started")
 _UNDER_WAY: Final = ("copying", "catching_up", "init")
+
+
+FILTER_STATES: Final = ("error", "paused", "queued", "copying", "catching_up", "ready")
 
 
 def label_of(database: str, sid: str | None) -> str:
@@ -46,8 +49,10 @@ def table_address(source: Row, table: str) -> str:
     return address("/table", database=source["database"], sid=source["sid"], name=table)
 
 
-def source_view(source: Row, *, target: Row | None = None, is_whole: bool = False) -> Row:
-    """Return a source of the status with what a card shows of it.
+def source_view(
+    source: Row, *, target: Row | None = None, is_whole: bool = False, state: str = ""
+) -> Row:
+    """Return a source of the status with what a card shows of it; only tables in *state*.
 
     While the target does not answer, nothing confirms what was last known of a source.
     """
@@ -56,6 +61,8 @@ def source_view(source: Row, *, target: Row | None = None, is_whole: bool = Fals
     tables = [_table_view(source, table, places) for table in source["tables"]]
     # Failing tables first, then those that move: an operator does not have to look for them.
     order = {"bad": 0, "warning": 1, "busy": 2}
+    if state:
+        tables = [table for table in tables if table["shown_state"] == state]
     tables.sort(key=lambda table: (order.get(table["kind"], 3), str(table["source"])))
     shown = tables if is_whole else tables[:TABLES_MAX]
     return source | {
@@ -138,49 +145,26 @@ def matching(tables: list[Row], text: str) -> list[Row]:
     ]
 
 
-def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
-    """Return what needs an operator, the target first: what it is, and the page with more."""
-    found: list[Row] = []
-    if target is not None and target["error"]:
-        what = "; ".join(filter(None, (target["error"], target["hint"])))
-        found.append({"place": "Target", "what": what, "address": None, "kind": "bad"})
-    for source in sources:
-        label = label_of(source["database"], source["sid"])
-        page = address("/source", database=source["database"], sid=source["sid"])
-        if source["error"] or source["state"] in _NOT_STREAMING:
-            words = source["error"] or f"the source is {source['state']}"
-            what = "; ".join(filter(None, (words, source.get("hint"))))
-            found.append({"place": label, "what": what, "address": page, "kind": "bad"})
-        if source.get("here"):
-            found.append(
-                {"place": label, "what": source["here"], "address": page, "kind": "warning"}
-            )
-        backlog = source.get("backlog")
-        if backlog and backlog.get("state") not in (None, "ok"):
-            kind = "bad" if backlog["state"] == "over" else "warning"
-            what = f"the WAL it keeps for us is {_BACKLOG.get(backlog['state'], backlog['state'])}"
-            found.append({"place": label, "what": what, "address": page, "kind": kind})
-        for table in source["tables"]:
-            place = f"{label} {table['source']}"
-            its_page = table_address(source, table["source"])
-            if table["state"] == "error":
-                what = table["error"] or "the table stopped"
-                found.append({"place": place, "what": what, "address": its_page, "kind": "bad"})
-            if table.get("waiting_for"):
-                what = f"waits for {table['waiting_for']}"
-                found.append({"place": place, "what": what, "address": its_page, "kind": "warning"})
-            if table["quarantined"]:
-                changes = "change is" if table["quarantined"] == 1 else "changes are"
-                what = f"{table['quarantined']} {changes} in quarantine"
-                found.append({"place": place, "what": what, "address": its_page, "kind": "warning"})
-    return found
-
-
-_BACKLOG: Final = {
-    "warning": "near its limit",
-    "throttled": "over its limit, and reading is slowed down",
-    "over": "over its limit",
-}
+def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: Any) -> list[Row]:
+    """Return the links that choose tables by state; none where all are in the same."""
+    shown = [
+        "queued" if is_queued(table) else table["state"]
+        for source in sources
+        for table in source["tables"]
+    ]
+    counts = {each: shown.count(each) for each in FILTER_STATES}
+    links = [("", "all", len(shown)), *((each, each, n) for each, n in counts.items() if n)]
+    if len(links) <= 2 and not state:
+        return []
+    return [
+        {
+            "label": label,
+            "count": number,
+            "is_chosen": each == state,
+            "address": address(path, **parameters, state=each or None),
+        }
+        for each, label, number in links
+    ]
 
 
 def summary(sources: list[Row], target: Row | None = None) -> str:
