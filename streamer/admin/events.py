@@ -35,6 +35,8 @@ LISTENERS_MAX: Final = 100
 RATES_MAX: Final = 120
 """Rates of a source that are kept: of as many seconds."""
 ERRORS_MAX: Final = 500
+PAST_MAX: Final = 1000
+"""Events that are kept for the events page."""
 
 Event = tuple[str, dict[str, Any]]
 
@@ -76,6 +78,18 @@ class PastError:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class PastEvent:
+    """A change of state, of the target or of the mapping. ``source``: None for those two."""
+
+    at: datetime
+    source: str | None
+    table: str | None
+    subject: str
+    state: str
+    error: str | None
+
+
 class Events:
     """Tells listeners what happens."""
 
@@ -86,6 +100,7 @@ class Events:
         self._seen = Seen()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
+        self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -102,6 +117,10 @@ class Events:
             for error in reversed(self._errors)
             if error.source == source and (table is None or error.table == table)
         ]
+
+    def past(self) -> list[PastEvent]:
+        """Return the last events, the newest first."""
+        return list(reversed(self._past))
 
     def known_states(self) -> dict[tuple[str, str | None], tuple[str, str | None]]:
         """Return state and error of sources and tables as this process knows them now."""
@@ -126,6 +145,8 @@ class Events:
 
     def publish(self, name: str, data: dict[str, Any]) -> None:
         """Tell everybody."""
+        if (event := past_event(name, data, datetime.now(UTC))) is not None:
+            self._past.append(event)
         for queue in list(self._listeners):
             try:
                 queue.put_nowait((name, data))
@@ -266,6 +287,19 @@ def _label(database: str, sid: str | None) -> str:
 def as_state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict[str, Any]:
     error = redact(value[1]) if value[1] else None
     return {"source": key[0], "table": key[1], "state": value[0], "error": error}
+
+
+def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
+    """Return an event as it is kept; None for those that come every second. Pure."""
+    if name == "state":
+        subject = "table" if data["table"] else "source"
+        return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])
+    if name == "target":
+        error = redact(data["error"]) if data.get("error") else None
+        return PastEvent(at, None, None, "target", data["state"], error)
+    if name == "applied":
+        return PastEvent(at, None, None, "mapping", "applied", None)
+    return None
 
 
 def _lag(label: str, lag: tuple[int, float]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
+from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding, overview
+from streamer.commands.quarantine import Choice
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
 
 USERS = f"""
@@ -476,6 +478,71 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
             page = (await client.get(path)).text
             assert re.findall(r'<tr role="row" data-key="([^"]+)"', page) == ["public.held"]
         assert "public.fine" in (await client.get("/?state=nonsense")).text
+
+
+async def test_recent_events_are_kept_and_shown_the_newest_first(open_admin: OpenAdmin) -> None:
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        assert "None since this process began" in (await client.get("/events")).text
+        table = {"source": "shop", "table": "public.<b>"}
+        admin.events.publish("state", table | {"state": "error", "error": "refused by <i>"})
+        admin.events.publish("lag", {"source": "shop", "lag_bytes": 1, "lag_seconds": 1.0})
+        admin.events.publish("target", {"state": "unreachable", "error": "no route"})
+        page = (await client.get("/events")).text
+        assert page.index("no route") < page.index("refused by &lt;i&gt;")
+        assert page.count('<tr role="row"><td') == 2
+        assert "/table?database=shop&amp;name=public.%3Cb%3E" in page
+        for _ in range(PAST_MAX + 5):
+            admin.events.publish("state", table | {"state": "ready", "error": None})
+        assert len(admin.events.past()) == PAST_MAX
+        page = (await client.get("/events?page=10")).text
+        assert (page.count('<tr role="row"><td'), "Older" in page) == (100, False)
+
+
+async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"id": number, "database": "shop", "sid": sid, "table": f"public.{name}",
+         "operation": "insert", "key": {"id": number}, "old": None, "new": None, "lsn": "0/1",
+         "commit_time": "2026-01-01T00:00:00+00:00", "xid": 1, "error": "<i>no</i>", "code": None,
+         "quarantined_at": "", "retried_at": None}
+        for number, sid, name in ((7, "eu", "a"), (9, "us", "b"))
+    ]  # fmt: skip
+    asked: list[tuple[str, Choice]] = []
+
+    async def quarantine(choice: Choice, limit: int) -> dict[str, Any]:
+        assert choice == Choice()
+        return {"items": rows[:limit], "total": 2}
+
+    async def ask(action: str, choice: Choice, actor: str) -> list[dict[str, Any]]:
+        asked.append((action, choice))
+        return [{"table": "t", "changes": len(choice.ids) or 1}]
+
+    async with open_admin("") as admin, admin.client(None) as client:
+        monkeypatch.setattr(admin.service, "quarantine", quarantine)
+        monkeypatch.setattr(admin.service, "ask_quarantine", ask)
+        show(
+            admin,
+            monkeypatch,
+            a_table("a", quarantined=1),
+            a_table("b", quarantined=1),
+            a_table("c"),
+        )
+        monkeypatch.setattr(overview.StatusReader, "_is_current", lambda *_: True)
+        page = (await client.get("/quarantine")).text
+        assert "shop:eu" in page
+        assert "/table?database=shop&amp;sid=us&amp;name=public.b#quarantine" in page
+        assert "<i>no" not in page
+        form = {"csrf": csrf_of(page)}
+        for sent, wanted in (
+            ({"action": "retry"}, []),
+            ({"action": "drop", "id": ["7", "9"]}, [("drop", Choice(ids=(7, 9)))]),
+            ({"action": "retry", "which": "all"},
+             [("retry", Choice(f"public.{name}", "shop", None)) for name in "ab"]),
+        ):  # fmt: skip
+            asked.clear()
+            answer = await client.post("/quarantine", data=form | sent)
+            assert (answer.status_code, asked) == (303, wanted)
 
 
 def row_of(page: str, table: str) -> str:

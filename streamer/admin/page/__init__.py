@@ -12,6 +12,7 @@ overview.py   what streams, how far it is, what needs somebody
 attention.py  problems with their runbook, command and forms                          pure
 manual.py     the README, for links from a problem to its section
 table.py      one table: both sides, errors, quarantine, requests
+past.py       recent events; the changes in quarantine of all tables
 mapping.py    the draft: databases, urls, tables
 adding.py     a source in three steps
 changes.py    plan, apply, discard, what was changed

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from streamer.admin.access import Access, check_origin
 from streamer.admin.api import PREFIX, delete_cookies, set_cookies, status_of
 from streamer.admin.events import Events
-from streamer.admin.page import adding, changes, mapping, overview, table
+from streamer.admin.page import adding, changes, mapping, overview, past, table
 from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
 from streamer.admin.page.manual import manual_html
 from streamer.admin.page.render import assets, render
@@ -28,6 +28,7 @@ def install_page(app: FastAPI, service: AdminService, access: Access, events: Ev
     status = overview.StatusReader(frame)
     app.include_router(overview.routes(frame, status))
     app.include_router(table.routes(frame, status))
+    app.include_router(past.routes(frame, status))
     app.include_router(mapping.routes(frame))
     app.include_router(adding.routes(frame))
     app.include_router(changes.routes(frame, status))

@@ -1,0 +1,93 @@
+"""What happened lately, and all changes in quarantine, whatever table they are of."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.page import view
+from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_number
+from streamer.admin.page.overview import StatusReader
+from streamer.commands.quarantine import Choice
+from streamer.errors import InvalidError, StreamerError
+from streamer.route.mapping import parse_name
+
+EVENTS_PER_PAGE: Final = 100
+QUARANTINE_MAX: Final = 200
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+    _add_events(router, frame)
+    _add_quarantine(router, frame, status)
+    return router
+
+
+def _add_events(router: APIRouter, frame: Frame) -> None:
+    @router.get("/events")
+    async def events(request: Request) -> Response:
+        number = row_number(request.query_params.get("page", "1"), "page")
+        sources = {source.label: source for source in frame.service.mapping.sources}
+        past = frame.events.past()
+        shown = past[(number - 1) * EVENTS_PER_PAGE : number * EVENTS_PER_PAGE]
+        items = []
+        for event in shown:
+            page = None
+            if (source := sources.get(event.source or "")) is not None:
+                which: Row = {"database": source.database, "sid": source.sid}
+                page = view.address("/source", **which)
+                if event.table:
+                    page = view.table_address(which, event.table)
+            items.append({"event": event, "address": page})
+        has_more = number * EVENTS_PER_PAGE < len(past)
+        return await frame.page(
+            request, "events.html", past=items, number=number, has_more=has_more
+        )
+
+
+def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> None:
+    service = frame.service
+
+    @router.get("/quarantine")
+    async def quarantine(request: Request) -> Response:
+        try:
+            found = await service.quarantine(Choice(), QUARANTINE_MAX) | {"error": None}
+        except StreamerError as exc:
+            found = {"items": [], "total": 0, "error": str(exc)}
+        for row in found["items"]:
+            row["label"] = view.label_of(row["database"], row["sid"])
+            row["address"] = view.table_address(row, row["table"])
+        return await frame.page(request, "quarantine.html", quarantine=found)
+
+    @router.post("/quarantine")
+    async def ask(request: Request) -> Response:
+        form = await request.form()
+        action = form_text(form, "action")
+        if action not in ("retry", "drop"):
+            raise InvalidError("action: not known")
+        choices = await _choices(form, status)
+        if not choices:
+            words = "Tick the changes that are meant, or choose all"
+            return frame.redirect("/quarantine", words, "warning")
+        count = 0
+        for choice in choices:
+            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            count += sum(each["changes"] for each in asked)
+        status.forget()
+        word = "tried again" if action == "retry" else "given up"
+        verb = "change is" if count == 1 else "changes are"
+        return frame.redirect("/quarantine", f"{count} {verb} {word}")
+
+
+async def _choices(form: Any, status: StatusReader) -> list[Choice]:
+    """Return the changes that a form means: those that are ticked, or those of every table."""
+    if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
+        return [Choice(ids=ids)]
+    if form_text(form, "which") != "all":
+        return []
+    sources, _ = await status.read()
+    return [
+        Choice(str(parse_name(table["source"])), source["database"], source["sid"])
+        for source in sources
+        for table in source["tables"]
+        if table["quarantined"]
+    ]
