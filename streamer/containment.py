@@ -1,13 +1,17 @@
 """A defect in the work for one table or source ends that work, and never the process."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import structlog
 
+from streamer.backoff import Backoff
 from streamer.errors import DefectError, StreamerError
 
 log = structlog.get_logger()
+
+AGAIN_SECONDS_MAX: Final = 60.0
 
 
 @contextmanager
@@ -17,6 +21,33 @@ def contained(work: str) -> Iterator[None]:
         yield
     except StreamerError:
         raise
-    except Exception as exc:
+    except Exception as raised:
+        exc: BaseException = raised
+        while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+            exc = exc.exceptions[0]
+        if isinstance(exc, StreamerError):
+            raise exc from raised
         log.exception("internal error", work=work)
         raise DefectError(f"internal error in {work}: {type(exc).__name__}") from exc
+
+
+async def enduring(
+    work: str,
+    run: Callable[[], Awaitable[None]],
+    failed: Callable[[StreamerError], Awaitable[None]] | None = None,
+) -> None:
+    """Do *work* that all sources need; when an error ends it, begin again after a back-off.
+
+    *failed* is awaited before that, and makes sure that nobody relies on work that was lost.
+    """
+    backoff = Backoff(first=1.0, most=AGAIN_SECONDS_MAX)
+    while True:
+        try:
+            with contained(work):
+                await run()
+            return
+        except StreamerError as exc:
+            backoff.log(log, f"{work} ended and begins again", exc)
+            if failed is not None:
+                await failed(exc)
+        await backoff.wait()

@@ -140,7 +140,7 @@ def test_the_tree_was_found() -> None:
 # ---- which way imports point -------------------------------------------------------------------
 
 LAYERS = [
-    {"", "lsn", "errors"},
+    {"", "lsn", "errors", "backoff"},
     {
         "sql",
         "sqlstate",
@@ -148,7 +148,6 @@ LAYERS = [
         "session",
         "origin",
         "conninfo",
-        "backoff",
         "containment",
         "failpoints",
         "migrations",

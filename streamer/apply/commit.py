@@ -168,6 +168,7 @@ class Applier:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+        self._committing = {}  # nobody who comes later has a part in that commit
 
     # ---- the transaction -----------------------------------------------------------------------
 

@@ -215,6 +215,11 @@ class Worker:
             began = time.monotonic()
             try:
                 await self._commit(window)
+            except Exception:
+                # A defect: the sources begin again, and their lanes do not take this back.
+                for lane in list(window.lanes):
+                    self._give_bytes(lane, window.lanes.pop(lane).size)
+                raise
             finally:
                 self._committing = None
             self._last_commit_seconds = time.monotonic() - began
@@ -334,12 +339,13 @@ class Worker:
         self._give_back(lane, lane_window)
 
     def _finish(self, window: Window) -> None:
-        for lane, lane_window in window.lanes.items():
+        if window.lanes:
+            self._metrics.commits.labels(str(self.number)).inc()
+        for lane in list(window.lanes):
+            lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.shares)
             self._metrics.count_window(lane_window)
-        if window.lanes:
-            self._metrics.commits.labels(str(self.number)).inc()
 
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.backoff import Backoff
+from streamer.containment import enduring
 from streamer.errors import SourceError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -162,8 +163,9 @@ class BacklogGuard:
     async def run(self) -> None:
         """Guard until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.journaling.run(), name=f"journaling {self.source.label}")
-            group.create_task(self._watch(), name=f"backlog {self.source.label}")
+            for name, run in (("journaling", self.journaling.run), ("backlog", self._watch)):
+                work = f"{name} {self.source.label}"
+                group.create_task(enduring(work, run), name=work)
 
     @property
     def _is_needed(self) -> bool:

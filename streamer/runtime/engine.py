@@ -28,6 +28,7 @@ from streamer.apply.target import TargetAddress
 from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
+from streamer.containment import enduring
 from streamer.errors import Retry, SourceError, StreamerError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.observability.metrics import Metrics
@@ -138,9 +139,15 @@ class Engine:
             async with asyncio.TaskGroup() as guarding:
                 self._guarding = guarding
                 watching = [
-                    guarding.create_task(self._target_watch.run(), name="target"),
                     guarding.create_task(
-                        report_waits(store, self.target, self._healths), name="waits"
+                        enduring("looking at the target", self._target_watch.run), name="target"
+                    ),
+                    guarding.create_task(
+                        enduring(
+                            "reporting waits",
+                            partial(report_waits, store, self.target, self._healths),
+                        ),
+                        name="waits",
                     ),
                 ]
                 for source in self._mapping.sources:
@@ -257,16 +264,20 @@ class Engine:
     async def _run_tasks(self, shared: Shared) -> None:
         async with asyncio.TaskGroup() as group:
             services = [
-                group.create_task(worker.run(), name=f"worker {worker.number}")
-                for worker in shared.workers
+                group.create_task(enduring(name, run, self._fail_sources), name=name)
+                for name, run in (
+                    *((f"worker {worker.number}", worker.run) for worker in shared.workers),
+                    ("drainer", shared.drainer.run),
+                )
             ]
-            services.append(group.create_task(shared.drainer.run(), name="drainer"))
-            services.append(group.create_task(shared.launcher.run(), name="launcher"))
+            services.append(
+                group.create_task(enduring("launcher", shared.launcher.run), name="launcher")
+            )
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(
                     self._address, lambda: self._mapping, shared.target_namespace, self.metrics
                 )
-                services.append(group.create_task(builder.run(), name="indexes"))
+                services.append(group.create_task(enduring("indexes", builder.run), name="indexes"))
             self._shared, self._group = shared, group
             for source in self._mapping.sources:
                 self._add(source)
@@ -275,6 +286,18 @@ class Engine:
                 await self._stop(self.supervisors)
             for task in services:
                 task.cancel()
+
+    async def _fail_sources(self, error: StreamerError) -> None:
+        """Let all sources begin again, because work for any of them was lost.
+
+        Returns when none of the attempts is left: a later change of one must not be applied first.
+        """
+        self.metrics.count_error(error)
+        failed = [pipeline for each in self.supervisors if (pipeline := each.pipeline) is not None]
+        for pipeline in failed:
+            pipeline.source_failed(error)
+        while any(each.pipeline in failed for each in self.supervisors):
+            await asyncio.sleep(0.05)
 
     async def _wait_for_end(self) -> None:
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")

@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from streamer.backoff import Backoff
+from streamer.containment import contained
 from streamer.errors import (
     JournalError,
     Retry,
@@ -117,6 +118,7 @@ class Journaling:
         finally:
             if self.journal is not None:
                 self.journal.close()
+            self._is_known.clear()  # begun again, it is opened again
 
     async def _open(self) -> None:
         backoff = Backoff()
@@ -302,14 +304,18 @@ class Journaling:
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:
-    """Return why a task of ours ended; None if it was told to. Raises what is a defect."""
+    """Return why a task of ours ended; None if it was told to."""
     if task.cancelled():
         return None
     exc = task.exception()
     leaves = _leaves(exc) if exc is not None else []
     errors = [leaf for leaf in leaves if isinstance(leaf, StreamerError)]
     if exc is not None and len(errors) < len(leaves):
-        raise exc
+        try:
+            with contained("writing the journal"):
+                raise exc
+        except StreamerError as defect:
+            return defect
     return errors[0] if errors else None
 
 

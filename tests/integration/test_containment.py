@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+from streamer.apply.commit import Applier
 from streamer.apply.planner import Planner
+from streamer.apply.worker import Worker
+from streamer.errors import DefectError
 from streamer.runtime import supervisor
+from streamer.runtime.backlog import BacklogGuard
+from streamer.runtime.journaling import Journaling, _error_of
 from streamer.runtime.pipeline import Pipeline
+from streamer.runtime.target_watch import TargetWatch
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 
@@ -74,6 +80,63 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t order by 1") == [(1,), (2,)]
         assert target.execute("select id from u") == [(1,)]
+
+
+async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    monkeypatch.setattr(supervisor, "MANUAL_RETRY_SECONDS", 0.2)
+    met: list[str] = []
+
+    def breaks_once(owner: type, name: str, *, is_after: bool = False) -> None:
+        whole = getattr(owner, name)
+
+        async def broken(self: Any, *arguments: Any) -> Any:
+            if name in met:
+                return await whole(self, *arguments)
+            if is_after:
+                await whole(self, *arguments)
+            met.append(name)
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(owner, name, broken)
+
+    # The window is lost with its changes; the commit is made, and nobody is told.
+    breaks_once(Worker, "_commit")
+    breaks_once(Applier, "commit", is_after=True)
+    breaks_once(BacklogGuard, "_judge")
+    breaks_once(Journaling, "_open")
+    breaks_once(TargetWatch, "_look")
+    async with stream(TABLES, group="max_retained_wal: 1GB", settings="workers: 1") as streamer:
+        for number in range(1, 6):
+            source.execute(
+                f"insert into t values ({number}, 'x');"
+                f" update t set v = v || 'y' where id < {number}"
+            )
+            await streamer.caught_up(SECONDS)
+
+        async def have_met() -> bool:
+            return len(met) == 5
+
+        await streamer.eventually(have_met, SECONDS)
+        source.execute("insert into u values (1, 'x')")
+        await streamer.caught_up(SECONDS)
+        rows = "select id, v from t order by 1"
+        assert target.execute(rows) == source.execute(rows)
+        assert target.execute("select id from u") == [(1,)]
+
+
+async def test_a_defect_in_writing_a_journal_is_an_error_of_the_journal() -> None:
+    async def broken() -> None:
+        raise KeyError("a defect")
+
+    task = asyncio.create_task(broken())
+    await asyncio.wait([task])
+    error = _error_of(task)
+    assert isinstance(error, DefectError)
+    assert "writing the journal: KeyError" in str(error)
 
 
 async def test_a_spool_directory_that_a_cleaner_empties_is_made_again(
