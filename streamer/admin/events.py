@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from streamer.admin.activity import Activity, TableActivity
 from streamer.apply.target import TargetAddress
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
@@ -100,6 +101,7 @@ class Events:
         self._seen = Seen()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
+        self._activity = Activity()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -117,6 +119,12 @@ class Events:
             for error in reversed(self._errors)
             if error.source == source and (table is None or error.table == table)
         ]
+
+    def activity(self, source: str, table: str) -> TableActivity | None:
+        """Return when a table had its last change, and its rate; None if it had none."""
+        return self._activity.of(
+            self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
+        )
 
     def past(self) -> list[PastEvent]:
         """Return the last events, the newest first."""
@@ -219,6 +227,7 @@ class Events:
 
     def _remember(self, now: Seen) -> None:
         """Keep rates and errors."""
+        self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():
             before = self._seen.changes.get(label, changes)

@@ -74,6 +74,8 @@ class Metrics:
         self._collectors: list[_Collector] = []
         self.changes_of_sources: dict[str, int] = {}
         """The changes of `changes_applied` by the label of their source."""
+        self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}
+        """The same by source and table, and when the last of them became durable."""
         self._counters: dict[MappedRelation, dict[str, Counter]] = {}
 
     def count_window(self, window: LaneWindow) -> None:
@@ -107,6 +109,10 @@ class Metrics:
         database, sid = mapped.source.database, mapped.source.sid
         label = database if sid is None else f"{database}:{sid}"
         self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
+        if total:
+            key = (label, str(mapped.mapping.source))
+            before, _ = self.changes_of_tables.get(key, (0, None))
+            self.changes_of_tables[key] = (before + total, datetime.now(UTC))
 
     def count_transactions(self, database: str, sid: str | None, shares: Sequence[Share]) -> None:
         """Count transactions whose changes are durable now, and how long that took."""

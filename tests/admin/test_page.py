@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
+from streamer.admin.activity import Activity
 from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding, overview
 from streamer.commands.quarantine import Choice
@@ -543,6 +545,35 @@ async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
             asked.clear()
             answer = await client.post("/quarantine", data=form | sent)
             assert (answer.status_code, asked) == (303, wanted)
+
+
+async def test_a_table_that_is_copied_shows_its_last_change_and_its_rate(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        show(admin, monkeypatch, a_table("busy"), a_table("still", rows_copied=77))
+        at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+        admin.engine.metrics.changes_of_tables["shop", "public.busy"] = (3, at)
+        for path in ("/", "/source?database=shop"):
+            page = (await client.get(path)).text
+            assert "2026-01-02 03:04:05" in row_of(page, "public.busy")
+            assert "none since this process began" in row_of(page, "public.still")
+            assert "rows copied" not in page
+
+
+def test_the_rate_of_a_table_is_that_of_the_last_half_minute_at_least() -> None:
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    activity, key = Activity(), ("shop", "public.t")
+
+    def rate(changes: int, seconds: float) -> float:
+        now = begin + timedelta(seconds=seconds)
+        activity.remember({key: (changes, now)}, now)
+        found = activity.of({key: (changes, now)}, *key, now)
+        assert found is not None
+        return found.changes_per_second
+
+    assert activity.of({}, *key, begin) is None
+    assert [rate(0, 0), rate(300, 30), rate(300, 60), rate(300, 90)] == [0, 10, 0, 0]
 
 
 def row_of(page: str, table: str) -> str:

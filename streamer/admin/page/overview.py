@@ -132,7 +132,12 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "overview.html",
             target=target,
-            sources=[view.source_view(source, target=target, state=state) for source in sources],
+            sources=[
+                view.with_activity(
+                    view.source_view(source, target=target, state=state), frame.events.activity
+                )
+                for source in sources
+            ],
             attention=attention(sources, target),
             states=view.state_filter(sources, state, "/"),
             state_wanted=state,
@@ -160,7 +165,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         return await frame.page(
             request,
             "source.html",
-            source=shown | {"tables": part},
+            source=view.with_activity(shown | {"tables": part}, frame.events.activity),
             attention=attention([source], target),
             states=view.state_filter([source], state, "/source", **given),
             state_wanted=state,

@@ -41,6 +41,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
                 f'"{shown["label"]}" streams no table "{name}"',
                 hint="the overview has those that it does",
             )
+        (found,) = view.with_activity(shown | {"tables": [found]}, frame.events.activity)["tables"]
         rows = (await frame.service.store.content())["tables"]
         databases = (await frame.service.store.content())["databases"]
         ids = {row["id"] for row in databases if row["name"] == source["database"]}

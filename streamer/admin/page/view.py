@@ -1,9 +1,10 @@
 """Status, draft and plan as the templates want them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from streamer.admin.activity import TableActivity
 from streamer.errors import MappingError
 from streamer.route.mapping import parse_name, parse_relation
 
@@ -133,6 +134,17 @@ def _progress(table: Row) -> float | None:
         if table.get(done) is not None and table.get(total):
             return min(1.0, float(table[done]) / float(table[total]))
     return None
+
+
+Activities = Callable[[str, str], TableActivity | None]
+
+
+def with_activity(shown: Row, activity: Activities) -> Row:
+    """Return a source that is shown, its tables with their last change and rate."""
+    tables = [
+        table | {"activity": activity(shown["label"], table["source"])} for table in shown["tables"]
+    ]
+    return shown | {"tables": tables}
 
 
 def matching(tables: list[Row], text: str) -> list[Row]:

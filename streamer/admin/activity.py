@@ -1,0 +1,47 @@
+"""How busy each table is: the time of its last change, and changes a second. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+WINDOW_SECONDS: Final = 30.0
+"""A rate is that of at least this long."""
+
+Counts = Mapping[tuple[str, str], tuple[int, datetime]]
+"""Changes of each source and table since the process began, and when the last became durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableActivity:
+    """What a table has done since the process began."""
+
+    last_change_at: datetime
+    changes_per_second: float
+
+
+class Activity:
+    """Keeps two earlier counts, so that a rate is never that of a moment."""
+
+    def __init__(self) -> None:
+        self._older: tuple[datetime, dict[tuple[str, str], int]] | None = None
+        self._newer: tuple[datetime, dict[tuple[str, str], int]] | None = None
+
+    def remember(self, counts: Counts, now: datetime) -> None:
+        """Take the counts of *now*, if the newest that are kept are old enough."""
+        if self._newer is None or (now - self._newer[0]).total_seconds() >= WINDOW_SECONDS:
+            taken = {key: number for key, (number, _) in counts.items()}
+            self._older, self._newer = self._newer or (now, taken), (now, taken)
+
+    def of(self, counts: Counts, source: str, table: str, now: datetime) -> TableActivity | None:
+        """Return the activity of a table; None if it had no change."""
+        found = counts.get((source, table))
+        if found is None:
+            return None
+        number, last_change_at = found
+        if self._older is None:
+            return TableActivity(last_change_at, 0.0)
+        at, earlier = self._older
+        seconds = max((now - at).total_seconds(), 1.0)
+        changes = number - earlier.get((source, table), 0)
+        return TableActivity(last_change_at, round(changes / seconds, 1))
