@@ -576,6 +576,27 @@ def test_the_rate_of_a_table_is_that_of_the_last_half_minute_at_least() -> None:
     assert [rate(0, 0), rate(300, 30), rate(300, 60), rate(300, 90)] == [0, 10, 0, 0]
 
 
+async def test_all_copies_together_have_their_progress_and_the_time_left(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = a_table("moves", state="copying", rows_copied=100, rows_per_second=10.0,
+                    bytes_copied=1000, bytes_total=2000)  # fmt: skip
+    queued = a_table("queued", state="copying", rows_copied=0, bytes_copied=0, bytes_total=2000)
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        for path in ("/", "/source?database=shop"):
+            show(admin, monkeypatch, moves, queued, a_table("done"))
+            page = (await client.get(path)).text
+            # 3000 bytes are left at 100 a second.
+            for words in ("2 tables, 1 queued", "25 %", "<strong>30\xa0s</strong> left"):
+                assert words in page, words
+            show(admin, monkeypatch, moves, queued | {"state": "init"})
+            assert "the time left is not known yet" in (await client.get(path)).text
+            show(admin, monkeypatch, a_table("done"))
+            assert "left" not in re.sub(
+                r"<(header|footer).*?</\1>", "", (await client.get(path)).text
+            )
+
+
 def row_of(page: str, table: str) -> str:
     """Return the row of a table."""
     found = re.search(rf'<tr role="row" data-key="{re.escape(table)}".*?</tr>', page, re.DOTALL)

@@ -19,6 +19,9 @@ _UNDER_WAY: Final = ("copying", "catching_up", "init")
 FILTER_STATES: Final = ("error", "paused", "queued", "copying", "catching_up", "ready")
 
 
+COPYING: Final = ("init", "copying")
+
+
 def label_of(database: str, sid: str | None) -> str:
     return database if sid is None else f"{database}:{sid}"
 
@@ -44,6 +47,35 @@ def with_own_state(
         differs = error is not None and error != source["error"] and state != "streaming"
         found.append(source | {"here": f"this process is {state}: {error}" if differs else None})
     return found
+
+
+def copy_progress(sources: Iterable[Row]) -> Row | None:
+    """Return how far all copies together are; None while there are none.
+
+    The time left is that of the rows a second of all copies, queued ones included, and not known
+    before the copy of each is planned.
+    """
+    tables = [t for source in sources for t in source["tables"] if t["state"] in COPYING]
+    if not tables:
+        return None
+    rates = [t.get("rows_per_second") or 0.0 for t in tables]
+    bytes_done = sum(t.get("bytes_copied") or 0 for t in tables)
+    # A planned copy without a size is that of an empty table.
+    is_known = all(t["state"] == "copying" for t in tables)
+    bytes_total = sum(t.get("bytes_total") or 0 for t in tables)
+    rows_done = sum(t["rows_copied"] or 0 for t in tables)
+    bytes_per_second = sum(rates) * bytes_done / rows_done if rows_done else 0.0
+    left = bytes_total - bytes_done
+    return {
+        "tables": len(tables),
+        "queued": sum(map(is_queued, tables)),
+        "bytes_done": bytes_done,
+        "bytes_total": bytes_total if is_known else None,
+        "share": min(1.0, bytes_done / bytes_total) if is_known and bytes_total else None,
+        "seconds_left": max(0.0, left / bytes_per_second)
+        if is_known and bytes_per_second
+        else None,
+    }
 
 
 def table_address(source: Row, table: str) -> str:
