@@ -280,6 +280,10 @@ class ValueConversionError(TargetError):
     retry = Retry.MANUAL
 
 
+class TextEncodingError(ValueConversionError):
+    """Text that is not valid UTF-8. A source whose encoding is SQL_ASCII may hold it."""
+
+
 class RowTooLargeError(ValueConversionError):
     """A row takes more memory at the target than PostgreSQL allows; see ``change_number``."""
 

@@ -11,7 +11,13 @@ from typing import Final
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import SID, ApplyPlan, PlanColumn
 from streamer.decode.pgoutput import Column
-from streamer.errors import ConflictError, IdentityError, StreamerError, ValueConversionError
+from streamer.errors import (
+    ConflictError,
+    IdentityError,
+    StreamerError,
+    TextEncodingError,
+    ValueConversionError,
+)
 from streamer.hints import command
 from streamer.sql import quote_columns, quote_identifier
 
@@ -46,6 +52,9 @@ def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> 
     resync = f"run: {command('resync', table, database=source.database, sid=source.sid)}"
     if isinstance(error, IdentityError):
         yield f"{error.hint}, {resync}"
+    elif isinstance(error, TextEncodingError):
+        yield f"correct the text at the source so that it is valid UTF-8, and {resync}"
+        yield _QUARANTINE
     elif isinstance(error, ValueConversionError):
         yield from _alter_column(error, mapped, plan)
         yield _QUARANTINE

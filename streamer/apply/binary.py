@@ -86,7 +86,7 @@ BINARY_TYPES: Final = {
 INTERVALS: Final = frozenset(BINARY_TYPES["interval"])
 
 _ALL: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
-_TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
+TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
 """Types that receive the bytes of a text: what a ``sid`` may be."""
 
 VERSION_MIN: Final = 14_00_00
@@ -138,7 +138,7 @@ def binary_obstacle(
             return f'column "{name}" of table "{table}" is {kind}, and {there.type} at the target'
     if target is not None and target.has_sid and sid is not None:
         is_ours = all(there is None or there.name != SID for _, there in written)
-        if is_ours and target.columns[SID].type_oid not in _TEXTUAL:
+        if is_ours and target.columns[SID].type_oid not in TEXTUAL:
             kind = target.columns[SID].type
             return f'column "{SID}" of target table "{mapping.target}" is {kind}, not text'
     return None

@@ -46,6 +46,7 @@ from streamer.errors import (
     TargetFencedError,
     TargetMovedError,
     TargetSchemaError,
+    TextEncodingError,
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -570,6 +571,8 @@ class Applier:
                 exc.share_number = run.share_number(exc.change_number)
                 if isinstance(exc, RowTooLargeError):
                     exc.message += f": {run.describe(exc.change_number)}"
+                if isinstance(exc, TextEncodingError):
+                    exc.column = exc.column or run.invalid_text(exc.change_number)
                 exc.key = exc.key or run.key_of(exc.change_number)
             raise
 

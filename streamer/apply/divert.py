@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from streamer.apply.binary import TEXTUAL
 from streamer.apply.commit import Applier
 from streamer.apply.copydata import constant
 from streamer.apply.fold import OrderedChange, read_changes
@@ -25,6 +26,7 @@ from streamer.apply.quarantine import (
     Follower,
     Keys,
     Quarantined,
+    binary_text,
     from_json,
     key_names,
     keys_of_change,
@@ -468,12 +470,22 @@ class DivertingApplier(Applier):
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Have the server say in text what came in binary."""
+        """Have the server say in text what came in binary.
+
+        Text is the same in both, and the server may be what refuses it, for its encoding.
+        """
         rows = [row for change in changes for row in (change.old, change.new) if row is not None]
         texts: list[Row] = [[NULL] * len(row) for row in rows]
+        others = []
+        for column in plan.columns:
+            if column.target.type_oid in TEXTUAL:
+                for row, text in zip(rows, texts, strict=True):
+                    text[column.position] = binary_text(row[column.position])
+            else:
+                others.append(column)
         try:
-            for start in range(0, len(plan.columns) if rows else 0, PART_COLUMNS_MAX):
-                some = plan.columns[start : start + PART_COLUMNS_MAX]
+            for start in range(0, len(others) if rows else 0, PART_COLUMNS_MAX):
+                some = others[start : start + PART_COLUMNS_MAX]
                 for column, values in zip(some, await self._columns(rows, some), strict=True):
                     for row, text, value in zip(rows, texts, values, strict=True):
                         if row[column.position] is UNCHANGED:

@@ -30,7 +30,16 @@ from streamer.decode.pgoutput import (
     Relation,
 )
 from streamer.decode.transactions import Transaction
-from streamer.decode.tuples import KIND_NULL, KIND_TEXT, KIND_UNCHANGED, NULL, UNCHANGED, Row
+from streamer.decode.tuples import (
+    KIND_NULL,
+    KIND_TEXT,
+    KIND_UNCHANGED,
+    NULL,
+    NULL_BINARY,
+    UNCHANGED,
+    Row,
+    Value,
+)
 from streamer.route.mapping import RelationName, TableType
 
 OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
@@ -301,6 +310,13 @@ def _values(plan: ApplyPlan, row: Row | None, positions: Sequence[int]) -> Value
         for position in positions
         if row[position] is not UNCHANGED
     }
+
+
+def binary_text(value: Value) -> Value:
+    """Return the text of a value in binary, of a type whose values are text."""
+    if value is UNCHANGED:
+        return UNCHANGED
+    return NULL if value is NULL_BINARY else bytes(value)[4:]
 
 
 def _text(value: bytes) -> str:

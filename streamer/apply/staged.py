@@ -94,12 +94,31 @@ class OrderedRun:
         plan = self.plan
         if plan.binary or plan.identity is not Identity.KEY:
             return None
+        change = self._change(change_number)
+        if change is None:
+            return None
+        row = change.old if change.old is not None else change.new
+        return None if row is None else key_text(plan.key, _texts(plan, row))
+
+    def invalid_text(self, change_number: int) -> str | None:
+        """Name the column of change *change_number* whose text is not valid UTF-8.
+
+        In binary the server's COPY names it.
+        """
+        change = None if self.plan.binary else self._change(change_number)
+        rows = () if change is None else (change.new, change.old)
+        for row in rows:
+            for column in self.plan.plain_columns:
+                if row is not None and not _is_utf8(row[column.position]):
+                    return column.name
+        return None
+
+    def _change(self, number: int) -> OrderedChange | None:
         for _, _, payloads in self.parts:
-            if change_number < len(payloads):
-                (change,) = read_changes(plan, [payloads[change_number]])
-                row = change.old if change.old is not None else change.new
-                return None if row is None else key_text(plan.key, _texts(plan, row))
-            change_number -= len(payloads)
+            if number < len(payloads):
+                (change,) = read_changes(self.plan, [payloads[number]])
+                return change
+            number -= len(payloads)
         return None
 
     def share_number(self, change_number: int) -> int | None:
@@ -109,6 +128,16 @@ class OrderedRun:
                 return number
             change_number -= len(payloads)
         return None
+
+
+def _is_utf8(value: Value) -> bool:
+    if not isinstance(value, bytes):
+        return True
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _shown(value: Value, binary: bool) -> str:

@@ -32,6 +32,7 @@ from streamer.errors import (
     TargetMovedError,
     TargetRejectedError,
     TargetSchemaError,
+    TextEncodingError,
     ValueConversionError,
 )
 from streamer.route.mapping import Secret
@@ -177,6 +178,8 @@ def _translate(error: BaseException) -> StreamerError:
             return TargetRejectedError(message, hint=hint)
         case Meaning.CONFLICT:
             return _conflict(error, state, message)
+        case Meaning.VALUE if state == "22021":  # character_not_in_repertoire
+            return TextEncodingError(message)
         case Meaning.VALUE:
             return ValueConversionError(message)
         case Meaning.SCHEMA:

@@ -184,6 +184,16 @@ async def connection(
         await connected.close()
 
 
+async def pass_bytes(connection: Connection) -> None:
+    """Let a server whose encoding is SQL_ASCII send text as it is stored.
+
+    For any other client encoding it would validate the text, and one invalid byte would end the
+    stream of all tables. Now the target refuses the row. Text in results is bytes from here on.
+    """
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        await connection.execute("set client_encoding to 'SQL_ASCII'")
+
+
 async def fetch_all(connection: Connection, sql: Any, *parameters: Any) -> list[DictRow]:
     """Run a query and return its rows as dictionaries."""
     cursor = await connection.execute(sql, parameters or None)

@@ -25,7 +25,7 @@ from streamer.errors import ProtocolError, SourceConnectionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.route.mapping import SourceMapping
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connect, translate, translating
+from streamer.source.connection import Connection, connect, pass_bytes, translate, translating
 from streamer.source.timeline import check_same_server
 from streamer.sql import quote_identifier, quote_literal
 
@@ -141,6 +141,7 @@ class ReplicationStream:
             with translating(source.label):
                 if server is not None:
                     await check_same_server(connection, server)
+                await pass_bytes(connection)
                 await stream._execute(command.encode())
         except BaseException:
             await connection.close()

@@ -141,7 +141,7 @@ def _is_passing(error: Exception) -> bool:
 def _describe(error: Exception) -> str:
     diagnostic = getattr(error, "diag", None)
     if primary := getattr(diagnostic, "message_primary", None):
-        return str(primary)
+        return "; ".join([str(primary), *getattr(error, "__notes__", [])])
     if isinstance(error, psycopg.ProgrammingError):  # it quotes the connection string
         return "a connection string cannot be read"
     lines = str(error).splitlines()
@@ -206,7 +206,12 @@ class PartCopier:
         """Copy a part whose table and whose row in the ledger are locked."""
         key = (part["relation_id"], part["part"], part["attempt"])
         began = time.monotonic()
-        rows, size = self._pass_through(part["copy_out"], part["copy_in"])
+        try:
+            rows, size = self._pass_through(part["copy_out"], part["copy_in"])
+        except psycopg.errors.CharacterNotInRepertoire as exc:
+            if place := self._find_invalid_text(part["locate"]):
+                exc.add_note(place)
+            raise
         self._check_types(part["types_out"], part["types_in"])
         self._target.execute(
             "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
@@ -247,9 +252,10 @@ class PartCopier:
         source, target = self._source.pgconn, self._target.pgconn
         _start(target, copy_in, pq.ExecStatus.COPY_IN)
         try:
-            _start(source, copy_out, pq.ExecStatus.COPY_OUT)
-            size = self._pump(source, target)
-            _finish(source)
+            with self._bytes_as_stored():
+                _start(source, copy_out, pq.ExecStatus.COPY_OUT)
+                size = self._pump(source, target)
+                _finish(source)
         except BaseException:
             target.put_copy_end(b"the source's part failed")
             while target.get_result() is not None:
@@ -257,6 +263,38 @@ class PartCopier:
             raise
         target.put_copy_end()
         return _finish(target), size
+
+    @contextmanager
+    def _bytes_as_stored(self) -> Iterator[None]:
+        """Let a source whose encoding is SQL_ASCII send text as it is stored.
+
+        For any other client encoding it would validate the text, without naming the row.
+        """
+        is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
+        if is_any:
+            self._source.execute("set client_encoding to 'SQL_ASCII'")
+        yield
+        if is_any:
+            self._source.execute("set client_encoding to 'UTF8'")
+
+    def _find_invalid_text(self, locate: str) -> str | None:
+        """Return which row and column of the source the target refuses for its encoding."""
+        source = self._source.pgconn
+        names = source.exec_(f"{locate} limit 0".encode())
+        found = None
+        with self._bytes_as_stored():
+            _start(source, f"copy ({locate}) to stdout", pq.ExecStatus.COPY_OUT)
+            while (row := source.get_copy_data(0))[0] >= 0:
+                found = found or invalid_text(bytes(row[1]))
+            _finish(source)
+        if found is None:
+            return None
+        place, number = found
+        name = (names.fname(number) or b"").decode("utf-8", "replace")
+        return (
+            f'at the source, column "{name}" of the row with ctid {place} is not valid UTF-8: '
+            "correct it there, then resync the table"
+        )
 
     def _check_types(self, types_out: str, types_in: str) -> None:
         """Make sure that binary values were received as what they are.
@@ -362,11 +400,27 @@ def _start(pgconn: "pq.abc.PGconn", command: str, expected: pq.ExecStatus) -> No
         raise psycopg.errors.error_from_result(result)
 
 
+def invalid_text(row: bytes) -> tuple[str, int] | None:
+    """Return the first field of COPY's text format and the number of the first that is not valid
+    UTF-8, if one is not.
+    """
+    fields = row.rstrip(b"\n").split(b"\t")
+    for number, field in enumerate(fields):
+        try:
+            field.decode()
+        except UnicodeDecodeError:
+            return fields[0].decode(), number
+    return None
+
+
 def _finish(pgconn: "pq.abc.PGconn") -> int:
     """Read the end of a COPY; return how many rows it was."""
     count = 0
-    while (result := pgconn.get_result()) is not None:
+    error: psycopg.Error | None = None
+    while (result := pgconn.get_result()) is not None:  # to the end, or the connection stays busy
         if result.status != pq.ExecStatus.COMMAND_OK:
-            raise psycopg.errors.error_from_result(result)
+            error = error or psycopg.errors.error_from_result(result)
         count = result.command_tuples or 0
+    if error is not None:
+        raise error
     return count

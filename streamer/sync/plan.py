@@ -62,6 +62,8 @@ class CopyPart:
     look: str
     stores: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
+    locate: str
+    """A query of the part's rows and, first, where each is."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -103,7 +105,8 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
             if number < count - 1:
                 conditions.append(f"ctid < '({last},0)'::tid")
             where = f" where {' and '.join(conditions)}" if conditions else ""
-            query = f"select {source.select_list} from {heap.relation_sql}{where}"
+            rows = f"{source.select_list} from {heap.relation_sql}{where}"
+            query = f"select {rows}"
             options = "format binary" if source.binary else "format text"
             table, columns = source.into
             listed = f" ({columns})" if columns else ""
@@ -122,6 +125,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     look=f"select {source.columns} from {heap.relation_sql} limit 0",
                     stores=heap.stores,
                     numbers=heap.numbers,
+                    locate=f"select ctid, {rows}" if source.select_list else "",
                 )
             )
     return parts

@@ -111,7 +111,8 @@ def test_a_schema_of_all_sizes_needs_few_tasks_and_begins_with_the_largest() -> 
 @given(st.lists(st.integers(0, 2 * TASK_BYTES_MIN), max_size=120))
 def test_every_part_is_in_one_task_and_no_task_is_overlong(sizes: list[int]) -> None:
     parts = [
-        CopyPart(1, 1, n, "", "", "", "", "", size, "", "", (), ()) for n, size in enumerate(sizes)
+        CopyPart(1, 1, n, "", "", "", "", "", size, "", "", (), (), "")
+        for n, size in enumerate(sizes)
     ]
     tasks = group(parts)
     assert sorted(part.part for task in tasks for part in task) == list(range(len(parts)))

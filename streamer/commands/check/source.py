@@ -176,8 +176,11 @@ def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
     """Text that the target may refuse."""
     words = "create the target database with: encoding 'UTF8' template template0"
     if source == "SQL_ASCII":
-        problem = "its encoding is SQL_ASCII: text that is not valid UTF-8 is refused"
-        yield warning(place, problem, in_words("convert the database to UTF8"))
+        problem = (
+            "its encoding is SQL_ASCII: the target refuses rows whose text is not valid UTF-8, "
+            "and their table stops"
+        )
+        yield warning(place, problem, in_words("correct such text, or convert the database"))
     elif target == "SQL_ASCII":
         yield warning(place, "the target's encoding is SQL_ASCII", in_words(words))
     elif target not in (source, "UTF8"):
