@@ -280,7 +280,12 @@ def test_a_job_by_spark_submit(
         " select 1, n, 1, '' from generate_series(0, 9) n"
     )
     part = {"relation_id": 1, "attempt": 1, "copy_in": "copy public.t from stdin"}
-    part |= {"types_out": "", "types_in": ""}
+    store = source.execute(
+        "select oid::int8, pg_relation_filenode(oid)::int8 from pg_class where oid = 't'::regclass"
+    )
+    part |= {"types_out": "", "types_in": "", "stores": store, "numbers": [1, 2]}
+    part |= {"lock": "lock table only public.t in access share mode"}
+    part |= {"look": "select id, v from only public.t limit 0"}
     tasks = [
         [
             part

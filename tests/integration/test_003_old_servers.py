@@ -29,9 +29,9 @@ async def test_protocol_1_and_text(
     async def read_as_old(connection: Connection) -> SourceServer:
         return dataclasses.replace(await read_server(connection), version=version)
 
-    async def start_and_note(*arguments: object) -> ReplicationStream:
+    async def start_and_note(*arguments: object, **named: object) -> ReplicationStream:
         asked.append(arguments[-1])  # type: ignore[arg-type]
-        return await start(*arguments)  # type: ignore[arg-type]
+        return await start(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "read_server", read_as_old)
     monkeypatch.setattr(ReplicationStream, "start", start_and_note)
