@@ -24,6 +24,8 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     # What expressions of rules may depend on.
     "lc_numeric": "C",
     "lc_time": "C",
+    # Masking reads messages in English. Only a superuser may set this.
+    "lc_messages": "C",
     "timezone_abbreviations": "Default",
     "quote_all_identifiers": "off",
     # Types and functions outside pg_catalog are written with their schema.
@@ -60,11 +62,13 @@ PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 # the role's search_path runs as this role, and everything after it finds names in pg_catalog only.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
-# pg_settings has the settings that this server's version knows.
+# pg_settings has the settings that this server's version knows. A role without the privilege for
+# one keeps the server's value.
 _PIN_SQL: Final = """
 select pg_catalog.set_config(s.name, p.value, false)
 from unnest(array[{names}], array[{values}]) as p (name, value)
 join pg_catalog.pg_settings s on pg_catalog.lower(s.name) = pg_catalog.lower(p.name)
+where s.context <> 'superuser' or pg_catalog.current_setting('is_superuser') = 'on'
 """
 
 APPLY: Final[dict[str, str]] = {

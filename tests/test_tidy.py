@@ -105,6 +105,7 @@ PURE = {
     "sync.plan",
     "sql",
     "sqlstate",
+    "masking",
     "hints",
 }
 """What decides, with all it needs. Other modules may say of themselves alone that they are pure."""

@@ -35,6 +35,7 @@ from streamer.errors import (
     TextEncodingError,
     ValueConversionError,
 )
+from streamer.masking import quoted_unless_known
 from streamer.route.mapping import Secret
 from streamer.sqlstate import Meaning, meaning
 
@@ -164,7 +165,7 @@ def _translate(error: BaseException) -> StreamerError:
         ):
             return TargetConnectionError(f"target: {first_line(error)}")
         return TargetError(f"target: {first_line(error)}")
-    message = f"target: {first_line(error)}"
+    message = f"target: {quoted_unless_known(first_line(error), state)}"
     match meaning(state, getattr(error, "severity_en", None)):
         case Meaning.LOST:
             return TargetConnectionError(message)

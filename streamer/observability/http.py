@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -13,6 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from streamer.errors import SettingsError
+from streamer.masking import hide_values
 
 RenderMetrics = Callable[[], Awaitable[bytes]]
 Readiness = Callable[[], list[dict[str, str]]]
@@ -43,7 +43,7 @@ def make_app(
     async def readyz(request: Request) -> Response:
         reasons = readiness()
         if not may_see_values(request):
-            reasons = [{name: hide_values(text) for name, text in r.items()} for r in reasons]
+            reasons = [_masked(reason) for reason in reasons]
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     @app.exception_handler(404)
@@ -54,21 +54,14 @@ def make_app(
     return app
 
 
-# The values of a key, and what PostgreSQL quotes of a row: `… type integer: "x"`, `value "x" …`.
-_VALUES: Final = (
-    (re.compile(r"\)=\(.*\)", re.DOTALL), ")=(…)"),
-    (re.compile(r'((?:: |\bvalue |\bstring |\btoken ))".*"', re.DOTALL), r'\1"…"'),
-)
-
-
-def hide_values(text: str) -> str:
-    """Return an error without the values of rows that PostgreSQL's messages hold.
-
-    A value may hold any character, so everything up to the last delimiter goes.
-    """
-    for pattern, instead in _VALUES:
-        text = pattern.sub(instead, text)
-    return text
+def _masked(reason: dict[str, str]) -> dict[str, str]:
+    """Return *reason* without the values of rows. Hints hold none."""
+    error, hint = reason.get("error", ""), reason.get("hint")
+    # Text of ours follows the hint, and values precede it: the last place is the hint's.
+    message, separator, notes = error.rpartition(f"; {hint}") if hint else ("", "", error)
+    if not separator:
+        return {**reason, "error": hide_values(error)} if error else reason
+    return {**reason, "error": hide_values(message) + separator + notes}
 
 
 class _Server(uvicorn.Server):

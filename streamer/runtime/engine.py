@@ -487,6 +487,7 @@ class Engine:
                     "table": table,
                     "state": state,
                     "error": health.table_errors.get(table, ""),
+                    "hint": health.table_hints.get(table, ""),
                 }
                 for table, state in health.table_states.items()
                 if state != State.READY

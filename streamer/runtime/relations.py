@@ -85,8 +85,16 @@ class Relations:
         """Return the relations that are."""
         return [mapped for mapped, state in self._states.items() if state is State.READY]
 
-    def set_state(self, mapped: MappedRelation, state: State, error: str | None = None) -> None:
-        """Set what is shown; who stores it says so."""
+    def set_state(
+        self,
+        mapped: MappedRelation,
+        state: State,
+        error: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Set what is shown; the caller stores it. *hint*: the part of *error* that says what to
+        do.
+        """
         table = str(mapped.mapping.source)
         self._states[mapped] = state
         self._health.table_states[table] = state
@@ -94,6 +102,10 @@ class Relations:
             self._health.table_errors.pop(table, None)
         else:
             self._health.table_errors[table] = error
+        if hint is None:
+            self._health.table_hints.pop(table, None)
+        else:
+            self._health.table_hints[table] = hint
 
     # ---- lanes ---------------------------------------------------------------------------------
 
@@ -182,6 +194,7 @@ class Relations:
         self._health.table_waits.pop(table, None)
         self._health.table_states.pop(table, None)
         self._health.table_errors.pop(table, None)
+        self._health.table_hints.pop(table, None)
         self._health.quarantined.pop(table, None)
         return self._lanes.pop(mapped)
 

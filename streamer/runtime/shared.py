@@ -62,6 +62,8 @@ class Health:
     safe_wal_bytes: int | None = None
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, str] = field(default_factory=dict)
+    table_hints: dict[str, str] = field(default_factory=dict)
+    """The parts of these errors that this program made, and that hold no values of rows."""
     table_waits: dict[str, str] = field(default_factory=dict)
     """What tables wait for whose state does not say so: a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from streamer.errors import (
     SourceUnreadyError,
     StreamerError,
 )
+from streamer.masking import quoted_unless_known
 from streamer.route.mapping import SourceMapping
 from streamer.sqlstate import Meaning, meaning
 
@@ -88,7 +89,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         )
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
-    return kind(message)
+    return kind(f'source "{label}": {quoted_unless_known(first_line(error), state)}')
 
 
 _REFUSALS: Final = (

@@ -28,6 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer import origin, session
 from streamer.failpoints import failpoint
+from streamer.masking import quoted_unless_known
 from streamer.sqlstate import is_transient
 
 PACE_ROWS: Final = 1000
@@ -141,7 +142,8 @@ def _is_passing(error: Exception) -> bool:
 def _describe(error: Exception) -> str:
     diagnostic = getattr(error, "diag", None)
     if primary := getattr(diagnostic, "message_primary", None):
-        return "; ".join([str(primary), *getattr(error, "__notes__", [])])
+        message = quoted_unless_known(str(primary), getattr(error, "sqlstate", None))
+        return "; ".join([message, *getattr(error, "__notes__", [])])
     if isinstance(error, psycopg.ProgrammingError):  # it quotes the connection string
         return "a connection string cannot be read"
     lines = str(error).splitlines()
