@@ -344,3 +344,24 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         site.run(f"streamer import {tmp_path / 'backup.yaml'}")
         site.run("streamer apply")
         site.is_mended()
+
+
+def test_18_wrong_java(site: Site, tmp_path: Path) -> None:
+    right = shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}")
+    assert right is not None
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    site.environment["JAVA_HOME"] = str(tmp_path / "java")
+    with site.running(until_ready=False, spark=True):
+        site.sees(
+            r"needs Java 17, and \S+ is version 11\.0\.2",
+            "install a Java runtime of version 17 or newer, or set JAVA_HOME to one",
+        )
+        # An operator installs the right one in its place.
+        new = java.with_name("new")
+        new.symlink_to(right)
+        new.rename(java)
+        site.source.execute("insert into t values (2, 'meanwhile')")
+        site.is_mended()

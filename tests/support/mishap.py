@@ -37,9 +37,9 @@ class Site:
         self.process: Process
 
     @contextmanager
-    def running(self, *, until_ready: bool = True) -> Iterator[None]:
+    def running(self, *, until_ready: bool = True, spark: bool = False) -> Iterator[None]:
         """Run the program for the length of a block."""
-        with Process(self.config, *self.arguments, environment=self.environment, spark=False) as it:
+        with Process(self.config, *self.arguments, environment=self.environment, spark=spark) as it:
             self.process = it
             if until_ready:
                 self.is_ready()

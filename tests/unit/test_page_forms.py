@@ -12,7 +12,7 @@ from streamer.admin.page.attention import RUNBOOKS, attention
 from streamer.admin.page.frame import own_path
 from streamer.admin.page.manual import manual_html, to_html
 from streamer.admin.page.mapping import as_given, shown_url
-from streamer.admin.page.view import rule_of, source_view, summary, with_own_state
+from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
 from streamer.admin.urls import with_password
 from streamer.conninfo import parse_conninfo
 from streamer.errors import InvalidError
@@ -211,3 +211,13 @@ def test_every_problem_links_to_a_section_of_the_readme() -> None:
     shown = to_html(unsafe)
     assert "<script" not in shown
     assert shown.count("<a ") == 1
+
+
+def test_a_copy_that_fails_again_and_again_needs_attention() -> None:
+    table = {
+        "source": "public.t", "state": "copying", "error": "no Java", "rows_copied": 0,
+        "quarantined": 0,
+    }  # fmt: skip
+    (item,) = attention([SHOP | {"tables": [table]}])
+    assert (item["what"], item["kind"]) == ("no Java", "warning")
+    assert not is_queued(table)

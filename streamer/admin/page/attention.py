@@ -105,6 +105,8 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         line = command("resync" if needs_copy else "resume")
         actions = (resync,) if needs_copy else (resume, resync)
         yield _item(place, what, page, "bad", symptom, line, actions, **which)
+    elif table["error"]:  # a copy that is tried again by itself
+        yield _item(place, table["error"], page, "warning", "table")
     if table["state"] == "paused":
         what = "is paused; its changes wait"
         yield _item(place, what, page, "warning", "wal", command("resume"), (resume,), **which)

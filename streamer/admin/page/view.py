@@ -115,6 +115,8 @@ def is_queued(table: Row) -> bool:
 
     The bookkeeping says ``copying`` from the moment at which a copy is planned.
     """
+    if table["error"]:
+        return False  # the copy was tried, and failed
     if table["state"] == "copying":
         return table.get("rows_per_second") is None and table["rows_copied"] == 0
     return bool(table["state"] == "init")
@@ -133,7 +135,7 @@ def queue_of(tables: Iterable[Row]) -> dict[str, str]:
 
 
 def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
-    needs_look = bool(table["quarantined"] or table.get("waiting_for"))
+    needs_look = bool(table["quarantined"] or table.get("waiting_for") or table["error"])
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
         "address": table_address(source, table["source"]),
