@@ -46,6 +46,7 @@ SHIPPED: Final = (
     "streamer",
     "streamer.errors",
     "streamer.failpoints",
+    "streamer.masking",
     "streamer.origin",
     "streamer.session",
     "streamer.sqlstate",
