@@ -153,6 +153,7 @@ LAYERS = [
         "failpoints",
         "migrations",
     },
+    {"masking"},
     {"decode", "route"},
     {"source", "apply", "progress", "sync", "config", "observability"},
     {"runtime"},

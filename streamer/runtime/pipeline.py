@@ -622,7 +622,7 @@ class Pipeline:
                     code=error.code,
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
-            await self._store_streaming_state(mapped, State.ERROR, _with_notes(error), error.hint)
+            await self._store_streaming_state(mapped, State.ERROR, error)
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
         waited = None if reason is None else f"the target to take changes again: {reason}"
@@ -670,17 +670,14 @@ class Pipeline:
         return self._relations.in_lane(lane)
 
     async def _store_streaming_state(
-        self,
-        mapped: MappedRelation,
-        state: State,
-        error: str | None = None,
-        hint: str | None = None,
+        self, mapped: MappedRelation, state: State, failure: StreamerError | None = None
     ) -> None:
         """Tell how applying changes fares, unless a copy or an operator has the say by now."""
         if self._relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
             return
         if mapped.is_set_aside:
             return  # it may be idle, but it is not in step
+        error, hint = (_with_notes(failure), failure.hint) if failure else (None, None)
         self._relations.set_state(mapped, state, error, hint)
         backoff = Backoff()
         while True:
