@@ -99,9 +99,16 @@ def check_owner(found: Found, source: SourceMapping, installation: str, *, is_kn
     if problem := obstacle(found, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
-            hint="give this `database` of the configuration another name or, if nobody else needs "
-            f"slot and publications, run once: streamer run --take-over {source.label}",
+            hint=take_over_hint(source),
         )
+
+
+def take_over_hint(source: SourceMapping) -> str:
+    """Say what to do about slot and publications of another installation."""
+    return (
+        "give this `database` of the configuration another name or, if nobody else needs "
+        f"slot and publications, run once: streamer run --take-over {source.label}"
+    )
 
 
 async def mark_publications(

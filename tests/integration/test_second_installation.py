@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamer.apply.target import TargetAddress
+from streamer.commands.check.command import check
+from streamer.commands.check.findings import Severity
 from streamer.commands.teardown import teardown
 from streamer.runtime.engine import Engine, StopCondition
 from tests.support.postgres import Database, database
@@ -46,6 +48,12 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             error = await refused(second)
             assert "belongs to installation" in error
             assert re.search(r"read by process \d+ \(\"streamer", error)
+            findings = (await check(second.settings, second.mapping)).findings
+            owners = [f for f in findings if "belongs to installation" in f.problem]
+            assert [f.severity for f in owners] == [Severity.ERROR]
+            assert re.search(r"read by process \d+ \(\"streamer.*--take-over shop", str(owners[0]))
+            own = (await check(first.settings, first.mapping)).findings
+            assert not [f for f in own if "installation" in f.problem or "slot" in f.problem]
             assert source.execute(MEMBERS) == [("t",), ("u",)]
             source.execute("insert into t values (1); insert into u values (1)")
             await first.caught_up(SECONDS)

@@ -34,6 +34,7 @@ from streamer.lsn import NOTHING
 from streamer.progress.store import SourceRecord
 from streamer.route.mapping import Initial, OnError, RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
+from streamer.source.ownership import obstacle, take_over_hint
 from streamer.source.slot import check_slot, drop_slot_sql
 from streamer.sql import quote_identifier, quote_literal
 
@@ -282,16 +283,15 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         return
     if target is None or not target.knows_records:
         return
-    if slot is not None and slot.active_pid is not None and record is None:
-        yield error(
-            place,
-            f'replication slot "{source.slot}" is used by process {slot.active_pid}, and not for '
-            "this target",
-            at_source(
-                f"select pg_terminate_backend({slot.active_pid})",
-                words="or give this `database` of the configuration another name",
-            ),
-        )
+    if facts.found is not None:
+        is_known = record is not None and record.acknowledged_lsn != NOTHING
+        problem = obstacle(facts.found, source, target.installation, is_known=is_known)
+        if problem:
+            hint = take_over_hint(source)
+            # The readers of another installation are its own affair.
+            reads = slot is not None and slot.active_pid and not facts.found.installations
+            sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
+            yield error(place, problem, at_source(sql, words=hint) if sql else in_words(hint))
     synced = [
         str(mapping.source)
         for mapping in facts.mappings

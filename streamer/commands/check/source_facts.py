@@ -21,6 +21,7 @@ from streamer.source.catalog import (
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.expressions import describe_expressions
 from streamer.source.identity import key_identity
+from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
 from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
@@ -103,6 +104,8 @@ class SourceFacts:
     usage: Usage | None = None
     is_complete: bool = False
     slot: Slot | None = None
+    found: Found | None = None
+    """Whose slot and publications those are."""
     seen: list[Seen] = field(default_factory=list)
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
@@ -166,6 +169,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.server = server
         before = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
+        facts.found = await read_found(plain, source)
         facts.seen = [Seen(**row) for row in await fetch_all(plain, _SEEN_SQL)]
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)

@@ -92,6 +92,8 @@ class TargetFacts:
 
     server: TargetServer
     bookkeeping: Bookkeeping
+    installation: str = ""
+    """The id of this installation; empty before the first start."""
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
     namespaces: dict[str, Namespace] = field(default_factory=dict)
@@ -200,6 +202,7 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
         if await store.exists():
             async with store.connection() as connection:
                 facts.deferred = frozenset(await read_deferred_targets(connection))
+            facts.installation = await store.installation()
             sources = {record.source_id: record for record in await store.sources()}
             facts.sources = {record.label: record for record in sources.values()}
             facts.relations = {
