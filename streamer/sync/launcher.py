@@ -143,6 +143,8 @@ class SparkLauncher:
             is_idle = await self._follow(self._process)
         finally:
             await self._stop()
+            # The last line says why the process ended. It may not have been read yet.
+            await asyncio.wait([listening], timeout=STOP_SECONDS)
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
             failed = [waiting for waiting in self._waiting.values() if not waiting.done()]

@@ -89,8 +89,7 @@ async def test_every_type_arrives(
         )
 
         async def is_copied_again() -> bool:
-            attempts = target.execute("select distinct attempt from streamer.relation")
-            return attempts == [(2,)]
+            return bool(target.value("select min(attempt) >= 2 from streamer.relation"))
 
         await streamer.eventually(is_copied_again)
         await streamer.caught_up()

@@ -179,4 +179,4 @@ async def test_an_ordinary_role_and_foreign_keys_between_workers(
 
 
 async def has_copied_again(target: Database) -> bool:
-    return target.execute("select distinct attempt from streamer.relation") == [(2,)]
+    return bool(target.value("select min(attempt) >= 2 from streamer.relation"))
