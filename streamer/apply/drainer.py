@@ -116,7 +116,7 @@ class Drainer:
         while True:
             await _until_may_drain(lane)
             try:
-                async with self._slots:
+                async with self._slot_for(lane):
                     with contained(f'applying changes of "{lane.name}"'):
                         await self._drain_turn(lane, plans_may_be_stale)
             except (TargetFencedError, TargetMovedError, TransportError):
@@ -157,6 +157,19 @@ class Drainer:
                 return
             if Hold.QUARANTINE in lane.hold and not lane.has_backlog:
                 await _until_changed(lane, None)
+
+    @contextlib.asynccontextmanager
+    async def _slot_for(self, lane: Lane) -> AsyncIterator[None]:
+        """Wait for one of the connections, which all held lanes of the process share."""
+        lane.queues_since = time.monotonic()
+        try:
+            await self._slots.acquire()
+        finally:
+            lane.queues_since = None
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
         """Apply some of what *lane* holds, on a connection of the pool."""

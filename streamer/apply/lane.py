@@ -304,6 +304,8 @@ class Lane:
     """The drainer's session at the target, while it applies something of this lane."""
     is_draining: bool = False
     """Whether a drainer is applying something of it now."""
+    queues_since: float | None = None
+    """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
     has_open_share: bool = False
     is_ending: bool = False
     """Its pipeline ends: what is not applied yet comes again, in a lane of the next attempt."""

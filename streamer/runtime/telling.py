@@ -9,9 +9,11 @@ first round of the next process writes all there is.
 import asyncio
 import contextlib
 import re
+import time
 from datetime import UTC, datetime
 from typing import Final
 
+from streamer.apply.drainer import CONCURRENT_MAX
 from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
@@ -25,6 +27,10 @@ from streamer.runtime.shared import Shared
 
 TELL_SECONDS: Final = 2.0
 _PID: Final = re.compile(r"\bpid (\d+)")
+_QUEUE: Final = (
+    f"one of the {CONCURRENT_MAX} connections by which held tables are applied: other held tables "
+    "use all of them"
+)
 LAG_SECONDS_MIN: Final = 2.0
 """A table that lags less is not written down, or every busy table would be, all the time."""
 
@@ -101,28 +107,33 @@ class _Teller:
         self._lag_since = since
 
     async def _tell_waiting(self) -> None:
-        """Name the sessions at the target that hold up a drainer.
+        """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
 
         Between two attempts a drainer waits for nobody, and what was written last stands.
         """
         busy: dict[int, MappedRelation] = {}
+        reasons: dict[MappedRelation, str] = {}
         done = []
+        now = time.monotonic()
         for mapped in self._relations:
             lane = self._relations.lane(mapped)
             if lane.backend_pid is not None:
                 busy[lane.backend_pid] = mapped
+            elif lane.queues_since is not None and now - lane.queues_since > TELL_SECONDS:
+                reasons[mapped] = _QUEUE
             elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
                 done.append(mapped.relation_id)
         blockers = await read_blockers(self._store, list(busy)) if busy else {}
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
                 reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
-                reason += _ending(sessions)
-                self._waits[str(mapped.mapping.source)] = reason
-                await self._store.set_waiting([mapped.relation_id], reason)
-                self._waiting.add(mapped.relation_id)
+                reasons[mapped] = reason + _ending(sessions)
             elif mapped.relation_id in self._waiting:
                 done.append(mapped.relation_id)
+        for mapped, reason in reasons.items():
+            self._waits[str(mapped.mapping.source)] = reason
+            await self._store.set_waiting([mapped.relation_id], reason)
+            self._waiting.add(mapped.relation_id)
         if done:
             for mapped in self._relations:
                 if mapped.relation_id in done:

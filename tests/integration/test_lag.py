@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from streamer.apply import drainer
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -56,3 +57,35 @@ async def test_a_locked_table_lags_and_names_the_session_it_waits_for(
             return table["waiting_for"] is None and table["lag_seconds"] == 0
 
         await streamer.eventually(is_over, 40)
+
+
+async def test_a_table_that_queues_for_a_connection_of_the_drainer_says_so(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drainer, "CONCURRENT_MAX", 1)
+    tables = ("first", "second")
+    for table in tables:
+        source.execute(f"create table {table} (id int primary key)")
+    async with stream("first:\nsecond:", settings="workers: 1") as streamer:
+        await streamer.caught_up()
+        with target.connect() as user:
+            user.execute("begin")
+            for table in tables:
+                user.execute(f"lock table {table} in access exclusive mode".encode())
+                source.execute(f"insert into {table} values (1)")
+
+            async def one_queues() -> bool:
+                found = [(await streamer.table(f"public.{t}"))["waiting_for"] or "" for t in tables]
+                return any("by which held tables are applied" in reason for reason in found)
+
+            await streamer.eventually(one_queues, 60)
+            user.execute("rollback")
+        await streamer.caught_up(60)
+
+        async def is_over() -> bool:
+            found = [(await streamer.table(f"public.{table}"))["waiting_for"] for table in tables]
+            return found == [None, None]
+
+        await streamer.eventually(is_over, 60)
+        for table in tables:
+            assert_same(source, target, table)
