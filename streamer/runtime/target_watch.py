@@ -31,6 +31,8 @@ from streamer.errors import (
 
 log = structlog.get_logger()
 
+# An outage is known after both at the latest. The page adds the interval at which it reads states
+# and the time for which it waits for a status. Together that stays below 12 s.
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
@@ -200,18 +202,28 @@ class TargetWatch:
     async def _look(self) -> None:
         before = self.health.state
         try:
-            if self._connection is None or not await self._still_answers(self._connection):
-                self._connection = await _connect(self._address, "streamer listener")
-                # The pipelines lose theirs as well: the target's state has to be the first cause.
-                self._connection.on_lost(self._woken.set)
-                await self._connection.listen(self._channel, self._notified)
-                await ask(self._connection)
+            try:
+                # One deadline for the whole look, so that its parts do not add up.
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._reach()
+            except TimeoutError:
+                if self._connection is not None:
+                    self._connection.terminate()
+                raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
             self.health.confirm()
         except StreamerError as exc:
             self.health.judge(exc, self._address)
             self._on_error(exc)
         if self.health.state is not before:
             self._log(before)
+
+    async def _reach(self) -> None:
+        if self._connection is None or not await self._still_answers(self._connection):
+            self._connection = await _connect(self._address, "streamer listener")
+            # The pipelines lose theirs as well: the target's state has to be the first cause.
+            self._connection.on_lost(self._woken.set)
+            await self._connection.listen(self._channel, self._notified)
+            await ask(self._connection)
 
     def _notified(self, payload: str) -> None:
         if self._is_request(payload):

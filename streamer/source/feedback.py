@@ -12,8 +12,10 @@ from typing import Final
 
 from streamer.errors import SourceConnectionError
 
-STATUS_SECONDS_MAX: Final = 4.0
-SILENT_SECONDS: Final = 8.0
+# A source in order is heard at the latest after one and a half intervals. Screens show a silent one
+# `SILENT_SECONDS` after its last message. With the page's own waits that stays below 12 s.
+STATUS_SECONDS_MAX: Final = 3.0
+SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
 
 
