@@ -214,7 +214,7 @@ def test_09_password_rotated(site: Site, tmp_path: Path) -> None:
                 f"alter role {role} password 'second';"
                 f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
             )
-            site.sees("password authentication failed", "check role, password")
+            site.sees("password authentication failed", r"sources\[0\]")
             site.config.write_text(site.config.read_text().replace(":first@", ":second@"))
             site.source.execute("insert into t values (2, 'meanwhile')")
             site.process.process.send_signal(signal.SIGHUP)
@@ -297,6 +297,7 @@ def test_15_wrong_token(
         assert refused.returncode == 3
         assert "the token is wrong" in refused.stderr
         assert "STREAMER_ADMIN__TOKEN" in refused.stderr
+        assert "a request with a wrong token was refused" in site.process.output
         # Nothing else depends on it: the stream goes on, and readiness and status stay open.
         source.execute("insert into t values (2, 'meanwhile')")
         monkeypatch.setenv("TOKEN", "the-token-of-the-process")
