@@ -101,6 +101,9 @@ function update(old, fresh) {
   if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // somebody may be at it
   const keyed = new Map();
   for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
+  // What is gone goes first: a card that is moved past it would lose the focus.
+  const stays = new Set([...fresh.childNodes].map(keyOf));
+  for (const [key, child] of keyed) if (!stays.has(key)) child.remove();
   let place = old.firstChild;
   for (const wanted of [...fresh.childNodes]) {
     let found = keyOf(wanted) ? keyed.get(keyOf(wanted)) : place;
