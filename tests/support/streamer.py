@@ -34,9 +34,13 @@ class Streamer:
         self.path = path
         self.settings, self.mapping = static.load(path)
         self.engine = Engine(self.settings, self.mapping, StopCondition())
+        self._has_run = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if self._has_run:  # a process that starts again knows nothing of the one before
+            self.engine = Engine(self.settings, self.mapping, StopCondition())
+        self._has_run = True
         self._task = asyncio.create_task(self.engine.run(), name="engine")
 
     async def apply(self) -> None:
