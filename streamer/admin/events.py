@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin.activity import Activity, TableActivity
+from streamer.admin.trends import Point, Trend, Trends
 from streamer.apply.target import TargetAddress
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
@@ -102,6 +103,7 @@ class Events:
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
         self._activity = Activity()
+        self._trends = Trends()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -125,6 +127,25 @@ class Events:
         return self._activity.of(
             self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
         )
+
+    def trends(self, source: str) -> dict[str, Trend]:
+        """Return lag, rate and retained WAL of a source over the last hours."""
+        return self._trends.of(source)
+
+    def _remember_trends(self, now: Seen) -> None:
+        """Add a point of each source that is due."""
+        self._trends.keep_only(supervisor.source.label for supervisor in self._engine.supervisors)
+        for supervisor in self._engine.supervisors:
+            label = supervisor.source.label
+            if self._trends.is_due(label, now.at):
+                lag = now.lags.get(label)
+                point = Point(
+                    now.at,
+                    None if lag is None else lag[1],
+                    supervisor.retained_wal_bytes,
+                    now.changes.get(label, 0),
+                )
+                self._trends.add(label, point)
 
     def past(self) -> list[PastEvent]:
         """Return the last events, the newest first."""
@@ -227,6 +248,7 @@ class Events:
 
     def _remember(self, now: Seen) -> None:
         """Keep rates and errors."""
+        self._remember_trends(now)
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():

@@ -77,13 +77,10 @@ def _source_facts(supervisor: Supervisor) -> SourceFacts:
     if pipeline is not None:
         values["streamer_lag_bytes"] = pipeline.lag_bytes
         values["streamer_lag_seconds"] = pipeline.lag_seconds(datetime.now(UTC))
-        if health.restart_lsn is not None:
-            retained = max(0, health.wal_end_lsn - health.restart_lsn)
-            values["streamer_retained_wal_bytes"] = retained
         if health.safe_wal_bytes is not None:
             values["streamer_slot_safe_wal_bytes"] = health.safe_wal_bytes
-    elif (backlog := supervisor.guard.backlog) is not None:
-        values["streamer_retained_wal_bytes"] = backlog.retained_bytes
+    if (retained := supervisor.retained_wal_bytes) is not None:
+        values["streamer_retained_wal_bytes"] = retained
     if (beat := supervisor.heartbeat_seconds) is not None:
         values["streamer_heartbeat_seconds"] = beat
     state, _ = supervisor.condition

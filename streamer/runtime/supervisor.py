@@ -63,6 +63,16 @@ class Supervisor:
         self._may_stream.set()
 
     @property
+    def retained_wal_bytes(self) -> int | None:
+        """How much WAL the source keeps for our slot, as far as this process knows."""
+        if self.pipeline is not None:
+            if self.health.restart_lsn is None:
+                return None
+            return max(0, self.health.wal_end_lsn - self.health.restart_lsn)
+        backlog = self.guard.backlog
+        return None if backlog is None else backlog.retained_bytes
+
+    @property
     def condition(self) -> tuple[str, str | None]:
         """State and error as operators see them: a source that is silent does not stream."""
         health, pipeline = self.health, self.pipeline

@@ -19,6 +19,7 @@ class Source:
         self.pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)
         self.source = SimpleNamespace(label=label)
         self.health = Health("streaming")
+        self.retained_wal_bytes = 56
 
     @property
     def condition(self) -> tuple[str, str | None]:

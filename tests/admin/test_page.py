@@ -14,6 +14,7 @@ from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
 from streamer.admin.activity import Activity
 from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding, overview
+from streamer.admin.trends import POINT_SECONDS, POINTS_MAX, Point, Trends
 from streamer.commands.quarantine import Choice
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
 
@@ -595,6 +596,40 @@ async def test_all_copies_together_have_their_progress_and_the_time_left(
             assert "left" not in re.sub(
                 r"<(header|footer).*?</\1>", "", (await client.get(path)).text
             )
+
+
+async def test_the_page_of_a_source_draws_its_last_hours(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        show(admin, monkeypatch, a_table("t"))
+        path = "/source?database=shop"
+        assert "<polyline" not in (await client.get(path)).text
+        trends = Trends()
+        for number, lag in enumerate((1.0, 3.0, None, 2.0, 2.0)):
+            trends.add("shop", Point(30.0 * number, lag, 1024.0 * number, 60 * number))
+        monkeypatch.setattr(admin.events, "trends", trends.of)
+        page = (await client.get(path)).text
+        assert "The last 2\xa0min" in page
+        for title, highest in (
+            ("Lag", "3.0\xa0s"),
+            ("Changes", "2.0/s"),
+            ("WAL retained", "4.0\xa0kB"),
+        ):
+            assert f'{title}, the last 2\xa0min, at most {highest}"' in page
+        assert page.count("<polyline") == 4, "a gap parts the line of the lag"
+
+
+def test_trends_are_kept_for_six_hours_and_no_longer() -> None:
+    trends = Trends()
+    for number in range(POINTS_MAX + 10):
+        now = number * POINT_SECONDS
+        assert trends.is_due("shop", now)
+        trends.add("shop", Point(now, 0.0, 0.0, 0))
+        assert not trends.is_due("shop", now + POINT_SECONDS - 1)
+    assert trends.of("shop")["lag"].seconds == (POINTS_MAX - 1) * POINT_SECONDS
+    trends.keep_only([])
+    assert trends.of("shop") == {}
 
 
 def row_of(page: str, table: str) -> str:

@@ -167,6 +167,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "source.html",
             source=view.with_activity(shown | {"tables": part}, frame.events.activity),
+            trends=frame.events.trends(label),
             attention=attention([source], target),
             states=view.state_filter([source], state, "/source", **given),
             copies=view.copy_progress([source]),
