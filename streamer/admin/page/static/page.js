@@ -101,12 +101,17 @@ function update(old, fresh) {
   if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // somebody may be at it
   const keyed = new Map();
   for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
-  // What is gone goes first: a card that is moved past it would lose the focus.
+  // A node that is moved loses the focus, so all that can go before it goes first.
   const stays = new Set([...fresh.childNodes].map(keyOf));
   for (const [key, child] of keyed) if (!stays.has(key)) child.remove();
   let place = old.firstChild;
   for (const wanted of [...fresh.childNodes]) {
     let found = keyOf(wanted) ? keyed.get(keyOf(wanted)) : place;
+    while (found && keyOf(found) && place && place !== found && !keyOf(place)) {
+      const next = place.nextSibling;
+      place.remove();
+      place = next;
+    }
     if (found && isLike(found, wanted)) {
       if (found !== place) old.insertBefore(found, place);
       update(found, wanted);
@@ -141,7 +146,9 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     const parts = $("[data-live]", fresh);
     if (response.ok && parts.length) {
+      const focused = document.activeElement;
       for (const part of parts) for (const old of by("live", part.dataset.live)) update(old, part);
+      if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
       if (fresh.title) document.title = fresh.title;
       // Another process has other tokens.
       const token = fresh.querySelector("input[name=csrf]");
