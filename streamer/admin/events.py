@@ -197,6 +197,7 @@ class Events:
             queue.put_nowait(None)
             return queue
         self.start()
+        self._look_early()
         queue.put_nowait(("snapshot", self._as_snapshot()))
         self._listeners.add(queue)
         return queue
@@ -257,10 +258,26 @@ class Events:
             self._rates.setdefault(label, deque(maxlen=RATES_MAX)).append(now.rates[label])
         for label in self._rates.keys() - now.changes.keys():
             del self._rates[label]
+        self._remember_errors(now)
+
+    def _remember_errors(self, now: Seen) -> None:
         for (label, table), (_, error) in now.states.items():
             before_error = self._seen.states.get((label, table), ("", None))[1]
             if error is not None and error != before_error:
                 self._errors.append(PastError(datetime.now(UTC), label, table, redact(error)))
+
+    def _look_early(self) -> None:
+        """Tell the changes since the last look now, so that a snapshot is of this moment.
+
+        Rates keep their interval: the next look in turn counts from the one before.
+        """
+        before, now = self._seen, self._look()
+        now.at, now.changes, now.rates = before.at, before.changes, before.rates
+        now.progress = before.progress
+        self._remember_errors(now)
+        for name, data in changes_between(before, now):
+            self.publish(name, data)
+        self._seen = now
 
     def _as_snapshot(self) -> dict[str, Any]:
         seen = self._seen

@@ -68,6 +68,17 @@ async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
         await stream.aclose()
 
 
+async def test_a_snapshot_is_of_this_moment(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 60)
+    async with open_admin() as admin:
+        admin.events.start()
+        admin.engine.supervisors.append(source())
+        _, snapshot = await told(admin.events.stream(admin.events.subscribe()))
+        assert [state["state"] for state in snapshot["states"]] == ["streaming"]
+
+
 async def test_who_comes_when_nobody_listened_any_more_is_told_as_well(
     open_admin: OpenAdmin,
 ) -> None:
