@@ -4,13 +4,13 @@ The walsender's error names neither table nor row, so the largest row of the map
 up. The sizes of stored values are known without reading them; a time limit bounds the scans.
 """
 
-import shlex
 from collections.abc import Iterable
 from typing import Final
 
 import psycopg
 
 from streamer.errors import SourceError, SourceLimitError
+from streamer.hints import command
 from streamer.route.mapping import RelationMapping, SourceMapping
 from streamer.source.connection import Connection, connection
 from streamer.sql import quote_identifier, quote_qualified
@@ -40,11 +40,10 @@ async def name_large_row(
     source: SourceMapping, mappings: Iterable[RelationMapping], error: SourceLimitError
 ) -> SourceLimitError:
     """Return *error* with the table, key and size of the row that is probably at fault."""
-    sid = "" if source.sid is None else f" --sid {shlex.quote(source.sid)}"
+    resync = command("resync", "*.*", database=source.database, sid=source.sid)
     error.hint = (
-        "make the row smaller there or exclude its column, then run: streamer resync '*.*' "
-        f"--database {shlex.quote(source.database)}{sid}; with `transport: binary` a bytea takes "
-        "half the room"
+        f"make the row smaller there or exclude its column, then run: {resync}; "
+        "with `transport: binary` a bytea takes half the room"
     )
     largest: tuple[int, str] | None = None
     try:
@@ -55,7 +54,7 @@ async def name_large_row(
                 if found is not None and (largest is None or found > largest):
                     largest = found
     except (psycopg.Error, SourceError):
-        pass  # the error is raised without the row's name
+        pass  # The name only improves the message; the caller raises the error all the same.
     if largest is None or largest[0] < LARGE_BYTES:
         return error
     return SourceLimitError(f"{error.message}; the largest row is {largest[1]}", hint=error.hint)
