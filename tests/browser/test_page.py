@@ -1,10 +1,11 @@
 """The page in a real browser, on a real process: what an operator does with it."""
 
 import re
+from collections.abc import Callable
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Error, Locator, Page, expect
 
 from streamer.admin.access import hash_password
 from streamer.admin.page import text
@@ -399,10 +400,17 @@ def test_without_javascript_nothing_is_missing_but_being_live(
     eventually(lambda: target.value("select count(*) from u") == 1)
 
 
-def reloaded(page: Page, condition: object) -> None:
-    def look_again() -> object:
-        page.reload()
-        assert callable(condition)
+def reloaded(page: Page, condition: Callable[[], bool]) -> None:
+    """Reload *page* until *condition* holds."""
+
+    def look_again() -> bool:
+        try:
+            page.reload()
+        except Error as error:
+            # The navigation of the click before can still replace the page meanwhile.
+            if "Not attached to an active page" not in error.message:
+                raise
+            return False
         return condition()
 
     eventually(look_again)
