@@ -1,7 +1,7 @@
 """Run test suites with several combinations of settings, one after the other.
 
 ``make matrix`` takes integration and fault tests and combinations that cover every pair of choices;
-``ARGS='--all tests/integration/test_002_modes.py'`` takes what it is told to. Arguments that are
+``ARGS='--all tests/integration/test_modes.py'`` takes what it is told to. Arguments that are
 not ours are pytest's.
 """
 

@@ -15,7 +15,7 @@ from prometheus_client import Histogram
 
 from streamer.config import static
 from streamer.runtime.engine import Engine, StopCondition
-from streamer.runtime.shared import SOURCE_STATES
+from streamer.runtime.services import SOURCE_STATES
 from streamer.sync.states import State
 from tests.test_docs import ROOT, anchors
 

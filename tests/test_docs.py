@@ -15,8 +15,8 @@ from streamer.admin.api import make_router
 from streamer.cli.main import app
 from streamer.config import static
 from streamer.config.settings import Settings, TableSettings
+from streamer.mapping.functions import GROUPS
 from streamer.observability.metrics import Metrics
-from streamer.route.functions import GROUPS
 from streamer.runtime.gauges import Facts, families
 
 ROOT: Final = Path(__file__).parent.parent

@@ -1,7 +1,6 @@
 """The tree keeps its shape: imports go down, what decides stays pure, nothing is caught for nothing.
 
-Read from the syntax trees, so nothing is imported and comments do not count. Each list of
-exceptions is exact: an entry that is no longer needed fails too.
+Read from the syntax trees, so nothing is imported and comments do not count.
 """
 
 import ast
@@ -69,7 +68,7 @@ def _imports(node: ast.AST, *, for_types: bool) -> Iterator[Import]:
             assert child.level == 0, "imports are absolute"
             assert child.module is not None
             for alias in child.names:
-                # `from streamer import session` names a module, `from streamer.sql import x` not.
+                # `from streamer import session` names a module, `from streamer.postgres.quoting import x` not.
                 inner = f"{child.module}.{alias.name}"
                 is_module = inner.removeprefix("streamer.") in NAMES
                 yield Import(inner if is_module else child.module, for_types)
@@ -89,23 +88,24 @@ PURE = {
     "decode.pgoutput",
     "decode.transactions",
     "decode.tuples",
-    "route.expressions",
-    "route.mapping",
-    "route.partition",
+    "mapping.expressions",
+    "mapping.functions",
+    "mapping.resync",
+    "mapping.rules",
     "apply.binary",
-    "route.resync",
-    "apply.computed",
-    "apply.copydata",
     "apply.fold",
     "apply.plan",
-    "apply.statements",
+    "apply.sql.copydata",
+    "apply.sql.expressions",
+    "apply.sql.statements",
+    "apply.sql.wide_rows",
     "progress.tracker",
     "sync.exchange",
-    "sync.states",
     "sync.plan",
-    "sql",
-    "sqlstate",
-    "masking",
+    "sync.states",
+    "postgres.quoting",
+    "postgres.row_values",
+    "postgres.sqlstate",
     "hints",
 }
 """What decides, with all it needs. Other modules may say of themselves alone that they are pure."""
@@ -134,28 +134,21 @@ def says_pure(module: Module) -> bool:
 
 def test_the_tree_was_found() -> None:
     assert set(NAMES) >= PURE
-    assert own_imports(NAMES["route.mapping"]) == {"errors", "route.expressions"}
-    assert "asyncpg" in outside_imports(NAMES["apply.target"])
+    assert own_imports(NAMES["mapping.rules"]) == {"errors", "mapping.expressions"}
+    assert "asyncpg" in outside_imports(NAMES["target.connection"])
 
 
 # ---- which way imports point -------------------------------------------------------------------
 
 LAYERS = [
-    {"", "lsn", "errors", "backoff"},
-    {
-        "sql",
-        "sqlstate",
-        "hints",
-        "session",
-        "origin",
-        "conninfo",
-        "containment",
-        "failpoints",
-        "migrations",
-    },
-    {"masking"},
-    {"decode", "route"},
-    {"source", "apply", "progress", "sync", "config", "observability"},
+    {"", "lsn", "errors", "hints", "backoff"},
+    {"containment", "failpoints", "migrations"},
+    {"postgres"},
+    {"decode", "mapping"},
+    {"source", "target", "config", "observability"},
+    {"progress"},
+    {"apply"},
+    {"sync", "indexes"},
     {"runtime"},
     {"commands"},
     {"admin"},
@@ -163,83 +156,6 @@ LAYERS = [
     {"__main__"},
 ]
 """From below; a module imports from its own folder and from layers below its own."""
-
-BETWEEN_STAGES = {
-    # A lane carries what the tracker knows of it.
-    ("apply.lane", "progress.tracker"),
-    # What a journal has already is known by its last transaction.
-    ("source.journal.files", "progress.landmark"),
-    ("source.journal.gather", "progress.landmark"),
-    ("source.journal.records", "progress.landmark"),
-    # The bookkeeping tables are in the target.
-    ("progress.former", "apply.target"),
-    ("progress.store", "apply.target"),
-    ("progress.store", "apply.claim"),
-    ("progress.lock", "apply.target"),
-    ("progress.lock", "apply.claim"),
-    ("progress.audit", "apply.target"),
-    ("progress.copies", "apply.target"),
-    # A sync reads from a source, writes to the target, and hands over to the stream's lanes.
-    ("sync.coordinator", "source.catalog"),
-    ("sync.coordinator", "source.connection"),
-    ("sync.prepare", "source.expressions"),
-    ("sync.prepare", "apply.confirm"),
-    ("sync.coordinator", "source.slot"),
-    ("sync.coordinator", "source.waits"),
-    ("sync.leaves", "progress.copies"),
-    ("sync.leaves", "apply.columns"),
-    ("sync.leaves", "source.columns"),
-    ("apply.planner", "source.columns"),
-    ("apply.columns", "source.columns"),
-    ("sync.snapshot", "source.waits"),
-    ("sync.snapshot", "source.slot"),
-    ("sync.snapshot", "source.connection"),
-    ("sync.snapshot", "source.catalog"),
-    ("sync.copy_query", "apply.plan"),
-    ("sync.copy_query", "apply.binary"),
-    ("sync.coordinator", "apply.lane"),
-    ("sync.coordinator", "apply.target"),
-    ("sync.coordinator", "progress.copies"),
-    ("sync.coordinator", "progress.store"),
-    ("sync.prepare", "source.catalog"),
-    ("sync.prepare", "source.connection"),
-    ("sync.prepare", "source.types"),
-    ("sync.prepare", "apply.catalog"),
-    ("sync.prepare", "apply.columns"),
-    ("sync.prepare", "apply.lane"),
-    ("sync.prepare", "apply.plan"),
-    ("sync.prepare", "apply.target"),
-    ("sync.prepare", "progress.copies"),
-    ("sync.exchange", "apply.plan"),
-    ("sync.exchange", "apply.statements"),
-    ("sync.stage", "apply.target"),
-    ("sync.indexes", "apply.target"),
-    ("sync.fk_indexes", "source.catalog"),
-    ("sync.fk_indexes", "source.connection"),
-    ("sync.fk_indexes", "apply.catalog"),
-    ("sync.fk_indexes", "apply.plan"),
-    ("sync.fk_indexes", "apply.target"),
-    ("sync.fk_indexes", "progress.store"),
-    ("sync.leaves", "source.connection"),
-    ("sync.leaves", "source.partitions"),
-    ("sync.leaves", "apply.lane"),
-    ("sync.leaves", "progress.store"),
-    ("sync.tables", "source.catalog"),
-    ("sync.tables", "source.types"),
-    ("sync.tables", "apply.plan"),
-    ("sync.tables", "apply.target"),
-    # The long-running process serves the admin, which does with the mapping what commands do.
-    ("commands.run", "admin.server"),
-    # What may be shown of a connection string is decided in one place.
-    ("commands.doctor.bundle", "admin.urls"),
-    # Metrics are counted where things happen, from what windows and shares hold.
-    ("apply.commit", "observability.metrics"),
-    ("apply.drainer", "observability.metrics"),
-    ("apply.worker", "observability.metrics"),
-    ("sync.coordinator", "observability.metrics"),
-    ("observability.metrics", "apply.fold"),
-    ("observability.metrics", "apply.lane"),
-}
 
 
 def layer(part: str) -> int:
@@ -255,7 +171,7 @@ def test_imports_go_down() -> None:
             part = name.split(".")[0]
             if part != module.part and layer(part) >= layer(module.part):
                 wrong.add((module.name, name))
-    assert wrong == BETWEEN_STAGES
+    assert wrong == set()
 
 
 def test_no_module_needs_itself() -> None:
@@ -281,14 +197,14 @@ IMPURE = {
     *("psycopg", "asyncpg", "aiosqlite", "pyspark"),
 }
 DRIVERS = {
-    "asyncpg": {"apply.target"},
+    "asyncpg": {"target.connection"},
     "pyspark": {"sync.spark_job"},
     # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
     # to servers for a person, not for the stream.
-    "psycopg": {"source", "sync", "commands", "conninfo"},
+    "psycopg": {"source", "sync", "commands", "postgres.conninfo"},
     "aiosqlite": {"admin.store"},
 }
-PARSERS = {"conninfo": {"psycopg"}}
+PARSERS = {"postgres.conninfo": {"psycopg"}}
 """What is pure with a driver all the same: it has libpq read a string."""
 
 

@@ -1,6 +1,5 @@
 """The mapping in an SQLite database: kept, edited, planned, applied, and served under ``/api``.
 
-urls.py       where passwords are in a connection string                                   pure
 keyring.py    encrypts them
 models.py     what the API takes and gives
 store.py      the SQLite database: one writer, its migrations, revisions, audit

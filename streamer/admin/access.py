@@ -32,7 +32,7 @@ from streamer.errors import (
     ThrottledError,
     UnauthenticatedError,
 )
-from streamer.route.mapping import Secret
+from streamer.mapping.rules import Secret
 
 COOKIE: Final = "streamer_session"
 CSRF_COOKIE: Final = "streamer_csrf"

@@ -43,8 +43,8 @@ from streamer.errors import (
     ThrottledError,
     UnauthenticatedError,
 )
+from streamer.mapping.resync import Resync
 from streamer.observability.logs import redact
-from streamer.route.resync import Resync
 
 log = structlog.get_logger()
 

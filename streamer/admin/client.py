@@ -31,7 +31,7 @@ from streamer.errors import (
     UnauthenticatedError,
     UnreadyError,
 )
-from streamer.route.mapping import Mapping, Secret
+from streamer.mapping.rules import Mapping, Secret
 
 SECONDS_MAX: Final = 300.0
 """A plan looks at every server."""

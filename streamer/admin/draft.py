@@ -11,10 +11,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from streamer.config.settings import Settings, SourceSettings, explain
-from streamer.config.source import Location, Replaced, format_location, replace_variables
 from streamer.config.static import MappingBuilder
+from streamer.config.yaml_file import Location, Replaced, format_location, replace_variables
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
-from streamer.route.mapping import Fault, Mapping, OnError
+from streamer.mapping.rules import Fault, Mapping, OnError
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from streamer.admin.client import Client
 from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
-from streamer.admin.urls import with_password
 from streamer.commands.check.findings import Fix, found_lines, one_line
 from streamer.errors import InvalidError, NotFoundError
+from streamer.postgres.passwords import with_password
 
 Row = dict[str, Any]
 

@@ -18,7 +18,6 @@ import structlog
 
 from streamer.admin.activity import Activity, TableActivity
 from streamer.admin.trends import Point, Trend, Trends
-from streamer.apply.target import TargetAddress
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
@@ -26,6 +25,7 @@ from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.store import Store
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
+from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from typing import Final
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from streamer.errors import StoreError
-from streamer.route.mapping import Secret
+from streamer.mapping.rules import Secret
 
 _SEPARATORS: Final = re.compile(r"[\s,]+")
 

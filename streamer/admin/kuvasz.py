@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import yaml
 
-from streamer.config.source import Document, Location, format_location
+from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.route.mapping import OnColumnAdded
+from streamer.mapping.rules import OnColumnAdded
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _NOT_WRITTEN: Final = ("tbl_id", "db_id", "schema", "name")

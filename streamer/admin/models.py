@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from streamer.admin.urls import MASK, check_url, has_mask
 from streamer.config.settings import (
     SourceSettings,
     Strict,
@@ -16,10 +15,11 @@ from streamer.config.settings import (
     UrlSettings,
     fault_message,
 )
-from streamer.config.source import format_location
+from streamer.config.yaml_file import format_location
 from streamer.errors import InvalidError, MappingError
-from streamer.route.mapping import OnError, RelationPattern, parse_relation
-from streamer.route.resync import Mode
+from streamer.mapping.resync import Mode
+from streamer.mapping.rules import OnError, RelationPattern, parse_relation
+from streamer.postgres.passwords import MASK, check_url, has_mask
 
 ID_MAX: Final = 2**63 - 1
 """SQLite's largest."""

@@ -8,17 +8,17 @@ changes nothing.
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamer.apply.target import TargetAddress, target_connection
 from streamer.commands.check.command import Examination, examine
 from streamer.commands.check.findings import Finding, Severity
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
+from streamer.mapping.rules import Initial, Mapping, RelationMapping, Secret, SourceMapping
 from streamer.progress.store import SourceRecord
-from streamer.route.mapping import Initial, Mapping, RelationMapping, Secret, SourceMapping
 from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql
+from streamer.target.connection import TargetAddress, target_connection
 
 ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
 """Of all copies together, where nothing was copied yet. Small machines do that with two jobs."""

@@ -15,11 +15,11 @@ from streamer.admin.page.render import load
 from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
 from streamer.admin.store import WATCH_SECONDS
-from streamer.apply.target import TargetAddress
 from streamer.config.settings import Settings, UserSettings
 from streamer.errors import AdminError, StoreError
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 from streamer.runtime.engine import Engine
+from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 

@@ -25,15 +25,13 @@ from streamer.admin.plan import Plan, make_plan
 from streamer.admin.sides import look_at
 from streamer.admin.store import AdminStore, Content, Query, Row, open_store
 from streamer.admin.transfer import Wanted, export_mapping, keep_passwords, read_import
-from streamer.admin.urls import has_mask
-from streamer.apply.target import TargetAddress
 from streamer.commands.check.source import check_source
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
 from streamer.commands.requests import request
 from streamer.commands.status import read_report
 from streamer.config.settings import Settings
-from streamer.config.source import parse_document, read_text, replace_variables
+from streamer.config.yaml_file import parse_document, read_text, replace_variables
 from streamer.errors import (
     AdminError,
     ConfigurationError,
@@ -46,12 +44,7 @@ from streamer.errors import (
     TargetError,
     UnreadyError,
 )
-from streamer.migrations import read_migrations
-from streamer.observability.logs import redact
-from streamer.progress.audit import Act, read_acts
-from streamer.progress.lost import MappingTrouble
-from streamer.progress.store import Store
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     Mapping,
     RelationPattern,
     Secret,
@@ -60,6 +53,13 @@ from streamer.route.mapping import (
     parse_name,
     parse_relation,
 )
+from streamer.migrations import read_migrations
+from streamer.observability.logs import redact
+from streamer.postgres.passwords import has_mask
+from streamer.progress.audit import Act, read_acts
+from streamer.progress.lost import MappingTrouble
+from streamer.progress.store import Store
+from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 

@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from streamer.apply.catalog import TargetRelation
-from streamer.apply.plan import HISTORY_COLUMNS, SID
 from streamer.commands.check.command import Examination, examine
 from streamer.config.settings import Settings
 from streamer.errors import MappingError, SourceConnectionError
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     RelationName,
@@ -19,6 +17,8 @@ from streamer.route.mapping import (
     TableRule,
 )
 from streamer.source.catalog import SourceRelation
+from streamer.target.catalog import TargetRelation
+from streamer.target.conventions import HISTORY_COLUMNS, SID
 
 Row = dict[str, Any]
 

@@ -24,9 +24,9 @@ import structlog
 
 from streamer.admin.keyring import Keyring
 from streamer.admin.models import COLUMNS, default_settings, row_settings
-from streamer.admin.urls import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
 from streamer.migrations import read_migrations
+from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.lost import MappingTrouble
 
 log = structlog.get_logger()

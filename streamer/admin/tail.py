@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from streamer.admin.client import find_process
 from streamer.admin.events import Event, Seen, as_state, changes_between, read_copies
-from streamer.apply.target import TargetAddress
 from streamer.commands.screen import format_bytes, format_seconds
 from streamer.config.settings import Settings
 from streamer.errors import AdminConnectionError, Retry, StreamerError
 from streamer.observability.logs import redact
 from streamer.progress.store import Store
+from streamer.target.connection import TargetAddress
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 5

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from streamer.admin import models
 from streamer.admin.draft import groups_of
 from streamer.admin.kuvasz import from_kuvasz
-from streamer.admin.urls import replace_secrets
 from streamer.config.settings import SourceSettings, explain
-from streamer.config.source import Document, Location, format_location, parse_document
+from streamer.config.yaml_file import Document, Location, format_location, parse_document
 from streamer.errors import InvalidError, SettingsError
+from streamer.postgres.passwords import replace_secrets
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import SID, ApplyPlan, PlanColumn
+from streamer.apply.plan import ApplyPlan, PlanColumn
 from streamer.decode.pgoutput import Column
 from streamer.errors import (
     ConflictError,
@@ -19,7 +19,8 @@ from streamer.errors import (
     ValueConversionError,
 )
 from streamer.hints import command
-from streamer.sql import quote_columns, quote_identifier
+from streamer.postgres.quoting import quote_columns, quote_identifier
+from streamer.target.conventions import SID
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
 _QUARANTINE = "set `on_error: quarantine` for this table"

@@ -7,10 +7,11 @@ of columns that are not written may be of any type, because they are never passe
 
 from typing import Final
 
-from streamer.apply.catalog import TargetColumn, TargetRelation
-from streamer.apply.plan import SID, match_columns
+from streamer.apply.plan import match_columns
 from streamer.decode.pgoutput import Relation
-from streamer.route.mapping import RelationMapping
+from streamer.mapping.rules import RelationMapping
+from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.target.conventions import SID
 
 # From pg_type, which says the same of these in versions 12 to 18 (of multiranges, from 14 on).
 # Taken is what has OIDs that were assigned by hand, functions to send and receive that are each

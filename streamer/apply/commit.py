@@ -19,15 +19,14 @@ from itertools import islice
 from typing import Any, Final
 
 from streamer.apply.advice import advise
-from streamer.apply.claim import Claim
-from streamer.apply.computed import statements_for
-from streamer.apply.copydata import Picker, constant, encode_rows
+from streamer.apply.counting import table_labels
 from streamer.apply.fold import Fold
 from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.apply.split import SplitStatements, statements_in_order
-from streamer.apply.staged import OrderedRun, by_unchanged, staged_values
-from streamer.apply.statements import (
+from streamer.apply.sql.copydata import Picker, constant, encode_rows
+from streamer.apply.sql.expressions import statements_for
+from streamer.apply.sql.staged import OrderedRun, by_unchanged, staged_values
+from streamer.apply.sql.statements import (
     OP_DELETE,
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
@@ -35,7 +34,7 @@ from streamer.apply.statements import (
     SEVERAL_ROWS,
     Statements,
 )
-from streamer.apply.target import TargetAddress, TargetConnection
+from streamer.apply.sql.wide_rows import SplitStatements, statements_in_order
 from streamer.decode.tuples import Row
 from streamer.errors import (
     ConflictError,
@@ -50,8 +49,10 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.mapping.rules import TableType
 from streamer.observability.metrics import Metrics
-from streamer.route.mapping import TableType
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress, TargetConnection
 
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
@@ -255,7 +256,7 @@ class Applier:
             mapped.end_lsn = lsn
         self._committing = {}
         for mapped, kind, number in self._conflicts:
-            self._metrics.count_conflict(mapped, kind, number)
+            self._metrics.count_conflict(table_labels(mapped), kind, number)
         self._conflicts.clear()
 
     def forget(self, relations: Collection[MappedRelation]) -> None:

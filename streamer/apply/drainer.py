@@ -21,13 +21,13 @@ from typing import Final
 import structlog
 
 from streamer.apply.advice import advise
-from streamer.apply.divert import DivertingApplier
+from streamer.apply.counting import count_changes
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
 from streamer.apply.planner import Planner, known_plans
-from streamer.apply.retry import fulfil
+from streamer.apply.quarantine.requests import fulfil
+from streamer.apply.quarantine.writer import DivertingApplier
 from streamer.apply.spool import OpenShareDiscarded
-from streamer.apply.target import TargetAddress
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.decode.transactions import Changes, Transaction
@@ -43,8 +43,9 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.mapping.rules import OnError
 from streamer.observability.metrics import Metrics
-from streamer.route.mapping import OnError
+from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 
@@ -446,7 +447,7 @@ class _Turn:
         self._tell_of_quarantine()
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():
-            self._metrics.count_changes(mapped, counts)
+            count_changes(self._metrics, mapped, counts)
 
     @contextlib.asynccontextmanager
     async def _looking_ahead(
@@ -546,7 +547,7 @@ class _Turn:
         self._lane.owner.lane_durable(self._lane, window.shares[:done])
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
-                self._metrics.count_changes(mapped, Counts().count(changes.payloads))
+                count_changes(self._metrics, mapped, Counts().count(changes.payloads))
 
     def _tell_of_quarantine(self) -> None:
         for mapped in self._applier.take_changed():

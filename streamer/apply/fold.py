@@ -39,7 +39,7 @@ from streamer.decode.tuples import (
     unchanged_positions,
 )
 from streamer.errors import IdentityError, ProtocolError
-from streamer.route.mapping import TableType
+from streamer.mapping.rules import TableType
 
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)

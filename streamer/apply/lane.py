@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamer.apply.claim import Claim
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.quarantine import Quarantine
+from streamer.apply.quarantine.changes import Quarantine
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.resync import Resync
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
-from streamer.route.mapping import RelationMapping, SourceMapping
-from streamer.route.resync import Resync
+from streamer.target.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

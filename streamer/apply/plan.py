@@ -14,7 +14,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
-from streamer.apply.catalog import TargetColumn, TargetRelation
 from streamer.decode.pgoutput import Relation
 from streamer.decode.tuples import (
     Row,
@@ -24,22 +23,16 @@ from streamer.decode.tuples import (
     read_text_tuple,
 )
 from streamer.errors import TargetSchemaError
-from streamer.route.expressions import Expression
-from streamer.route.mapping import OnColumnAdded, RelationMapping, RelationName, TableType
-from streamer.sql import (
+from streamer.mapping.expressions import Expression
+from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import (
     add_columns_clause,
     quote_identifier,
     quote_literal,
     quote_qualified,
 )
-
-SID: Final = "sid"
-TABLE_COLUMNS_MAX: Final = 1600
-"""PostgreSQL's own limit, MaxHeapAttributeNumber."""
-HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
-
-STABLE_OIDS_END: Final = 10_000
-"""FirstGenbkiObjectId in access/transam.h: OIDs below it are assigned by hand, once and for all."""
+from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.target.conventions import HISTORY_COLUMNS, SID, STABLE_OIDS_END, TABLE_COLUMNS_MAX
 
 
 class Identity(enum.Enum):

@@ -2,37 +2,43 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
 from streamer.apply.binary import binary_obstacle
-from streamer.apply.catalog import TargetRelation, read_relation
-from streamer.apply.columns import (
-    AskColumns,
+from streamer.apply.check_expressions import confirm_expressions
+from streamer.apply.commit import HAS_DEFERRED_SQL
+from streamer.apply.lane import MappedRelation, Share
+from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
+from streamer.apply.quarantine.changes import Definition
+from streamer.containment import contained
+from streamer.decode.pgoutput import Relation
+from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
+from streamer.hints import command
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.source.columns import ColumnNow
+from streamer.target.add_columns import (
     AskSource,
     add_columns,
-    judge_added,
     read_known,
     read_own_type_names,
     store_known,
     type_keys,
 )
-from streamer.apply.commit import HAS_DEFERRED_SQL
-from streamer.apply.confirm import confirm_expressions
-from streamer.apply.lane import MappedRelation, Share
-from streamer.apply.plan import ApplyPlan, make_plan, missing_columns, missing_error
-from streamer.apply.quarantine import Definition
-from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, may_replace_role
-from streamer.containment import contained
-from streamer.decode.pgoutput import Relation
-from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
-from streamer.hints import command
-from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import OnColumnAdded, RelationMapping, RelationName, TableType
-from streamer.source.columns import ColumnNow
-from streamer.sql import quote_identifier, quote_qualified
+from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.connection import (
+    KeptConnection,
+    TargetAddress,
+    TargetConnection,
+    may_replace_role,
+)
+
+AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
+"""Asks the source of a database and sid what columns a table has now."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
@@ -301,3 +307,18 @@ def known_plans(share: Share) -> list[ApplyPlan | None] | None:
             return None
         plans.append(plan)
     return plans
+
+
+def judge_added(
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
+) -> dict[str, AddedColumn]:
+    """Say what columns are that the target lacks, by the numbers of those that it was filled with.
+
+    A column that the source no longer has by that name is left out. Pure.
+    """
+    by_number = {number: name for name, number in known.items()}
+    return {
+        name: AddedColumn(by_number.get(now[name].number), now[name].fill, now[name].is_computed)
+        for name in names
+        if name in now
+    }

@@ -22,6 +22,7 @@ import structlog
 
 from streamer.apply.budget import Budget
 from streamer.apply.commit import Applier
+from streamer.apply.counting import count_window
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation, Share
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
@@ -345,7 +346,7 @@ class Worker:
             lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.shares)
-            self._metrics.count_window(lane_window)
+            count_window(self._metrics, lane_window)
 
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:

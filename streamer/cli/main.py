@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from streamer import __version__
-from streamer.apply.target import TargetAddress
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import users as user_commands
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, UrlOption
@@ -26,8 +25,9 @@ from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
+from streamer.mapping.resync import Mode, Resync
 from streamer.observability import logs
-from streamer.route.resync import Mode, Resync
+from streamer.target.connection import TargetAddress
 
 app = typer.Typer(
     name="streamer",
@@ -90,7 +90,7 @@ def run(
     """Copy and stream, until told to stop."""
     # Until the handlers are there a reload is not needed: the configuration is still to be read.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from streamer.commands import run as run_command
+    from streamer.cli import run as run_command
     from streamer.runtime.engine import StopCondition
 
     lsn = None

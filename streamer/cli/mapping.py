@@ -11,8 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from streamer.cli.options import DatabaseOption, JsonOption, TableArgument, UrlOption
 from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
 from streamer.config import static
-from streamer.config.source import read_text
-from streamer.route.mapping import Mapping
+from streamer.config.yaml_file import read_text
+from streamer.mapping.rules import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

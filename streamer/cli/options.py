@@ -8,7 +8,7 @@ import typer
 from streamer.cli.terminal import GLOBALS
 from streamer.config import static
 from streamer.errors import StreamerError
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 
 
 def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:

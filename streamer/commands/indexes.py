@@ -3,11 +3,11 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from streamer.apply.target import TargetAddress
 from streamer.errors import TargetContentionError, TargetError
+from streamer.indexes.foreign_keys import MissingIndex, build, drop_leftovers, survey, survey_source
+from streamer.mapping.rules import Mapping
 from streamer.progress.store import Store
-from streamer.route.mapping import Mapping
-from streamer.sync.fk_indexes import MissingIndex, build, drop_leftovers, survey, survey_source
+from streamer.target.connection import TargetAddress
 
 
 async def missing_fk(

@@ -13,12 +13,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from streamer.apply.quarantine import Values, from_json
-from streamer.apply.target import TargetAddress
+from streamer.apply.quarantine.changes import Values, from_json
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
+from streamer.mapping.rules import parse_name, parse_relation
 from streamer.progress.store import RelationRecord, SourceRecord, Store
-from streamer.route.mapping import parse_name, parse_relation
+from streamer.target.connection import TargetAddress
 
 _LIST_SQL: Final = """
 select id, relation_id, operation, key::text as key, old::text as old, new::text as new,

@@ -6,10 +6,10 @@ A running process hears of a request at once; a stopped one finds it at its next
 import getpass
 from typing import Any
 
-from streamer.apply.target import TargetAddress
 from streamer.errors import MappingError
+from streamer.mapping.rules import parse_name, parse_relation
 from streamer.progress.store import RelationRecord, SourceRecord, Store
-from streamer.route.mapping import parse_name, parse_relation
+from streamer.target.connection import TargetAddress
 
 
 def command_actor() -> str:

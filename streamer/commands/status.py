@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from streamer.apply.target import TargetAddress
-from streamer.conninfo import reach_hint
 from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
+from streamer.postgres.conninfo import reach_hint
 from streamer.progress.copies import CopyProgress, read_progress
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
-from streamer.route.mapping import Mapping, SourceLabel, SourceMapping
-from streamer.runtime.backlog import Backlog
 from streamer.runtime.target_watch import TargetHealth, look_once
-from streamer.source.backlog import read_retained
+from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import connection
+from streamer.source.retained_wal import read_retained
 from streamer.source.slot import read_slot, read_visible_lsn
+from streamer.target.connection import TargetAddress
 
 """How often `wait` asks the running process to store its positions; it may have restarted."""
 UNKNOWN: Final = "unknown"
@@ -67,7 +67,10 @@ class TableStatus:
 
 @dataclass(slots=True)
 class SourceStatus:
-    """A source in ``status --json``. ``backlog``: see `streamer.runtime.backlog.Backlog`."""
+    """A source in ``status --json``.
+
+    ``backlog``: see `streamer.runtime.wal_retention.guard.Backlog`.
+    """
 
     database: str
     sid: str | None

@@ -21,13 +21,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
 from streamer.hints import command
+from streamer.mapping.rules import Mapping
 from streamer.observability.logs import redact
-from streamer.route.mapping import Mapping
 from streamer.runtime.target_watch import TargetHealth
+from streamer.target.connection import TargetAddress
 
 STATE_STYLES = {
     "streaming": "green",

@@ -5,14 +5,14 @@ Rows in the target stay. Doing it twice is fine.
 
 from pathlib import Path
 
-from streamer.apply.target import TargetAddress, target_connection
 from streamer.errors import MappingError
+from streamer.mapping.rules import Mapping, SourceMapping, parse_name
 from streamer.progress.store import Store
-from streamer.route.mapping import Mapping, SourceMapping, parse_name
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
-from streamer.sync.indexes import read_deferred_targets, restore_indexes
 from streamer.sync.stage import drop_leftover_stages
+from streamer.target.connection import TargetAddress, target_connection
+from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 
 
 def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:

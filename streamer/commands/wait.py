@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.apply.target import TargetAddress
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import Mapping, SourceMapping, parse_name, parse_relation
 from streamer.progress.lag import ask_for_positions
 from streamer.progress.store import RelationRecord, Store
-from streamer.route.mapping import Mapping, SourceMapping, parse_name, parse_relation
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
+from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.05
 NOTIFY_SECONDS: Final = 1.0

@@ -25,9 +25,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streamer.config.source import Document, Location, format_location
+from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     Initial,
     OnColumnAdded,
     OnError,

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
-from streamer.config.source import Document, Location, format_location, read_document
-from streamer.conninfo import parse_conninfo
+from streamer.config.yaml_file import Document, Location, format_location, read_document
 from streamer.errors import MappingError, SettingsError
-from streamer.route.expressions import Expression, ExpressionError, parse_expression
-from streamer.route.mapping import (
+from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
+from streamer.mapping.rules import (
     Fault,
     Initial,
     Mapping,
@@ -25,6 +24,7 @@ from streamer.route.mapping import (
     TableRule,
     parse_relation,
 )
+from streamer.postgres.conninfo import parse_conninfo
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:

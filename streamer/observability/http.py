@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from streamer.errors import SettingsError
-from streamer.masking import hide_values
+from streamer.postgres.row_values import hide_values
 
 RenderMetrics = Callable[[], Awaitable[bytes]]
 Readiness = Callable[[], list[dict[str, str]]]

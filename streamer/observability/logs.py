@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from streamer.route.mapping import SourceLabel
+from streamer.mapping.rules import SourceLabel
 
 LogFormat = Literal["text", "json"]
 

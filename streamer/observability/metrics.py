@@ -1,7 +1,7 @@
 """Every metric: name, labels and help text."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -10,8 +10,6 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from streamer.apply.fold import Counts
-from streamer.apply.lane import LaneWindow, MappedRelation, Share
 from streamer.decode.pgoutput import from_datetime
 from streamer.errors import StreamerError
 
@@ -20,6 +18,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 SOURCE: Final = ("database", "sid")
+TableLabels = tuple[str, str, str]
+"""Database, sid (empty without one) and name of a source's table."""
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
@@ -76,62 +76,48 @@ class Metrics:
         """The changes of `changes_applied` by the label of their source."""
         self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}
         """The same by source and table, and when the last of them became durable."""
-        self._counters: dict[MappedRelation, dict[str, Counter]] = {}
+        self._counters: dict[TableLabels, dict[str, Counter]] = {}
 
-    def count_window(self, window: LaneWindow) -> None:
-        """Count the changes of a window that a worker has committed."""
-        for mapped, relation in window.relations.items():
-            if relation.is_foldable:
-                for fold in relation.folds:
-                    self.count_changes(mapped, fold.counts)
-            else:
-                counts = Counts()
-                for parts in window.parts:
-                    for owner, changes, _ in parts:
-                        if owner is mapped:
-                            counts.count(changes.payloads)
-                self.count_changes(mapped, counts)
-
-    def count_changes(self, mapped: MappedRelation, counts: Counts) -> None:
-        """Count changes of one relation that are durable now."""
-        counters = self._counters.get(mapped)
+    def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
+        """Count changes of one table that are durable now, by operation."""
+        counters = self._counters.get(table)
         if counters is None:
-            labels = (*source_labels(mapped), str(mapped.mapping.source))
-            counters = self._counters[mapped] = {
-                operation: self.changes_applied.labels(*labels, operation)
+            counters = self._counters[table] = {
+                operation: self.changes_applied.labels(*table, operation)
                 for operation in ("insert", "update", "delete", "truncate")
             }
         total = 0
         for operation, counter in counters.items():
-            if number := getattr(counts, operation):
+            if number := counts[operation]:
                 _increase(counter, number)
                 total += number
-        database, sid = mapped.source.database, mapped.source.sid
-        label = database if sid is None else f"{database}:{sid}"
+        database, sid, name = table
+        label = f"{database}:{sid}" if sid else database
         self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
         if total:
-            key = (label, str(mapped.mapping.source))
-            before, _ = self.changes_of_tables.get(key, (0, None))
-            self.changes_of_tables[key] = (before + total, datetime.now(UTC))
+            before, _ = self.changes_of_tables.get((label, name), (0, None))
+            self.changes_of_tables[label, name] = (before + total, datetime.now(UTC))
 
-    def count_transactions(self, database: str, sid: str | None, shares: Sequence[Share]) -> None:
-        """Count transactions whose changes are durable now, and how long that took."""
+    def count_transactions(
+        self, database: str, sid: str | None, commit_times: Sequence[int]
+    ) -> None:
+        """Count transactions whose changes are durable now, and how long that took.
+
+        *commit_times*: microseconds since PostgreSQL's epoch, at the source.
+        """
         now = from_datetime(datetime.now(UTC))
-        times = [share.transaction.commit_time for share in shares if share.is_lead]
-        self.transactions_applied.labels(database, sid or "").inc(len(times))
+        self.transactions_applied.labels(database, sid or "").inc(len(commit_times))
         observe = self.commit_to_visible.labels(database, sid or "").observe
-        for commit_time in times:
+        for commit_time in commit_times:
             observe(max(0, now - commit_time) / 1_000_000)
 
-    def count_copied(self, mapped: MappedRelation, rows: int, size: int) -> None:
-        """Count what a copy has brought."""
-        labels = (*source_labels(mapped), str(mapped.mapping.source))
-        _increase(self.sync_rows.labels(*labels), rows)
-        _increase(self.sync_bytes.labels(*labels), size)
+    def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
+        """Count rows and bytes that a copy brought."""
+        _increase(self.sync_rows.labels(*table), rows)
+        _increase(self.sync_bytes.labels(*table), size)
 
-    def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
-        labels = (*source_labels(mapped), str(mapped.mapping.source), kind)
-        _increase(self.conflicts.labels(*labels), number)
+    def count_conflict(self, table: TableLabels, kind: str, number: int) -> None:
+        _increase(self.conflicts.labels(*table, kind), number)
 
     def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
         self.errors.labels(database, sid or "", error.code).inc()
@@ -180,10 +166,6 @@ class _Collector:
 
     def describe(self) -> Iterable[Metric]:
         return ()  # names are known only when there are sources
-
-
-def source_labels(mapped: MappedRelation) -> tuple[str, str]:
-    return (mapped.source.database, mapped.source.sid or "")
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from streamer.apply.target import TargetConnection
+from streamer.target.connection import TargetConnection
 
 
 @dataclass(frozen=True, slots=True)

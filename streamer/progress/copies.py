@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.apply.target import TargetConnection
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
-from streamer.route.mapping import parse_name
+from streamer.mapping.rules import parse_name
+from streamer.target.connection import TargetConnection
 
 
 @dataclass(frozen=True, slots=True)

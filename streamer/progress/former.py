@@ -8,8 +8,8 @@ is copied over its own rows otherwise.
 import json
 from typing import Final
 
-from streamer.apply.target import TargetConnection
-from streamer.route.resync import Resync
+from streamer.mapping.resync import Resync
+from streamer.target.connection import TargetConnection
 
 # Of rows in quarantine nothing is left, so with some the table cannot go on as it was.
 _KEEP_FORMER_SQL: Final = """

@@ -3,7 +3,7 @@
 Who loses the session loses the right. So what a source may be told is stored over this session and
 no other, and the session never does anything that takes long. Its holder stores a token, by which
 all other connections of this process prove that they are on the same server
-(`streamer.apply.claim`); what was written with an earlier token no longer counts.
+(`streamer.target.claim`); what was written with an earlier token no longer counts.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ import secrets
 from datetime import datetime
 from typing import Final
 
-from streamer.apply.claim import LOCK_CLASS, Claim
-from streamer.apply.target import TargetAddress, TargetConnection
 from streamer.errors import TargetConnectionError, TargetFencedError
 from streamer.lsn import Lsn
-from streamer.progress.landmark import Landmark
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.source.history import Landmark
+from streamer.target.claim import LOCK_CLASS, Claim
+from streamer.target.connection import TargetAddress, TargetConnection
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2

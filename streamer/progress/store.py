@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from streamer import origin
-from streamer.apply.claim import LOCK_CLASS, Claim
-from streamer.apply.target import KeptConnection, TargetAddress, TargetConnection, transaction
 from streamer.errors import TargetConnectionError, TargetError, TargetFencedError
 from streamer.lsn import Lsn
+from streamer.mapping.resync import Resync
+from streamer.mapping.rules import Initial, RelationMapping, SourceLabel
 from streamer.migrations import read_migrations
+from streamer.postgres import origin
 from streamer.progress.audit import write_acts
 from streamer.progress.former import bring_back, keep_former
-from streamer.progress.landmark import Landmark
-from streamer.route.mapping import Initial, RelationMapping, SourceLabel
-from streamer.route.resync import Resync
+from streamer.source.history import Landmark
+from streamer.target.claim import LOCK_CLASS, Claim
+from streamer.target.connection import KeptConnection, TargetAddress, TargetConnection, transaction
 
 CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""

@@ -12,11 +12,11 @@ from typing import Final
 from streamer.decode.pgoutput import to_datetime
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
-from streamer.progress.landmark import Landmarks
 from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
+from streamer.source.history import Landmarks
 
 ALONE_SECONDS: Final = 15.0
 """How often a position is stored that nothing but our heartbeats moves.

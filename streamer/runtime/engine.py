@@ -19,31 +19,29 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
-from streamer.apply.columns import TypeKey
 from streamer.apply.commit import Applier
 from streamer.apply.drainer import Drainer
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
-from streamer.apply.target import TargetAddress
 from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
 from streamer.containment import enduring
 from streamer.errors import Retry, SourceError, StreamerError
+from streamer.indexes.builder import IndexBuilder
 from streamer.lsn import EVERYTHING, Lsn
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rules import Mapping, RelationMapping, RelationName, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
-from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import Mapping, RelationMapping, RelationName, SourceMapping
-from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.gauges import Facts, families, read_facts
-from streamer.runtime.index_builder import IndexBuilder
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.shared import Health, Shared
+from streamer.runtime.services import Health, Shared
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
-from streamer.runtime.waiting import report_waits
+from streamer.runtime.wait_log import report_waits
+from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.columns import ColumnNow, ask_columns
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
@@ -53,6 +51,8 @@ from streamer.source.types import read_type_names
 from streamer.sync.coordinator import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.states import State
+from streamer.target.add_columns import TypeKey
+from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 

@@ -12,10 +12,10 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.observability.metrics import gauge
-from streamer.runtime.backlog import BacklogGuard
-from streamer.runtime.shared import SOURCE_STATES
+from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
+from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.sync.states import State
 
 _SOURCE: Final = ("database", "sid")

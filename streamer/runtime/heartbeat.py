@@ -21,9 +21,9 @@ import structlog
 
 from streamer.errors import Retry, SourceConnectionError, SourceError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
-from streamer.route.mapping import SourceMapping
-from streamer.runtime.shared import Shared
+from streamer.runtime.services import Shared
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle

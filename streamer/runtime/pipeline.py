@@ -21,43 +21,32 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from streamer.apply.claim import Claim
-from streamer.apply.lane import (
-    Hold,
-    Lane,
-    MappedRelation,
-    Share,
-)
+from streamer.apply.counting import count_shares
+from streamer.apply.lane import Hold, Lane, MappedRelation, Share
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
 from streamer.errors import SourceLimitError, SourceRejectedError, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.progress.landmark import Landmark, Landmarks
+from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
 from streamer.progress.tracker import ProgressTracker
-from streamer.route.mapping import (
-    Initial,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-)
 from streamer.runtime.acknowledgement import Acknowledgement
-from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
-from streamer.runtime.link import Link
-from streamer.runtime.looking import look
-from streamer.runtime.owner import claim_source
-from streamer.runtime.publishing import Publishing
+from streamer.runtime.published import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at, source_facts
 from streamer.runtime.requests import Requests
-from streamer.runtime.shared import Health, Shared
+from streamer.runtime.services import Health, Shared
 from streamer.runtime.shutdown import endless, finishes_before
-from streamer.runtime.telling import tell
+from streamer.runtime.slot_check import Link
+from streamer.runtime.slot_owner import claim_source
+from streamer.runtime.source_guard import SourceWatch
+from streamer.runtime.source_survey import look
+from streamer.runtime.status_report import tell
 from streamer.runtime.transport import TEXT, choose_transport
-from streamer.runtime.watch import SourceWatch
+from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -67,6 +56,7 @@ from streamer.source.catalog import (
 )
 from streamer.source.connection import Connection, connection
 from streamer.source.feedback import Feedback
+from streamer.source.history import Landmark, Landmarks
 from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import mark_publications
 from streamer.source.slot import ExportedSnapshot
@@ -75,6 +65,7 @@ from streamer.source.timeline import check_same_server_plainly, read_history
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
+from streamer.target.claim import Claim
 
 if TYPE_CHECKING:
     from streamer.progress.store import SourceRecord
@@ -608,7 +599,7 @@ class Pipeline:
         assert last.end_lsn is not None
         self._tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self.heartbeat.look(self._tracker)
-        self._shared.metrics.count_transactions(self.source.database, self.source.sid, shares)
+        count_shares(self._shared.metrics, self.source, shares)
         self._advanced.set()
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:

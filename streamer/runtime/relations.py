@@ -5,27 +5,32 @@ those that are in step share one, and a relation that is being copied has one of
 """
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
-from streamer.apply.claim import Claim
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, SourceFacts
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
+from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.store import RelationRecord, Store
-from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping, resolve
-from streamer.route.partition import worker_number
 from streamer.runtime.lag import lane_lag_seconds
-from streamer.runtime.shared import Health, Shared
+from streamer.runtime.services import Health, Shared
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
 from streamer.sync.prepare import with_definition
 from streamer.sync.states import State, needs_copy
+from streamer.target.claim import Claim
 
 SETTLE_SECONDS: Final = 0.02
+
+
+def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
+    """Return the worker for a lane: the same in every process, however it hashes strings."""
+    return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
 
 
 class Relations:

@@ -16,16 +16,16 @@ from typing import Final
 import structlog
 
 from streamer.backoff import Backoff
-from streamer.conninfo import reach_hint
 from streamer.containment import contained
 from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.conninfo import reach_hint
 from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
-from streamer.route.mapping import SourceMapping
-from streamer.runtime.backlog import BacklogGuard
 from streamer.runtime.pipeline import Pipeline
-from streamer.runtime.shared import Health, Shared
+from streamer.runtime.services import Health, Shared
+from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.connection import require_configured
 from streamer.source.feedback import SILENT_SECONDS
 

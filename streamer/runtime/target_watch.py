@@ -20,14 +20,14 @@ from typing import Any, Final
 
 import structlog
 
-from streamer.apply.target import TargetAddress, TargetConnection
-from streamer.conninfo import probe_command, reach_hint, server_name
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,
     TargetReadOnlyError,
     TargetRejectedError,
 )
+from streamer.postgres.conninfo import probe_command, reach_hint, server_name
+from streamer.target.connection import TargetAddress, TargetConnection
 
 log = structlog.get_logger()
 

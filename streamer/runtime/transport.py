@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
-from streamer.apply.catalog import read_relation
-from streamer.apply.target import TargetAddress, target_connection
-from streamer.route.mapping import RelationMapping, RelationName, SourceMapping, Transport
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, Transport
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.sync.tables import published_relation
+from streamer.target.catalog import read_relation
+from streamer.target.connection import TargetAddress, target_connection
 
 log = structlog.get_logger()
 

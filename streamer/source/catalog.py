@@ -8,10 +8,10 @@ from typing import Final
 
 from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnreadyError
 from streamer.lsn import Lsn
-from streamer.route.mapping import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all, fetch_one
+from streamer.source.guard_facts import read_identities
 from streamer.source.identity import RelationIdentity
-from streamer.source.watch import read_identities
 
 VERSION_MIN: Final = 12_00_00
 

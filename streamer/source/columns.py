@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.route.mapping import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.source.connection import Connection, connection, fetch_all
 
 _COLUMNS_SQL: Final = """

@@ -13,7 +13,6 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, dict_row
 
-from streamer import session
 from streamer.errors import (
     SlotInUseError,
     SlotMissingError,
@@ -27,9 +26,10 @@ from streamer.errors import (
     SourceUnreadyError,
     StreamerError,
 )
-from streamer.masking import quoted_unless_known
-from streamer.route.mapping import SourceMapping
-from streamer.sqlstate import Meaning, meaning
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres import session
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import Meaning, meaning
 
 Connection = psycopg.AsyncConnection[DictRow]
 

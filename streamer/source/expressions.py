@@ -5,17 +5,17 @@ from typing import Any
 import psycopg
 
 from streamer.errors import MappingError, SyncError
-from streamer.route.expressions import (
+from streamer.mapping.expressions import (
     Expression,
     ExpressionError,
     ExpressionFacts,
     check_functions,
     functions_sql,
 )
-from streamer.route.mapping import RelationMapping, SourceMapping
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.quoting import quote_qualified
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import Connection, connection, fetch_all, first_line
-from streamer.sql import quote_qualified
 
 
 async def read_expressions(source: SourceMapping, mapping: RelationMapping) -> ExpressionFacts:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.route.mapping import RelationName
+from streamer.mapping.rules import RelationName
 
 NONE: Final = "none"
 """What `RelationIdentity.published` is where only inserts may be published."""

@@ -11,9 +11,9 @@ import psycopg
 
 from streamer.errors import SourceError, SourceLimitError
 from streamer.hints import command
-from streamer.route.mapping import RelationMapping, SourceMapping
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.connection import Connection, connection
-from streamer.sql import quote_identifier, quote_qualified
 
 SCAN_SECONDS: Final = 30
 LARGE_BYTES: Final = 256 * 1024 * 1024

@@ -12,9 +12,9 @@ from typing import Final
 import psycopg
 
 from streamer.errors import SourceTakenError
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.connection import Connection, fetch_all
-from streamer.sql import quote_identifier, quote_literal
 
 _MARK: Final = "streamer installation "
 

@@ -19,10 +19,10 @@ import psycopg
 import structlog
 
 from streamer.errors import SourceContentionError, SourceRejectedError, SourceUnreadyError
-from streamer.route.mapping import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.identity import RelationIdentity
-from streamer.sql import quote_identifier, quote_qualified
 
 log = structlog.get_logger()
 

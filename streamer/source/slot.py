@@ -22,13 +22,13 @@ from streamer.errors import (
     SourceDivergedError,
 )
 from streamer.lsn import Lsn
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
 from streamer.source.timeline import check_same_server
 from streamer.source.waits import Tell, read_blockers
-from streamer.sql import quote_identifier, quote_literal
 
 LOOK_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 900.0

@@ -23,11 +23,11 @@ from streamer.decode import pgoutput
 from streamer.decode.large import LARGE_BYTES, as_message
 from streamer.errors import ProtocolError, SourceConnectionError
 from streamer.lsn import NOTHING, Lsn
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, pass_bytes, translate, translating
 from streamer.source.timeline import check_same_server
-from streamer.sql import quote_identifier, quote_literal
 
 _XLOG_DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import psycopg
 
 from streamer.errors import SourceError, SourceTakenError
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.source.connection import connection
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.route.mapping import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.connection import Connection, connection, fetch_all
-from streamer.sql import quote_identifier, quote_literal, quote_qualified
 
 FIRST_USER_OID: Final = 16384
 """FirstNormalObjectId in access/transam.h: below it are the objects that every server has."""

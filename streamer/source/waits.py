@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from streamer.errors import SourceContentionError
-from streamer.route.mapping import SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.source.connection import Connection, connection, fetch_all, translating
 
 T = TypeVar("T")

@@ -29,10 +29,9 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from streamer.apply.counting import table_labels
 from streamer.apply.lane import MappedRelation
-from streamer.apply.target import TargetAddress, TargetConnection, target_connection, transaction
 from streamer.backoff import Backoff
-from streamer.conninfo import with_password_of
 from streamer.errors import (
     Retry,
     SnapshotExpiredError,
@@ -47,16 +46,16 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping, parse_name
 from streamer.observability.metrics import Metrics
+from streamer.postgres.conninfo import with_password_of
 from streamer.progress.copies import hand_over, is_handed_over, set_copy_error
 from streamer.progress.store import Store
-from streamer.route.mapping import SourceMapping, parse_name
 from streamer.source.catalog import SourceServer, read_relations
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.source.waits import Reported, read_locked, set_lock_timeout, watched
 from streamer.sync.copy_query import copy_source, part_bytes
-from streamer.sync.indexes import defer_indexes, read_deferred_targets, restore_indexes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.leaves import know_leaves
 from streamer.sync.plan import CopyPart, cut, group, task_rate
@@ -69,6 +68,13 @@ from streamer.sync.stage import (
     drop_stage,
     exchange_rows,
 )
+from streamer.target.connection import (
+    TargetAddress,
+    TargetConnection,
+    target_connection,
+    transaction,
+)
+from streamer.target.deferred_indexes import defer_indexes, read_deferred_targets, restore_indexes
 
 log = structlog.get_logger()
 
@@ -665,7 +671,7 @@ class SyncCoordinator:
                 copy.mapped.quarantine.forget(0)
                 copy.is_done = True
                 self._copying.discard(copy.mapped)
-                self._metrics.count_copied(copy.mapped, rows, size)
+                self._metrics.count_copied(table_labels(copy.mapped), rows, size)
                 log.info(
                     "table copied",
                     source=self._source.label,

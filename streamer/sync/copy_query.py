@@ -3,11 +3,12 @@
 from typing import Final
 
 from streamer.apply.binary import binary_types
-from streamer.apply.plan import HISTORY_COLUMNS, SID, computed_cast
-from streamer.route.mapping import TableType
-from streamer.sql import quote_columns, quote_identifier, quote_literal
+from streamer.apply.plan import computed_cast
+from streamer.mapping.rules import TableType
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.sync.plan import PART_BYTES, CopySource
 from streamer.sync.prepare import TableCopy
+from streamer.target.conventions import HISTORY_COLUMNS, SID
 
 PART_SECONDS_MAX: Final = 30.0
 """A part keeps its table locked. With a limit on the rate it is cut as small as that."""

@@ -16,9 +16,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streamer.apply.plan import HISTORY_COLUMNS, SID
-from streamer.apply.statements import HISTORY_BEGIN, HISTORY_OPEN
-from streamer.sql import quote_columns, quote_identifier, quote_literal
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_OPEN, SID
 
 
 class Way(enum.Enum):

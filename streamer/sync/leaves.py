@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 import structlog
 
-from streamer.apply.columns import store_known
 from streamer.apply.lane import MappedRelation
 from streamer.hints import command
 from streamer.progress.copies import read_columns_known
 from streamer.progress.store import Store
+from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.columns import read_columns
 from streamer.source.connection import Connection
-from streamer.source.partitions import Leaf, brought_rows, read_leaves
+from streamer.target.add_columns import store_known
 
 log = structlog.get_logger()
 

@@ -26,10 +26,10 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from streamer import origin, session
 from streamer.failpoints import failpoint
-from streamer.masking import quoted_unless_known
-from streamer.sqlstate import is_transient
+from streamer.postgres import origin, session
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import is_transient
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""

@@ -14,35 +14,35 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from streamer.apply.catalog import TargetRelation, read_relation
-from streamer.apply.columns import add_columns
-from streamer.apply.confirm import confirm_expressions
+from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation, SourceFacts
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
-from streamer.apply.target import TargetAddress, TargetConnection, transaction
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
-from streamer.progress.copies import begin_copy
-from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import (
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.rules import (
     Initial,
     OnColumnAdded,
     RelationMapping,
     SourceMapping,
     TableType,
 )
-from streamer.route.resync import Mode, Resync
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.progress.copies import begin_copy
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_expressions
 from streamer.source.types import read_types
-from streamer.sql import quote_identifier, quote_literal, quote_qualified
 from streamer.sync.exchange import Exchange, Way
 from streamer.sync.plan import CopyPart, Heap
 from streamer.sync.stage import drop_stage, rest_triggers, stage_name
 from streamer.sync.tables import create_table, published_relation
+from streamer.target.add_columns import add_columns
+from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
 log = structlog.get_logger()
 

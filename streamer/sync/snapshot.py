@@ -19,7 +19,8 @@ from psycopg.rows import DictRow
 
 from streamer.errors import SnapshotExpiredError, SourceConnectionError
 from streamer.lsn import Lsn
-from streamer.route.mapping import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.postgres.quoting import quote_qualified
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import (
     Connection,
@@ -31,7 +32,6 @@ from streamer.source.connection import (
 )
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.waits import set_lock_timeout
-from streamer.sql import quote_qualified
 from streamer.sync.plan import Heap
 
 APPLICATION_NAME: Final = "streamer snapshot"

@@ -8,10 +8,10 @@ the next process begins.
 
 from typing import Final
 
-from streamer.apply.target import TargetConnection
 from streamer.errors import ConflictError, TargetRejectedError
-from streamer.sql import quote_columns, quote_identifier
+from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.sync.exchange import Exchange, Way
+from streamer.target.connection import TargetConnection
 
 LOCK_SECONDS: Final = 5
 """How long an exchange waits for whoever has a row locked, before it tries again later."""

@@ -19,12 +19,12 @@ import psycopg
 import pyspark
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.embedded import free_port
+from streamer.mapping.rules import Secret
 from streamer.progress.store import Store
-from streamer.route.mapping import Secret
 from streamer.sync import spark_job
 from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, eventually
 from tests.support.streamer import write_config

@@ -15,7 +15,7 @@ import pytest
 from streamer.commands.demo import shop
 from streamer.commands.demo.stage import DemoError, check_java
 from streamer.config import static
-from streamer.route.mapping import TableType
+from streamer.mapping.rules import TableType
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 

@@ -3,11 +3,11 @@
 import structlog
 
 from streamer.admin.access import FAILURES_MAX
-from streamer.apply.target import TargetAddress
 from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
+from streamer.mapping.rules import Secret
 from streamer.progress.store import Store
-from streamer.route.mapping import Secret
+from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
 from tests.support.postgres import Database
 

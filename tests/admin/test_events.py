@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.admin import events as module
-from streamer.runtime.shared import Health
+from streamer.runtime.services import Health
 from tests.support.admin import Admin, OpenAdmin
 
 

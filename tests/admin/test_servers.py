@@ -7,7 +7,7 @@ import pytest
 
 from streamer.admin.plan import make_plan
 from streamer.config import static
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer

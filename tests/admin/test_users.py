@@ -12,7 +12,7 @@ from streamer.admin.service import open_service
 from streamer.admin.store import Query
 from streamer.cli.main import app
 from streamer.config import static
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 from tests.support.admin import TARGET, OpenAdmin
 
 PASSWORD = "correct horse battery"

@@ -9,7 +9,7 @@ from playwright.sync_api import Error, Locator, Page, expect
 
 from streamer.admin.access import hash_password
 from streamer.admin.page import text
-from streamer.sql import quote_identifier
+from streamer.postgres.quoting import quote_identifier
 from tests.browser.conftest import Site, Sites, look
 from tests.support.postgres import Database
 from tests.support.process import Process, eventually

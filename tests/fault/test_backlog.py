@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
-from streamer.runtime import backlog
+from streamer.runtime.wal_retention import guard as backlog
 from streamer.sync import parts
 from streamer.sync.parts import Pace
+from streamer.target.connection import TargetAddress
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy

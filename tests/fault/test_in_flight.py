@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply import watch
 from streamer.source import feedback
+from streamer.target import liveness as watch
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
 from tests.support.process import Process, eventually, status

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.status import read_report
-from streamer.route.mapping import Secret
+from streamer.mapping.rules import Secret
 from streamer.runtime import target_watch
 from streamer.runtime.target_watch import TargetState, look_once
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer

@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.apply.target import TargetAddress, target_connection
 from streamer.commands import requests as requests_command
 from streamer.commands.check import source_facts
 from streamer.commands.check.command import check
@@ -24,9 +23,8 @@ from streamer.commands.check.source import check_capacity, check_server, check_s
 from streamer.commands.check.source_facts import SourceFacts, Usage
 from streamer.commands.embedded import Server, free_port
 from streamer.config import static
-from streamer.conninfo import parse_conninfo
 from streamer.lsn import NOTHING, Lsn
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     Initial,
     RelationMapping,
     RelationName,
@@ -35,11 +33,13 @@ from streamer.route.mapping import (
     TableRule,
     parse_relation,
 )
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.quoting import quote_literal
 from streamer.source.catalog import SourceServer
 from streamer.source.slot import Slot, drop_slot_sql
 from streamer.source.stream import ReplicationStream, StreamOptions
-from streamer.sql import quote_literal
-from streamer.sync.indexes import defer_indexes
+from streamer.target.connection import TargetAddress, target_connection
+from streamer.target.deferred_indexes import defer_indexes
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import MakeStreamer, write_config
 

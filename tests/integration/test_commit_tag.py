@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from streamer.apply.target import TargetAddress, target_connection, transaction
 from streamer.errors import StreamerError, TargetError
-from streamer.route.mapping import Secret
+from streamer.mapping.rules import Secret
+from streamer.target.connection import TargetAddress, target_connection, transaction
 from tests.support.postgres import Database
 
 

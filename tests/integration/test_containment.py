@@ -11,10 +11,10 @@ from streamer.apply.planner import Planner
 from streamer.apply.worker import Worker
 from streamer.errors import DefectError
 from streamer.runtime import supervisor
-from streamer.runtime.backlog import BacklogGuard
-from streamer.runtime.journaling import Journaling, _error_of
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.target_watch import TargetWatch
+from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.runtime.wal_retention.journaling import Journaling, _error_of
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.indexes import missing_fk
-from streamer.runtime import index_builder
-from streamer.sync import fk_indexes
+from streamer.indexes import builder as index_builder
+from streamer.indexes import foreign_keys as fk_indexes
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.process import command, eventually
 from tests.support.streamer import MakeStreamer, Streamer, write_config

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply import copydata, watch
+from streamer.apply.sql import copydata
 from streamer.source import feedback
+from streamer.target import liveness as watch
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy

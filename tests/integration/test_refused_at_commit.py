@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.apply.divert import DivertingApplier
+from streamer.apply.quarantine.writer import DivertingApplier
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands import requests
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.check.command import check
 from streamer.commands.check.findings import Severity
 from streamer.commands.teardown import teardown
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.embedded import Server
 from streamer.commands.requests import request
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer
 

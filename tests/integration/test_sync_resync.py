@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamer.apply import target as target_module
-from streamer.apply.target import TargetAddress
 from streamer.progress.store import Store
 from streamer.sync import coordinator
 from streamer.sync.launcher import SparkLauncher
+from streamer.target import connection as target_module
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.store import TABLES
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import Identity
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands.wait import Scope, wait
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.streamer import Streamer

@@ -9,8 +9,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.apply import copydata
-from streamer.apply.copydata import constant, encode_rows
+from streamer.apply.sql import copydata
+from streamer.apply.sql.copydata import constant, encode_rows
 from streamer.decode import large
 from streamer.decode.tuples import (
     NULL,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import JournalError, SpoolError
 from streamer.lsn import Lsn
-from streamer.progress.landmark import Landmark
+from streamer.source.history import Landmark
 from streamer.source.journal import gather
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from streamer.errors import MappingError
 from streamer.lsn import Lsn
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     RelationName,
     RelationPattern,
     parse_name,
     parse_relation,
     source_object_name,
 )
-from streamer.sql import quote_identifier, quote_literal
+from streamer.postgres.quoting import quote_identifier, quote_literal
 
 hostile = st.lists(
     st.sampled_from(['"', ".", "*", "'", "\\", " ", "a", "é", "\n", "$", "-", ";"]), min_size=1

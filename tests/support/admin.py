@@ -15,13 +15,13 @@ from streamer.admin.access import Access
 from streamer.admin.events import Events
 from streamer.admin.page.render import load
 from streamer.admin.service import AdminService, open_service
-from streamer.apply.target import TargetAddress
 from streamer.config import static
 from streamer.config.settings import Settings
+from streamer.mapping.rules import Mapping
 from streamer.observability.http import make_app
 from streamer.observability.metrics import Metrics
-from streamer.route.mapping import Mapping
 from streamer.runtime.target_watch import TargetHealth
+from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
     from streamer.errors import StreamerError

@@ -160,7 +160,7 @@ def _become(request: dict[str, Any]) -> None:
 
 def _import_program() -> None:
     import streamer.cli.main
-    import streamer.commands.run  # noqa: F401
+    import streamer.cli.run  # noqa: F401
 
 
 if __name__ == "__main__":

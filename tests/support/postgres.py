@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from streamer.commands.embedded import Server, packaged_binaries
-from streamer.sql import quote_identifier, quote_literal
+from streamer.postgres.quoting import quote_identifier, quote_literal
 
 SETTINGS = {
     # Tests do not pull the plug of the machine; killed processes lose nothing by this.

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import psutil
 
 from streamer.admin.service import load_applied
-from streamer.apply.target import TargetAddress
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
+from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 
 T = TypeVar("T")

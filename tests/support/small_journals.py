@@ -1,7 +1,7 @@
 """`python -m streamer` with a journal whose files and records are small, and a guard that looks often."""
 
 from streamer.cli.main import main
-from streamer.runtime import backlog
+from streamer.runtime.wal_retention import guard as backlog
 from streamer.source.journal import gather
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.target import TargetAddress
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 
 CATCH_UP_SECONDS = 20.0

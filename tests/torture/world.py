@@ -10,13 +10,13 @@ from random import Random
 
 import psycopg
 
-from streamer.apply.target import TargetAddress
 from streamer.commands import requests
 from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.errors import StreamerError
-from streamer.route.mapping import Secret
+from streamer.mapping.rules import Secret
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import Process, command
 from tests.support.proxy import Proxy

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from streamer.apply.catalog import TargetColumn, TargetRelation
-from streamer.apply.claim import Claim
 from streamer.apply.lane import MappedRelation, SourceFacts
 from streamer.apply.plan import ApplyPlan, make_plan
 from streamer.decode.pgoutput import Column, Relation
 from streamer.lsn import Lsn
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     OnColumnAdded,
     RelationMapping,
     Secret,
@@ -22,6 +20,8 @@ from streamer.route.mapping import (
 )
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.identity import RelationIdentity, TableIdentity
+from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.target.claim import Claim
 
 EQUALS = "operator(pg_catalog.=)"
 

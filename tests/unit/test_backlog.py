@@ -12,8 +12,8 @@ from streamer.commands.check.findings import Place
 from streamer.commands.check.source import check_backlog
 from streamer.config.settings import parse_size
 from streamer.lsn import Lsn
-from streamer.runtime.backlog import Level, level_of
-from streamer.runtime.journaling import Verdict, judge
+from streamer.runtime.wal_retention.guard import Level, level_of
+from streamer.runtime.wal_retention.journaling import Verdict, judge
 from streamer.sync.parts import Pace
 from tests.unit.build import source_mapping
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from streamer.apply.binary import BINARY_TYPES, binary_obstacle, binary_types
-from streamer.apply.catalog import TargetColumn, TargetRelation
 from streamer.decode.pgoutput import Relation
-from streamer.route.mapping import OnColumnAdded, RelationMapping
+from streamer.mapping.rules import OnColumnAdded, RelationMapping
 from streamer.source.stream import StreamOptions
+from streamer.target.catalog import TargetColumn, TargetRelation
 from tests.unit.build import (
     relation,
     relation_mapping,

@@ -4,7 +4,7 @@ from operator import itemgetter
 
 import pytest
 
-from streamer.apply.copydata import CHUNK_ROWS, constant, encode_rows, escape_text
+from streamer.apply.sql.copydata import CHUNK_ROWS, constant, encode_rows, escape_text
 from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, Row, read_text_row
 from tests.property import encode
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.route.expressions import (
+from streamer.mapping.expressions import (
     ExpressionError,
     check_functions,
     functions_sql,

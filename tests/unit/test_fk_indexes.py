@@ -2,8 +2,7 @@
 
 import pytest
 
-from streamer.route.mapping import RelationName
-from streamer.sync.fk_indexes import (
+from streamer.indexes.foreign_keys import (
     PREFIX,
     ForeignKey,
     TargetIndex,
@@ -11,6 +10,7 @@ from streamer.sync.fk_indexes import (
     index_name,
     serves,
 )
+from streamer.mapping.rules import RelationName
 
 T = RelationName("public", "t")
 

@@ -7,7 +7,7 @@ from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, UNCHANGED, Row
 from streamer.errors import IdentityError, ProtocolError
-from streamer.route.mapping import TableType
+from streamer.mapping.rules import TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.unit.build import apply_plan

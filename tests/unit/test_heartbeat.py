@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from streamer.lsn import Lsn
+from streamer.mapping.rules import Secret, SourceMapping
 from streamer.progress.tracker import LanePending, ProgressTracker
-from streamer.route.mapping import Secret, SourceMapping
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.target_watch import TargetHealth

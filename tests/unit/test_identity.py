@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.route.mapping import RelationName
+from streamer.mapping.rules import RelationName
 from streamer.source.identity import NONE, RelationIdentity, TableIdentity
 
 

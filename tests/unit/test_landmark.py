@@ -1,5 +1,5 @@
 from streamer.lsn import Lsn
-from streamer.progress.landmark import KEPT_MAX, Landmark, Landmarks
+from streamer.source.history import KEPT_MAX, Landmark, Landmarks
 
 
 def at(lsn: int, xid: int = 0) -> Landmark:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from streamer.errors import MappingError, Retry
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     RelationName,
     RelationPattern,
     Secret,

@@ -4,9 +4,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from streamer import session
-from streamer.masking import hide_values, quoted_unless_known
 from streamer.observability.http import make_app
+from streamer.postgres import session
+from streamer.postgres.row_values import hide_values, quoted_unless_known
 
 SECRET = 'b\u00e4r(1) "x")=(b\u00e4r); run: b\u00e4r "b\u00e4r" )'
 HINT = 'run at the target: alter table "public"."t" alter column "v" type character varying(9)'

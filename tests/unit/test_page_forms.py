@@ -13,9 +13,9 @@ from streamer.admin.page.frame import own_path
 from streamer.admin.page.manual import manual_html, to_html
 from streamer.admin.page.mapping import as_given, shown_url
 from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
-from streamer.admin.urls import with_password
-from streamer.conninfo import parse_conninfo
 from streamer.errors import InvalidError
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.passwords import with_password
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
     lambda name: name.strip() == name

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamer.apply.catalog import TargetColumn
 from streamer.apply.plan import ApplyPlan, Identity, make_plan
 from streamer.errors import Retry, TargetSchemaError
-from streamer.route.mapping import OnColumnAdded, TableType
+from streamer.mapping.rules import OnColumnAdded, TableType
+from streamer.target.catalog import TargetColumn
 from tests.unit.build import (
     apply_plan,
     relation,

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamer.apply.fold import OrderedChange, read_changes
-from streamer.apply.quarantine import (
+from streamer.apply.quarantine.changes import (
     Definition,
     Follower,
     Quarantine,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer import session
+from streamer.postgres import session
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from streamer.conninfo import with_password_of
+from streamer.postgres.conninfo import with_password_of
 from streamer.sync.spark_job import SHIPPED, write_shipped
 from streamer.sync.spark_security import (
     choose_environment,

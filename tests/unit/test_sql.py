@@ -2,7 +2,12 @@
 
 import pytest
 
-from streamer.sql import quote_columns, quote_identifier, quote_literal, quote_qualified
+from streamer.postgres.quoting import (
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
 
 
 @pytest.mark.parametrize(

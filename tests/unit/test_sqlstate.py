@@ -4,11 +4,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from streamer import sqlstate
-from streamer.apply import target
 from streamer.errors import Retry, TargetContentionError
+from streamer.postgres import sqlstate
 from streamer.source import connection
 from streamer.sync import parts
+from streamer.target import connection as target
 
 TRANSIENT = ["08006", "25006", "40001", "40P01", "53100", "53300", "55006", "55P03"]
 TRANSIENT += ["57014", "57P01", "58030"]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from streamer.apply.plan import ApplyPlan, make_plan
-from streamer.apply.split import PART_COLUMNS_MAX, SplitStatements, statements_in_order
-from streamer.apply.statements import (
+from streamer.apply.sql.statements import (
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
     Statements,
 )
-from streamer.route.mapping import RelationMapping, RelationName, TableType
-from streamer.sql import quote_identifier
+from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
+from streamer.mapping.rules import RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import quote_identifier
 from tests.unit.build import (
     EQUALS,
     apply_plan,

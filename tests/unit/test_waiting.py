@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from streamer.mapping.rules import SourceLabel
 from streamer.progress.store import RelationRecord, SourceRecord, Store
-from streamer.route.mapping import SourceLabel
-from streamer.runtime import waiting
-from streamer.runtime.shared import Health
+from streamer.runtime import wait_log as waiting
+from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
-from streamer.runtime.waiting import LongWaits, Wait, find_waits
+from streamer.runtime.wait_log import LongWaits, Wait, find_waits
 
 EU = SourceLabel("shop", "eu")
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from streamer.apply import watch
-from streamer.apply.watch import Activity, Unreachable, Watch
 from streamer.errors import TargetConnectionError
+from streamer.target import liveness as watch
+from streamer.target.liveness import Activity, Unreachable, Watch
 
 AT_WORK = Activity(is_waiting_for_us=False, since="active 1")
 IDLE = Activity(is_waiting_for_us=True, since="idle 1")

@@ -12,9 +12,9 @@ from streamer.admin.draft import groups_of, unfinished
 from streamer.admin.page import forms
 from streamer.admin.page.frame import Frame, Row, actor_of, form_text
 from streamer.admin.store import Query
-from streamer.admin.urls import MASK, mask, with_password
 from streamer.errors import AdminError, InvalidError, StreamerError
 from streamer.observability.logs import redact
+from streamer.postgres.passwords import MASK, mask, with_password
 
 Number = Annotated[int, Path(ge=1, le=models.ID_MAX)]
 

@@ -9,7 +9,7 @@ from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_numbe
 from streamer.admin.page.overview import StatusReader
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, StreamerError
-from streamer.route.mapping import parse_name
+from streamer.mapping.rules import parse_name
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200

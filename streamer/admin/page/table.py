@@ -16,8 +16,8 @@ from streamer.admin.page.frame import (
 from streamer.admin.page.overview import StatusReader, find_source
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
-from streamer.route.mapping import parse_name
-from streamer.route.resync import Mode, Resync
+from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.rules import parse_name
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {

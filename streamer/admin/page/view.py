@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from streamer.admin.activity import TableActivity
 from streamer.errors import MappingError
-from streamer.route.mapping import parse_name, parse_relation
+from streamer.mapping.rules import parse_name, parse_relation
 
 Row = dict[str, Any]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply import drainer
-from streamer.apply.confirm import confirm_expressions
-from streamer.apply.target import TargetAddress, TargetConnection, target_connection
+from streamer.apply.check_expressions import confirm_expressions
 from streamer.commands.check.findings import TARGET, Report, from_error, in_order
 from streamer.commands.check.source import (
     check_capacity,
@@ -35,7 +34,8 @@ from streamer.commands.check.transport import check_transport
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
 from streamer.errors import MappingError, StreamerError, TargetSchemaError
-from streamer.route.mapping import Mapping, SourceMapping
+from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 
 SOURCES_AT_ONCE: Final = 16
 

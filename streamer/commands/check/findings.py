@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from streamer.errors import SourceConnectionError, StreamerError, TargetConnectionError
+from streamer.mapping.rules import RelationName
 from streamer.observability.logs import redact
-from streamer.route.mapping import RelationName
-from streamer.sql import quote_qualified
+from streamer.postgres.quoting import quote_qualified
 
 
 class Severity(enum.StrEnum):

@@ -18,10 +18,10 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.source_facts import IdentityDetails
-from streamer.route.mapping import RelationMapping, TableType
+from streamer.mapping.rules import RelationMapping, TableType
+from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import SourceRelation
 from streamer.source.identity import FULL, TableIdentity, key_identity
-from streamer.sql import quote_identifier
 
 Details = Mapping[int, IdentityDetails]
 """By the oid of a table."""

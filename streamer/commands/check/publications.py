@@ -16,6 +16,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
+from streamer.postgres.quoting import quote_identifier
 from streamer.source.identity import RelationIdentity
 from streamer.source.publication import (
     Changes,
@@ -24,7 +25,6 @@ from streamer.source.publication import (
     publication_faults,
     publication_mark,
 )
-from streamer.sql import quote_identifier
 
 
 def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:

@@ -1,7 +1,7 @@
 """What the rules of a source mean for the relations it has: everything that is wrong with them, not
 only the first. Pure.
 
-`streamer.route.mapping.resolve` decides, relation by relation, as it does for `run`.
+`streamer.mapping.rules.resolve` decides, relation by relation, as it does for `run`.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.errors import MappingError
-from streamer.route.mapping import (
+from streamer.mapping.rules import (
     RelationMapping,
     RelationName,
     SourceMapping,

@@ -31,12 +31,12 @@ from streamer.errors import (
 )
 from streamer.hints import command
 from streamer.lsn import NOTHING
+from streamer.mapping.rules import Initial, OnError, RelationMapping, SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.store import SourceRecord
-from streamer.route.mapping import Initial, OnError, RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.ownership import obstacle, take_over_hint
 from streamer.source.slot import check_slot, drop_slot_sql
-from streamer.sql import quote_identifier, quote_literal
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000

@@ -9,8 +9,9 @@ from typing import Final
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rules import Seen, resolve_rules
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
-from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -25,7 +26,6 @@ from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
 from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
-from streamer.sql import quote_identifier
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; what takes longer waits for a lock on a table."""

@@ -4,8 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from streamer import origin
-from streamer.apply.plan import SID
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -24,10 +22,12 @@ from streamer.commands.check.target_facts import (
     TargetServer,
     written_sid,
 )
+from streamer.mapping.rules import RelationMapping, RelationName
 from streamer.migrations import read_migrations
-from streamer.route.mapping import RelationMapping, RelationName
+from streamer.postgres import origin
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.source.catalog import SourceRelation
-from streamer.sql import quote_columns, quote_identifier, quote_literal
+from streamer.target.conventions import SID
 
 VERSION_MIN: Final = 12_00_00
 VERSION_TESTED: Final = 18

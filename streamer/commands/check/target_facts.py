@@ -4,18 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamer import origin
-from streamer.apply.catalog import TargetRelation, holds_rows, read_relation
-from streamer.apply.plan import SID
-from streamer.apply.target import TargetAddress, TargetConnection, may_replace_role
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.errors import StreamerError, TargetSchemaError
+from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.migrations import read_migrations
+from streamer.postgres import origin
 from streamer.progress.store import RelationRecord, SourceRecord, Store
-from streamer.route.mapping import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.source.catalog import SourceRelation
-from streamer.sync.indexes import read_deferred_targets
 from streamer.sync.states import State, needs_copy
+from streamer.target.catalog import TargetRelation, holds_rows, read_relation
+from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.conventions import SID
+from streamer.target.deferred_indexes import read_deferred_targets
 
 STATEMENT_SECONDS: Final = 20
 """How long looking for rows may take: a table may be large, or locked."""

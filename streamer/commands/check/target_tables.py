@@ -8,15 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamer.apply.catalog import TargetColumn, TargetRelation
-from streamer.apply.plan import (
-    HISTORY_COLUMNS,
-    SID,
-    ApplyPlan,
-    Identity,
-    make_plan,
-    missing_columns,
-)
+from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import (
     Finding,
@@ -33,12 +25,19 @@ from streamer.commands.check.identities import key_fix
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
-from streamer.route.expressions import ExpressionFacts
-from streamer.route.mapping import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rules import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import (
+    add_columns_clause,
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+)
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import FIRST_USER_OID, SourceType
-from streamer.sql import add_columns_clause, quote_columns, quote_identifier, quote_literal
 from streamer.sync.tables import check_can_be_made, create_table_sql, published_relation
+from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.target.conventions import HISTORY_COLUMNS, SID
 
 _KINDS: Final = {
     "v": "a view",

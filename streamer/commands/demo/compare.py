@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import psycopg
 
-from streamer import session
 from streamer.commands.demo.shop import DATABASE, TABLES, WAREHOUSE, Table
 from streamer.commands.demo.stage import Stage
-from streamer.route.mapping import TableType
-from streamer.sql import quote_columns, quote_literal
+from streamer.mapping.rules import TableType
+from streamer.postgres import session
+from streamer.postgres.quoting import quote_columns, quote_literal
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.route.mapping import TableType
+from streamer.mapping.rules import TableType
 
 DATABASE: Final = "shop"
 WAREHOUSE: Final = "warehouse"

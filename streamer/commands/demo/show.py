@@ -19,7 +19,6 @@ import psycopg
 import typer
 from rich.console import Console
 
-from streamer.apply.target import TargetAddress
 from streamer.commands import wait as wait_command
 from streamer.commands.demo import shop
 from streamer.commands.demo.compare import compare
@@ -37,6 +36,7 @@ from streamer.commands.demo.workload import Workload
 from streamer.config import static
 from streamer.config.settings import ENVIRONMENT_PREFIX
 from streamer.errors import StreamerError
+from streamer.target.connection import TargetAddress
 
 SYNC_SECONDS_MAX: Final = 600.0
 WAIT_SECONDS_MAX: Final = 120.0

@@ -24,16 +24,16 @@ import yaml
 from pydantic import BaseModel
 
 from streamer import __version__
-from streamer.admin.urls import MASK, SECRET_PARAMETERS, mask, secret_spans
-from streamer.apply.target import TargetAddress, target_connection
 from streamer.commands.check.command import Examination
 from streamer.commands.doctor.diagnosis import Diagnosis, sentences
 from streamer.config.settings import ENVIRONMENT_PREFIX, Settings
-from streamer.conninfo import parse_conninfo
 from streamer.errors import SettingsError, SourceError, StreamerError, TargetError
+from streamer.mapping.rules import Mapping, Secret, SourceMapping
 from streamer.observability.logs import redact
-from streamer.route.mapping import Mapping, Secret, SourceMapping
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
 from streamer.source.connection import connection, fetch_all
+from streamer.target.connection import TargetAddress, target_connection
 
 NET_LENGTH_MIN: Final = 4
 """Shorter secrets are not looked for in texts: they would be found in every other word."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamer import hints
-from streamer.apply.target import TargetAddress
 from streamer.commands.check.command import Examination, examine
 from streamer.commands.check.findings import (
     Finding,
@@ -29,8 +28,9 @@ from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
 from streamer.errors import StreamerError
-from streamer.route.mapping import Mapping
+from streamer.mapping.rules import Mapping
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
+from streamer.target.connection import TargetAddress
 
 
 @dataclass(frozen=True, slots=True)

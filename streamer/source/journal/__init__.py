@@ -1,6 +1,6 @@
 """A source's changes on disk, durable, while the target cannot take them.
 
-runtime/journaler.py  reads the slot
+runtime/wal_retention/writer.py  reads the slot
   → gather.py         messages to records, cut at commits
   → records.py        records to bytes, with a checksum each
   → files.py          bytes to segment files, flushed in groups; then the source is told

@@ -26,7 +26,7 @@ from streamer.decode.large import LARGE_BYTES
 from streamer.errors import JournalError, SpoolError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
-from streamer.progress.landmark import Landmark
+from streamer.source.history import Landmark
 from streamer.source.journal.gather import NewSegment
 from streamer.source.journal.records import (
     PREFIX_SIZE,

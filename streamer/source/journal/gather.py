@@ -3,7 +3,7 @@
 The source is asked for transactions that have committed (no streaming), so they come one after the
 other, each whole. What the journal has already is left out: a slot falls back a little when its
 server crashes, and the source then sends it again. Whether it does is how its history is
-recognised, as in `streamer.progress.landmark`.
+recognised, as in `streamer.source.history`.
 
 Pure.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from streamer.decode import pgoutput
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
-from streamer.progress.landmark import Landmark, Landmarks
+from streamer.source.history import Landmark, Landmarks
 from streamer.source.journal.records import Kind, Record, pack
 
 RECORD_BYTES: Final = 1024 * 1024

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from streamer.decode.large import as_message
 from streamer.lsn import NOTHING, Lsn
-from streamer.progress.landmark import Landmark
+from streamer.source.history import Landmark
 
 FORMAT: Final = 1
 

@@ -1,0 +1,39 @@
+"""Counts what workers and drainers have committed, for the metrics."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from streamer.apply.fold import Counts
+from streamer.apply.lane import LaneWindow, MappedRelation, Share
+from streamer.mapping.rules import SourceMapping
+from streamer.observability.metrics import Metrics, TableLabels
+
+
+def table_labels(mapped: MappedRelation) -> TableLabels:
+    return (mapped.source.database, mapped.source.sid or "", str(mapped.mapping.source))
+
+
+def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
+    """Count changes of one relation that are durable now."""
+    metrics.count_changes(table_labels(mapped), asdict(counts))
+
+
+def count_window(metrics: Metrics, window: LaneWindow) -> None:
+    """Count the changes of a window that a worker has committed."""
+    for mapped, relation in window.relations.items():
+        if relation.is_foldable:
+            for fold in relation.folds:
+                count_changes(metrics, mapped, fold.counts)
+        else:
+            counts = Counts()
+            for parts in window.parts:
+                for owner, changes, _ in parts:
+                    if owner is mapped:
+                        counts.count(changes.payloads)
+            count_changes(metrics, mapped, counts)
+
+
+def count_shares(metrics: Metrics, source: SourceMapping, shares: Sequence[Share]) -> None:
+    """Count transactions whose changes are durable now, each once."""
+    commit_times = [share.transaction.commit_time for share in shares if share.is_lead]
+    metrics.count_transactions(source.database, source.sid, commit_times)

@@ -1,0 +1,224 @@
+"""What operators ask for of rows in quarantine: apply them again, or give them up.
+
+A request stays in the bookkeeping until the transaction that fulfils it, so a process that dies
+meanwhile finds it again. It is fulfilled between two windows of its lane: later changes of the same
+rows come behind it or follow them into quarantine, but never overtake.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation, QuarantineRequest, Share
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.planner import Planner
+from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload
+from streamer.apply.quarantine.writer import READ_ROWS, DivertingApplier
+from streamer.decode.pgoutput import from_datetime
+from streamer.decode.transactions import Changes, Transaction
+from streamer.errors import Retry, StreamerError
+from streamer.lsn import Lsn
+from streamer.target.connection import Record
+
+log = structlog.get_logger()
+
+_KEYS_SQL: Final = """
+select id, key::text as key, old::text as old, new::text as new from streamer.quarantine
+where relation_id = $1 and id > $2 order by id limit $3
+"""
+_PAGE_SQL: Final = """
+select id, operation, old::text as old, new::text as new, definition::text as definition,
+       lsn::text as lsn, commit_time, xid
+from streamer.quarantine
+where relation_id = $1 and id > $2 and ($3::int8[] is null or id = any ($3)) order by id limit $4
+"""
+_DROP_SQL: Final = """
+delete from streamer.quarantine where relation_id = $1 and ($2::int8[] is null or id = any ($2))
+"""
+_LEAVE_SQL: Final = """
+update streamer.quarantine q set error = l.error, code = l.code, retried_at = now()
+from unnest($1::int8[], $2::text[], $3::text[]) l (id, error, code) where q.id = l.id
+"""
+_LEAVE_ALL_SQL: Final = """
+update streamer.quarantine set error = $3, code = $4, retried_at = now()
+where relation_id = $1 and ($2::int8[] is null or id = any ($2))
+"""
+_DONE_SQL: Final = "delete from streamer.request where id = $1"
+_COUNT_SQL: Final = "select count(*) from streamer.quarantine where relation_id = $1"
+
+
+async def fulfil(
+    request: QuarantineRequest, lane: Lane, applier: DivertingApplier, planner: Planner
+) -> None:
+    """Fulfil *request*. Raises what passes; what does not is written to the rows."""
+    mapped = request.mapped
+    if request.is_retry:
+        attempt = _Attempt(request, lane, applier, planner)
+        try:
+            await applier.begin()
+            await attempt.run()
+            await applier.target.execute(_DONE_SQL, request.request_id)
+            await applier.commit({})
+        except StreamerError as exc:
+            await applier.rollback()
+            if exc.retry is Retry.TIMED:
+                raise
+            # No row is at fault: the table is missing, say, or may not be written to.
+            await _leave_all(request, applier, exc)
+        else:
+            log.info(
+                "rows in quarantine were applied again",
+                source=lane.owner.source.label,
+                table=str(mapped.mapping.source),
+                applied=attempt.applied_count,
+                left=attempt.left_count,
+            )
+    else:
+        await applier.begin()
+        dropped = await applier.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
+        await applier.target.execute(_DONE_SQL, request.request_id)
+        await applier.commit({})
+        log.warning(
+            "rows in quarantine were given up",
+            source=lane.owner.source.label,
+            table=str(mapped.mapping.source),
+            rows=dropped,
+        )
+    mapped.quarantine.forget(await applier.target.fetch_value(_COUNT_SQL, mapped.relation_id))
+
+
+async def _leave_all(
+    request: QuarantineRequest, applier: DivertingApplier, error: StreamerError
+) -> None:
+    await applier.begin()
+    await applier.target.execute(
+        _LEAVE_ALL_SQL, request.mapped.relation_id, request.ids, str(error), None
+    )
+    await applier.target.execute(_DONE_SQL, request.request_id)
+    await applier.commit({})
+    log.error(
+        "rows in quarantine cannot be applied",
+        table=str(request.mapped.mapping.source),
+        error=str(error),
+    )
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt to apply rows again, in one transaction of the target."""
+
+    request: QuarantineRequest
+    lane: Lane
+    applier: DivertingApplier
+    planner: Planner
+    plans: dict[str, ApplyPlan] = field(default_factory=dict)
+    applied_count: int = 0
+    left_count: int = 0
+
+    @property
+    def _mapped(self) -> MappedRelation:
+        return self.request.mapped
+
+    async def run(self) -> None:
+        ids = None
+        if self.request.ids is not None:
+            ids = await self._with_their_rows(set(self.request.ids))
+        last = 0
+        while rows := await self.applier.target.fetch(
+            _PAGE_SQL, self._mapped.relation_id, last, ids, READ_ROWS
+        ):
+            last = rows[-1]["id"]
+            await self._apply(rows)
+
+    async def _with_their_rows(self, ids: set[int]) -> list[int]:
+        """Return *ids* with all other changes of the same rows: they go in order or not at all."""
+        chains = _Chains()
+        found: list[tuple[int, int]] = []
+        last = 0
+        while rows := await self.applier.target.fetch(
+            _KEYS_SQL, self._mapped.relation_id, last, READ_ROWS
+        ):
+            for row in rows:
+                key = from_json(row["key"])
+                values = from_json(row["old"]), from_json(row["new"])
+                keys = () if key is None else keys_of_values(tuple(key), *values)
+                found.append((row["id"], chains.join(keys)))
+            last = rows[-1]["id"]
+        wanted = {chains.find(chain) for row_id, chain in found if row_id in ids}
+        return [row_id for row_id, chain in found if chains.find(chain) in wanted]
+
+    async def _apply(self, rows: list[Record]) -> None:
+        window = LaneWindow(self.lane)
+        for row in rows:
+            plan = await self._plan(row["definition"])
+            values = from_json(row["old"]), from_json(row["new"])
+            message = payload(row["operation"], plan.relation, *values)
+            lsn = Lsn.parse(row["lsn"])
+            transaction = Transaction(row["xid"], lsn, from_datetime(row["commit_time"]))
+            changes = Changes(plan.relation, [message])
+            window.shares.append(Share(transaction, [(self._mapped, changes)], lsn, len(message)))
+            window.parts.append([(self._mapped, changes, plan)])
+        ids = [row["id"] for row in rows]
+        await self.applier.savepoint()
+        try:
+            left = await self._write(window, ids, immediate=False)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            # A deferred constraint speaks up only at the end, and does not say of which row.
+            await self.applier.rollback_to_savepoint()
+            left = await self._write(window, ids, immediate=True)
+        await self.applier.release_savepoint()
+        applied = set(ids) - {row_id for row_id, _, _ in left}
+        execute = self.applier.target.execute
+        await execute("delete from streamer.quarantine where id = any ($1::int8[])", list(applied))
+        if left:
+            await execute(_LEAVE_SQL, *map(list, zip(*left, strict=True)))
+        self.applied_count += len(applied)
+        self.left_count += len(left)
+
+    async def _write(
+        self, window: LaneWindow, ids: list[int], *, immediate: bool
+    ) -> list[tuple[int, str, str | None]]:
+        """Write rows again; return those that stay, with why."""
+        left = await self.applier.write_again(window, self._mapped, ids[0], immediate=immediate)
+        await self.applier.check_constraints()
+        return [(ids[change.place[0]], change.error, change.code) for change in left]
+
+    async def _plan(self, definition: str) -> ApplyPlan:
+        plan = self.plans.get(definition)
+        if plan is None:
+            plan = await self.planner.plan_again(self._mapped, Definition.from_json(definition))
+            self.plans[definition] = plan
+        return plan
+
+
+class _Chains:
+    """Sets of keys that are joined where a change has two of them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._parents: list[int] = []
+
+    def find(self, chain: int) -> int:
+        """Return the number that all joined chains share now."""
+        while (parent := self._parents[chain]) != chain:
+            self._parents[chain] = self._parents[parent]
+            chain = parent
+        return chain
+
+    def join(self, keys: tuple[bytes, ...]) -> int:
+        """Return the chain of a change with *keys*; one of its own if there are none."""
+        if not keys:
+            self._parents.append(len(self._parents))
+            return len(self._parents) - 1
+        found = []
+        for key in keys:
+            if key not in self._numbers:
+                self._numbers[key] = len(self._parents)
+                self._parents.append(len(self._parents))
+            found.append(self.find(self._numbers[key]))
+        for other in found[1:]:
+            self._parents[other] = found[0]
+        return found[0]

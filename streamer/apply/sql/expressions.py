@@ -1,0 +1,226 @@
+"""Statements for plans with expressions: `filter` and `set`, worked out where staged rows are moved
+to the table.
+
+The staging table has more columns then: ``i_<n>``, the source's columns that expressions use, with
+their types at the source, and ``p_<n>``, their old values, where rows have no key. Expressions see
+these by the source's names and nothing else (`over_row`), so they read here as they do in the
+SELECT of a copy. An expression is evaluated only for rows that have its values, because it may fail
+on others.
+
+An update whose row passes the filter changes the row at the target, or brings it there; one whose
+row does not removes it. Unchanged values that were not sent are taken from the target where it
+holds them as they are; where that is not so, the table stops. In ``mask`` there is a letter for
+each column that is written as it is, then for each input: ``u`` for unchanged and unknown, ``f``
+for unchanged and filled in from the target. Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
+from streamer.apply.sql.statements import Statements
+from streamer.mapping.expressions import Conjunct, Expression, over_row
+from streamer.mapping.rules import TableType
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+
+
+def statements_for(plan: ApplyPlan) -> Statements:
+    """Return the statements of *plan*."""
+    return ComputedStatements(plan) if plan.has_expressions else Statements(plan)
+
+
+def input_name(number: int) -> str:
+    """Return the staging column of an input, by its number in the plan."""
+    return f"i_{number}"
+
+
+@dataclass(frozen=True)
+class ComputedStatements(Statements):
+    """The statements for one plan with expressions."""
+
+    @property
+    def _staged_old(self) -> list[tuple[str, str]]:
+        inputs = [(f"p_{n}", i.type) for n, i in enumerate(self.plan.old_inputs)]
+        return super()._staged_old + inputs
+
+    @property
+    def _staged_new(self) -> list[tuple[str, str]]:
+        inputs = [(input_name(n), i.type) for n, i in enumerate(self.plan.inputs)]
+        return super()._staged_new + inputs
+
+    def _input(self, n: int, *, of_old: bool = False) -> str:
+        return f"s.{self.name(f'p_{n}' if of_old else input_name(n))}"
+
+    def _numbered(self, used: Expression | Conjunct) -> list[tuple[int, PlanInput]]:
+        """The inputs that *used* uses."""
+        return [(n, i) for n, i in enumerate(self.plan.inputs) if i.name in used.names]
+
+    def _evaluate(
+        self, used: Expression | Conjunct, *, of_old: bool = False, cast: str = ""
+    ) -> str:
+        columns = [(i.name, self._input(n, of_old=of_old)) for n, i in self._numbered(used)]
+        return over_row(used.text, columns, cast=cast)
+
+    def value(self, column: PlanColumn) -> str:
+        if column.expression is None:
+            return super().value(column)
+        return self._evaluate(column.expression, cast=column.cast)
+
+    def old_value(self, column: PlanColumn) -> str:
+        if column.expression is None:
+            return super().old_value(column)
+        # As it was written, and so with the type's modifier.
+        cast = f"{column.cast}::{column.target.base_type}"
+        return self._evaluate(column.expression, of_old=True, cast=cast)
+
+    @cached_property
+    def _passes(self) -> str | None:
+        return None if self.plan.filter is None else self._evaluate(self.plan.filter)
+
+    # ---- sets ----------------------------------------------------------------------------------
+
+    def _if_passes(self, op: int) -> str:
+        if self._passes is None:
+            return ""
+        return f" and case when s.op = {op} then {self._passes} else false end"
+
+    def leave(self, op: int) -> str | None:
+        if self._passes is None:
+            return None
+        return (
+            f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
+            f"where s.op = {op} and case when s.op = {op} then {self._passes} is not true "
+            f"else false end and {self._matches_new_key}"
+        )
+
+    # ---- exact order ---------------------------------------------------------------------------
+
+    _MORE_DECLARED: ClassVar[str] = "streamer_passes boolean;"
+    _IS_PARTIAL: ClassVar[str] = "strpos(s.mask, 'u') > 0"
+
+    def _ordered_insert(self) -> str:
+        insert = super()._ordered_insert()
+        return insert if self._passes is None else f"if {self._passes} then\n{insert}\nend if;"
+
+    def _search(self) -> str:
+        """The same; a row that did not pass the filter is not there, though one like it may be."""
+        search = super()._search()
+        if self.plan.filter is None or self.plan.identity is not Identity.ROW:
+            return search
+        passed = self._evaluate(self.plan.filter, of_old=True)
+        return (
+            f"if {passed} then\n{search}\n"
+            "else streamer_relid := null; streamer_ctid := null; end if;"
+        )
+
+    def _refuse_partial_old(self) -> str:
+        """With a filter, a row that is not there may just not have passed it."""
+        return "" if self.plan.filter is not None else super()._refuse_partial_old()
+
+    def _ordered_update(self, partial: bool) -> str:
+        if self.plan.identity is Identity.NONE:
+            return self._missing_identity()
+        complain = self._complain_of_unknown() if partial else ""
+        write = (
+            f"{self._refuse_partial_old()}{complain}{self._clear_new_key()}"
+            f"if streamer_ctid is null then {self._write_missing(partial)} "
+            f"else {self._write_found(partial)} end if;"
+        )
+        search = self._search() + (self._fill_in() if partial else "")
+        if self._passes is None:
+            return f"{search}\n{write}"
+        leave = "null;" if self.plan.type is TableType.APPEND else self._remove_found()
+        return (
+            f"{search}\n{self._decide(partial)}\n"
+            f"if streamer_passes then\n{write}\n"
+            f"elsif streamer_ctid is not null then {leave} end if;"
+        )
+
+    def _letter(self, n: int) -> str:
+        """The letter of input number *n* in the mask."""
+        return f"substr(s.mask, {len(self.plan.plain_columns) + n + 1}, 1)"
+
+    def _any(self, letters: str, numbers: Iterable[int]) -> str:
+        """Whether one of these inputs has one of *letters*; never null."""
+        tests = [f"strpos('{letters}', {self._letter(n)}) > 0" for n in numbers]
+        return f"(s.mask is not null and ({' or '.join(tests) or 'false'}))"
+
+    def _is_unknown(self, used: Expression | Conjunct) -> str:
+        return self._any("u", (n for n, _ in self._numbered(used)))
+
+    def _fill_in(self) -> str:
+        """Take unknown inputs from the row that was found."""
+        filled = [(n, i.stored_in) for n, i in enumerate(self.plan.inputs) if i.stored_in]
+        if not filled:
+            return ""
+        values = ", ".join(
+            f"case when {self._any('u', [n])} then t.{quote_identifier(name)} "
+            f"else {self._input(n)} end"
+            for n, name in filled
+        )
+        into = ", ".join(self._input(n) for n, _ in filled)
+        first = len(self.plan.plain_columns) + 1
+        marks = "\n".join(
+            f"if {self._any('u', [n])} then "
+            f"s.mask := overlay(s.mask placing 'f' from {first + n} for 1); end if;"
+            for n, _ in filled
+        )
+        return (
+            "\nif s.mask is not null and streamer_ctid is not null then\n"
+            f"select {values} into {into} from {self.plan.table} t where {self._AT_FOUND};\n"
+            f"{marks}\nend if;"
+        )
+
+    def _decide(self, partial: bool) -> str:
+        """Find out whether the row passes the filter."""
+        assert self.plan.filter is not None
+        decide = f"streamer_passes := coalesce({self._passes}, false);"
+        if not partial:
+            return decide
+        # In brackets, because the first THEN outside of any would end the condition.
+        is_out = " or ".join(
+            f"(case when {self._is_unknown(conjunct)} then false "
+            f"else {self._evaluate(conjunct)} is not true end)"
+            for conjunct in self.plan.filter.conjuncts
+        )
+        return (
+            f"if not {self._is_unknown(self.plan.filter)} then {decide}\n"
+            f"elsif {is_out} then streamer_passes := false;\n"
+            f"else {self._unknown_value('filter')} end if;"
+        )
+
+    def _complain_of_unknown(self) -> str:
+        """Refuse to compute from values of which some were sent and some are unknown."""
+        tests = []
+        for column in self.plan.computed_columns:
+            assert column.expression is not None
+            used = [n for n, _ in self._numbered(column.expression)]
+            if len(used) > 1:
+                complain = self._unknown_value(f"expression of {column.name}")
+                test = f"{self._any('u', used)} and {self._any('.', used)}"
+                tests.append(f"if {test} then {complain} end if;\n")
+        return "".join(tests)
+
+    def _unknown_value(self, what: str) -> str:
+        name = self.plan.mapping.source
+        quoted = quote_qualified(name.namespace, name.name)
+        return self._missing(
+            f"the {what} needs an unchanged value that was not sent; run at the source: alter "
+            f"table {quoted} replica identity full, and then resync the table"
+        )
+
+    def _values(self, partial: bool, previous: str) -> list[str]:
+        if not partial:
+            return super()._values(partial, previous)
+        numbers = {id(column): n for n, column in enumerate(self.plan.plain_columns)}
+        values = []
+        for column in self.plan.columns:
+            there = f"{previous}.{quote_identifier(column.name)}"
+            if column.expression is None:
+                unknown = f"substr(s.mask, {numbers[id(column)] + 1}, 1) = 'u'"
+            else:
+                unknown = self._is_unknown(column.expression)
+            values.append(f"case when {unknown} then {there} else {self.value(column)} end")
+        return values

@@ -1,0 +1,190 @@
+"""Changes as the rows of a staging table: whole ones for sets, one row a change for exact order.
+Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from typing import Final
+
+from streamer.apply.advice import key_text
+from streamer.apply.fold import OrderedChange, read_changes
+from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.sql.copydata import Picker, constant
+from streamer.apply.sql.expressions import input_name
+from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_TRUNCATE, OP_UPDATE, Statements
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
+from streamer.decode.tuples import NULL, UNCHANGED, Row, Value, is_partial, unchanged_positions
+
+_OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
+
+
+@dataclass
+class OrderedRun:
+    """Changes of one relation under one definition, in order: (share number, commit time,
+    payloads).
+    """
+
+    plan: ApplyPlan
+    parts: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    is_partial: bool = False
+
+    def rows(self) -> Iterator[Row]:
+        number = 0
+        for _, commit_time, payloads in self.parts:
+            at = commit_time_value(commit_time, self.plan.binary)
+            for change in read_changes(self.plan, payloads):
+                yield self.row(number, at, change)
+                number += 1
+
+    def row(self, number: int, at: Value, change: OrderedChange) -> Row:
+        plan, binary = self.plan, self.plan.binary
+        null = constant(None, binary=binary)
+        op = _OPS.get(change.kind, OP_TRUNCATE)
+        mask = null
+        new_positions, old_positions = self._positions
+        new = [null] * len(new_positions)
+        if change.new is not None:
+            new = [change.new[position] for position in new_positions]
+            if is_partial(change.new):
+                self.is_partial = True
+                letters = "".join("u" if value is UNCHANGED else "." for value in new)
+                mask = constant(letters, binary=binary)
+                new = [null if value is UNCHANGED else value for value in new]
+        old = [null] * len(old_positions)
+        finds = change.old if change.old is not None else change.new
+        if finds is not None and op != OP_INSERT and plan.identity is not Identity.NONE:
+            old = [finds[position] for position in old_positions]
+        return [
+            constant(number, binary=binary),
+            constant(op, binary=binary, int_size=2),
+            mask,
+            at,
+            *old,
+            *new,
+        ]
+
+    def describe(self, change_number: int) -> str:
+        """Name the target table and the key of a change."""
+        plan = self.plan
+        payloads = chain.from_iterable(payloads for _, _, payloads in self.parts)
+        change = next(read_changes(plan, islice(payloads, change_number, None)))
+        row = change.new if change.new is not None else change.old
+        table = f'target table "{plan.mapping.target}"'
+        if row is None or plan.identity is not Identity.KEY:
+            return table
+        names = ", ".join(column.name for column in plan.key)
+        values = ", ".join(_shown(row[column.position], plan.binary) for column in plan.key)
+        return f"{table}, Key ({names})=({values})"
+
+    @cached_property
+    def _positions(self) -> tuple[list[int], list[int]]:
+        """Where the values are that are staged: of new rows, and of old ones."""
+        plan = self.plan
+        new = [column.position for column in plan.plain_columns]
+        old = [column.position for column in plan.staged_key]
+        return (
+            new + [i.position for i in plan.inputs],
+            old + [i.position for i in plan.old_inputs],
+        )
+
+    def key_of(self, change_number: int) -> str | None:
+        """Name the row of change *change_number*, if its values came as text."""
+        plan = self.plan
+        if plan.binary or plan.identity is not Identity.KEY:
+            return None
+        change = self._change(change_number)
+        if change is None:
+            return None
+        row = change.old if change.old is not None else change.new
+        return None if row is None else key_text(plan.key, _texts(plan, row))
+
+    def invalid_text(self, change_number: int) -> str | None:
+        """Name the column of change *change_number* whose text is not valid UTF-8.
+
+        In binary the server's COPY names it.
+        """
+        change = None if self.plan.binary else self._change(change_number)
+        rows = () if change is None else (change.new, change.old)
+        for row in rows:
+            for column in self.plan.plain_columns:
+                if row is not None and not _is_utf8(row[column.position]):
+                    return column.name
+        return None
+
+    def _change(self, number: int) -> OrderedChange | None:
+        for _, _, payloads in self.parts:
+            if number < len(payloads):
+                (change,) = read_changes(self.plan, [payloads[number]])
+                return change
+            number -= len(payloads)
+        return None
+
+    def share_number(self, change_number: int) -> int | None:
+        """Return the number of the share that change *change_number* belongs to."""
+        for number, _, payloads in self.parts:
+            if change_number < len(payloads):
+                return number
+            change_number -= len(payloads)
+        return None
+
+
+def _is_utf8(value: Value) -> bool:
+    if not isinstance(value, bytes):
+        return True
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(value: Value, binary: bool) -> str:
+    """Return a key's value for a message; of one in binary, an integer or its text."""
+    data = bytes(value)[4:] if binary else bytes(value)
+    if binary and len(data) in (2, 4, 8):
+        return str(int.from_bytes(data, "big", signed=True))
+    return data.decode("utf-8", "backslashreplace")[:100]
+
+
+def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
+    for column in plan.key:
+        value = row[column.position]
+        yield None if value is NULL else value.decode("utf-8", "replace")
+
+
+def commit_time_value(commit_time: int, binary: bool) -> Value:
+    if binary:
+        return constant(commit_time, binary=True, int_size=8)
+    return str(to_datetime(commit_time)).encode()
+
+
+def by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row]]]:
+    """Group rows by which of their values are unchanged."""
+    groups: dict[frozenset[int], list[Row]] = {}
+    whole: list[Row] = []
+    for row in rows:
+        if is_partial(row):
+            groups.setdefault(unchanged_positions(row), []).append(row)
+        else:
+            whole.append(row)
+    if whole:
+        groups[frozenset()] = whole
+    return groups.items()
+
+
+def staged_values(
+    plan: ApplyPlan, statements: Statements, unchanged: frozenset[int]
+) -> tuple[list[str], Picker]:
+    """Return the staging columns of a new row without *unchanged*, and what takes their values."""
+    columns = [c for c in plan.plain_columns if c.position not in unchanged]
+    names = [statements.new(column) for column in columns]
+    if not unchanged and not plan.has_expressions:
+        return names, plan.pick
+    positions = [column.position for column in columns]
+    for n, source in enumerate(plan.inputs):
+        if source.position not in unchanged:
+            names.append(input_name(n))
+            positions.append(source.position)
+    return names, lambda row: [row[position] for position in positions]

@@ -1,0 +1,596 @@
+"""SQL text for applying changes: staging, set statements, and a block that applies changes in exact
+order.
+
+Staged rows live in a temporary table per plan. Its columns: ``seq`` (order), ``op`` (below),
+``mask`` (one character per column, ``u`` where the value is unchanged and unknown), ``at`` (commit
+time, for history), ``o_<n>`` (the old values that find the row: key columns, or all) and ``c_<n>``
+(the new values), where n counts the plan's columns. Names come from the catalogs and are always
+quoted. Plans with expressions have more (`streamer.apply.sql.expressions`). Pure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Final
+
+from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
+from streamer.mapping.rules import TableType
+from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
+from streamer.target.conventions import HISTORY_BEGIN, HISTORY_OPEN, SID
+
+OP_DELETE: Final = 1
+OP_UPDATE: Final = 2
+OP_INSERT: Final = 3
+OP_TRUNCATE: Final = 4
+OP_FIRST_UPDATED: Final = 10
+OP_FIRST_MOVED: Final = 10_000
+"""In sets, an ``op`` from one of these on stands for rows with the same columns unchanged."""
+
+REFUSED: Final = "streamer_refused"
+"""A temporary table: staged changes that the target refused, with why, and those that follow."""
+CREATE_REFUSED: Final = (
+    f"create temporary table if not exists {REFUSED} "
+    "(seq integer, state text, message text, detail text) on commit delete rows; "
+    f"truncate pg_temp.{REFUSED}"
+)
+SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The statements for one plan."""
+
+    plan: ApplyPlan
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        return {column.position: n for n, column in enumerate(self.plan.columns)}
+
+    @cached_property
+    def staged(self) -> list[tuple[str, str]]:
+        """The staged values: the columns they are in, and their types; old ones first."""
+        return [*self._staged_old, *self._staged_new]
+
+    @property
+    def _staged_old(self) -> list[tuple[str, str]]:
+        return [
+            (f"o_{self._index[column.position]}", column.target.base_type)
+            for column in self.plan.staged_key
+        ]
+
+    @property
+    def _staged_new(self) -> list[tuple[str, str]]:
+        return [
+            (f"c_{self._index[column.position]}", column.target.base_type)
+            for column in self.plan.plain_columns
+        ]
+
+    def name(self, staged: str) -> str:
+        """Name a staged value in a staged row."""
+        return staged
+
+    def new(self, column: PlanColumn) -> str:
+        """Name the new value of *column* in a staged row; the staging column is called the same."""
+        return self.name(f"c_{self._index[column.position]}")
+
+    def old(self, column: PlanColumn) -> str:
+        """Name the old value of a key *column* in a staged row."""
+        return self.name(f"o_{self._index[column.position]}")
+
+    def value(self, column: PlanColumn) -> str:
+        """SQL of what is written to *column*, from a staged row."""
+        return f"s.{self.new(column)}"
+
+    def old_value(self, column: PlanColumn) -> str:
+        """SQL of what was written to a key *column*."""
+        return f"s.{self.old(column)}"
+
+    @property
+    def stage(self) -> str:
+        return f"streamer_stage_{self.plan.number}"
+
+    @cached_property
+    def create_stage(self) -> str:
+        columns = ["seq integer", "op smallint", "mask text", "at timestamptz"]
+        columns += [f"{name} {kind}" for name, kind in self.staged]
+        return (
+            f"create temporary table if not exists {self.stage} ({', '.join(columns)}) "
+            "on commit delete rows"
+        )
+
+    @property
+    def truncate_stage(self) -> str:
+        return f"truncate pg_temp.{self.stage}"
+
+    @property
+    def drop_stage(self) -> str:
+        return f"drop table if exists pg_temp.{self.stage}"
+
+    @cached_property
+    def insert_columns(self) -> list[str]:
+        """Columns that an insert names, the sid first."""
+        sid = [SID] if self.plan.sid is not None else []
+        return sid + [column.name for column in self.plan.columns]
+
+    def _sid_matches(self, table: str) -> str:
+        if self.plan.sid is None:
+            return ""
+        return f" and {table}.{quote_identifier(SID)} = {quote_literal(self.plan.sid)}"
+
+    def _matches(self, staged: Iterable[tuple[PlanColumn, str]]) -> str:
+        comparisons = [
+            f"t.{quote_identifier(column.name)} {column.target.equality} {value}"
+            for column, value in staged
+        ]
+        return " and ".join(comparisons) + self._sid_matches("t")
+
+    @cached_property
+    def _matches_new_key(self) -> str:
+        return self._matches((column, f"s.{self.new(column)}") for column in self.plan.key)
+
+    @cached_property
+    def _matches_old_key(self) -> str:
+        return self._matches((column, f"s.{self.old(column)}") for column in self.plan.key)
+
+    @cached_property
+    def delete(self) -> str:
+        return (
+            f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
+            f"where s.op = {OP_DELETE} and {self._matches_new_key}"
+        )
+
+    def update(self, op: int, unchanged: frozenset[int] = frozenset()) -> str | None:
+        """Update from rows staged as *op*, leaving the positions *unchanged*; None if nothing is
+        left.
+        """
+        assignments = [
+            f"{quote_identifier(column.name)} = {self.value(column)}"
+            for column in self.plan.columns
+            if column not in self.plan.key and not self.plan.stays(column, unchanged)
+        ]
+        if not assignments:
+            return None
+        return (
+            f"update {self.plan.table} t set {', '.join(assignments)} "
+            f"from pg_temp.{self.stage} s "
+            f"where s.op = {op}{self._if_passes(op)} and {self._matches_new_key}"
+        )
+
+    def leave(self, op: int) -> str | None:
+        """Delete rows whose update, staged as *op*, does not pass the filter; None without one."""
+        return None
+
+    def _if_passes(self, op: int) -> str:
+        """The condition that rows staged as *op* pass the filter, if there is one."""
+        return ""
+
+    def insert_missing(self, op: int) -> str:
+        """Insert rows staged as *op* that the target does not have."""
+        return (
+            f"{self._insert_staged(op)} and not exists "
+            f"(select from {self.plan.table} t where {self._matches_new_key})"
+        )
+
+    def delete_others(self, op: int) -> str:
+        """Delete this source's rows whose keys are not staged as *op*."""
+        return (
+            f"delete from {self.plan.table} t where not exists (select from pg_temp.{self.stage} s "
+            f"where s.op = {op} and {self._matches_new_key}){self._sid_matches('t')}"
+        )
+
+    def missing_key(self, op: int) -> str:
+        """Find a row staged as *op* that the target does not have; returns its key as text."""
+        return (
+            f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
+            f"where s.op = {op}{self._if_passes(op)} and not exists "
+            f"(select from {self.plan.table} t where {self._matches_new_key}) limit 1"
+        )
+
+    def fill_moved(self, op: int, unchanged: frozenset[int]) -> str:
+        """Complete rows staged as *op* from where they are before their key changes."""
+        assignments = [
+            f"{self.new(column)} = t.{quote_identifier(column.name)}"
+            for column in self.plan.columns
+            if column.position in unchanged
+        ]
+        return (
+            f"update pg_temp.{self.stage} s set {', '.join(assignments)} "
+            f"from {self.plan.table} t where s.op = {op} and {self._matches_old_key}"
+        )
+
+    def insert_moved(self, op: int) -> str:
+        return self._insert_staged(op)
+
+    def several(self, op: int) -> str:
+        """Find a key staged as *op* that several rows of the target have; returns it as text."""
+        return (
+            f"select min({self._key_text('s', self.new)}) from pg_temp.{self.stage} s "
+            f"join {self.plan.table} t on {self._matches_new_key} where s.op = {op} "
+            "group by s.ctid having count(*) > 1 limit 1"
+        )
+
+    def _insert_staged(self, op: int) -> str:
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        values = ", ".join(sid + [self.value(column) for column in self.plan.columns])
+        names = ", ".join(map(quote_identifier, self.insert_columns))
+        return (
+            f"insert into {self.plan.table} ({names}) overriding system value "
+            f"select {values} from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
+        )
+
+    def _key_text(self, row: str, name: Callable[[PlanColumn], str]) -> str:
+        names = ", ".join(quote_identifier(column.name) for column in self.plan.staged_key)
+        values = ", ".join(f"{row}.{name(column)}::text" for column in self.plan.staged_key)
+        text = f"array_to_string(array[{values}]::text[], ', ', 'null')"
+        return f"{quote_literal(f'({names})=(')} || {text} || ')'"
+
+    @cached_property
+    def truncate(self) -> str:
+        """Empty the target of this source's rows; for history, close the open versions."""
+        if self.plan.truncates_by_delete:
+            return f"delete from {self.plan.table} t where true{self._sid_matches('t')}"
+        return f"truncate {self.plan.table}"
+
+    # ---- exact order ---------------------------------------------------------------------------
+
+    def ordered(self, *, partial: bool) -> str:
+        """Return a block that applies the staged changes one by one, in order of ``seq``.
+
+        With *partial*, some rows have unchanged values. An error names the ``seq`` at fault in its
+        data type field, the one field of an error that no constraint of a table uses.
+        """
+        return self._block("", self._change(partial))
+
+    def ordered_around(
+        self,
+        *,
+        partial: bool,
+        keys: Sequence[tuple[int, int]],
+        key_count: int,
+        immediate: bool,
+    ) -> str:
+        """Return a block like `ordered` that goes on behind changes that the target refuses.
+
+        They are listed in `REFUSED`, and so are those that follow one by its key: *keys* has two
+        numbers, from 1 to *key_count*, for every ``seq``, or 0. With *immediate*, deferred
+        constraints are checked at every change. An error that no row is at fault of ends it all.
+        """
+        first = ",".join(str(key) for key, _ in keys)
+        second = ",".join(str(key) for _, key in keys)
+        declarations = f"""
+    streamer_first constant integer[] := '{{{first}}}';
+    streamer_second constant integer[] := '{{{second}}}';
+    streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
+    streamer_a integer; streamer_b integer;"""
+        check = "set constraints all immediate; set constraints all deferred;" if immediate else ""
+        classes = ", ".join(map(quote_literal, NOT_ROW_SPECIFIC))
+        return self._block(
+            declarations,
+            f"""
+        streamer_a := streamer_first[s.seq + 1]; streamer_b := streamer_second[s.seq + 1];
+        if streamer_marked[streamer_a] or streamer_marked[streamer_b] then
+            insert into pg_temp.{REFUSED} (seq) values (s.seq);
+        else
+            begin
+                {self._change(partial)}
+                {check}
+                continue;
+            exception when others then
+                get stacked diagnostics streamer_state = returned_sqlstate,
+                    streamer_message = message_text, streamer_detail = pg_exception_detail;
+                if left(streamer_state, 2) in ({classes}) then raise; end if;
+                insert into pg_temp.{REFUSED} values
+                    (s.seq, streamer_state, streamer_message, streamer_detail);
+            end;
+        end if;
+        streamer_marked[streamer_a] := streamer_a > 0;
+        streamer_marked[streamer_b] := streamer_b > 0;""",
+        )
+
+    def _block(self, declarations: str, each: str) -> str:
+        body = f"""
+#variable_conflict use_column
+declare
+    s record;
+    streamer_relid oid;
+    streamer_ctid tid;
+    streamer_since timestamptz;
+    streamer_count bigint;
+    streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
+    streamer_column text;
+    {self._MORE_DECLARED}{declarations}
+begin
+    {self._each_staged(each)}
+exception when others then
+    get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
+        streamer_detail = pg_exception_detail, streamer_constraint = constraint_name,
+        streamer_column = column_name;
+    raise exception using errcode = streamer_state, message = streamer_message,
+        detail = streamer_detail, constraint = streamer_constraint, column = streamer_column,
+        hint = coalesce({self._change_key}, ''), datatype = s.seq::text;
+end"""
+        tag = "$streamer$"
+        while tag in body:
+            tag = tag[:-1] + "_$"
+        return f"do {tag}{body} {tag}"
+
+    @property
+    def _change_key(self) -> str:
+        """The key of the change at hand, for an error."""
+        if self.plan.identity is not Identity.KEY:
+            return "null::text"
+        new, old = self._key_text("s", self.new), self._key_text("s", self.old)
+        return f"'Key ' || case when s.op = {OP_INSERT} then {new} else {old} end"
+
+    def _change(self, partial: bool) -> str:
+        return f"""
+        if s.op = {OP_INSERT} then
+            {self._refuse_partial(partial)}{self._ordered_insert()}
+        elsif s.op = {OP_UPDATE} then
+            {self._ordered_update(partial)}
+        elsif s.op = {OP_DELETE} then
+            {self._ordered_delete()}
+        else
+            {self._ordered_truncate()}
+        end if;"""
+
+    def _each_staged(self, change: str) -> str:
+        """Do *change* for each staged row."""
+        return f"""for s in select * from pg_temp.{self.stage} order by seq loop
+        {change}
+    end loop;"""
+
+    _MORE_DECLARED: ClassVar[str] = ""
+
+    def _refuse_partial(self, partial: bool) -> str:
+        """A row that a publication's own filter lets in may come without its unchanged values."""
+        if not partial:
+            return ""
+        complain = self._missing("the row to insert came without its unchanged values")
+        return f"if s.mask is not null then {complain} end if;\n"
+
+    def _values(self, partial: bool, previous: str) -> list[str]:
+        if not partial:
+            return [self.value(column) for column in self.plan.columns]
+        return [
+            f"case when substr(s.mask, {n + 1}, 1) = 'u' "
+            f"then {previous}.{quote_identifier(column.name)} else s.{self.new(column)} end"
+            for n, column in enumerate(self.plan.plain_columns)
+        ]
+
+    def _insert_row(self, values: Sequence[str], extra: dict[str, str] | None = None) -> str:
+        extra = extra or {}
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        names = [*self.insert_columns, *extra]
+        listed = ", ".join(map(quote_identifier, names))
+        written = ", ".join([*sid, *values, *extra.values()])
+        if not names:
+            return f"insert into {self.plan.table} default values"
+        return (
+            f"insert into {self.plan.table} ({listed}) overriding system value values ({written})"
+        )
+
+    def _search(self) -> str:
+        """Find the row to change into streamer_relid and streamer_ctid."""
+        is_history = self.plan.type is TableType.HISTORY
+        still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else ""
+        select = "select t.tableoid, t.ctid into streamer_relid, streamer_ctid"
+        if self.plan.identity is Identity.KEY:
+            return (
+                f"{select} from {self.plan.table} t where {self._matches_old_key}{still_open} "
+                f"limit 1 for update;{self._refuse_several(still_open)}"
+            )
+        return self._find_by_row(select, still_open)
+
+    def _refuse_several(self, condition: str) -> str:
+        """Refuse the row that was found if another one has its key and no index forbids that."""
+        if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
+            return ""
+        return (
+            f"\nif streamer_ctid is not null and exists (select from {self.plan.table} t "
+            f"where {self._matches_old_key}{condition} and not ({self._AT_FOUND})) "
+            f"then {self._complain_of_several(self.old)} end if;"
+        )
+
+    def _complain_of_several(self, name: Callable[[PlanColumn], str]) -> str:
+        return (
+            "raise exception using errcode = 'too_many_rows', "
+            f"message = {quote_literal(SEVERAL_ROWS)}, "
+            f"detail = 'Key ' || {self._key_text('s', name)};"
+        )
+
+    def _clear(self) -> str:
+        """Delete the row that has the key of the new one, where deletes are ignored."""
+        delete = f"delete from {self.plan.table} t where {self._matches_new_key};"
+        if self.plan.key_is_indexed:
+            return delete
+        complain = self._complain_of_several(self.new)
+        return (
+            f"{delete}\nget diagnostics streamer_count = row_count;\n"
+            f"if streamer_count > 1 then {complain} end if;"
+        )
+
+    def _find_by_row(self, select: str, condition: str) -> str:
+        # The text of a value tells apart what its type's = does not (1.0 and 1.00, circles of equal
+        # area).
+        same = " and ".join(
+            f"t.{quote_identifier(c.name)}::text is not distinct from {self.old_value(c)}::text"
+            for c in self.plan.key
+        )
+        where = f"{same or 'true'}{self._sid_matches('t')}{condition}"
+        query = f"{select} from {self.plan.table} t where {where}"
+        for column in self.plan.key:
+            if column.name in self.plan.target.leading_index_columns:
+                name = quote_identifier(column.name)
+                old = self.old_value(column)
+                return (
+                    f"if {old} is null then {query} and t.{name} is null limit 1 for update; "
+                    f"else {query} and t.{name} {column.target.equality} {old} limit 1 for update; "
+                    "end if;"
+                )
+        return f"{query} limit 1 for update;"
+
+    _AT_FOUND: Final = "t.tableoid = streamer_relid and t.ctid = streamer_ctid"
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"raise exception using errcode = 'no_data_found', message = {quote_literal(what)}, "
+            f"detail = 'Key ' || {self._key_text('s', self.old)};"
+        )
+
+    def _ordered_insert(self) -> str:
+        match self.plan.type:
+            case TableType.CLONE:
+                return self._insert_row(self._values(False, "")) + ";"
+            case TableType.APPEND:
+                if self.plan.identity is not Identity.KEY:
+                    return self._insert_row(self._values(False, "")) + ";"
+                # A row whose delete was ignored may still hold the key.
+                return f"{self._clear()}\n{self._insert_row(self._values(False, ''))};"
+            case TableType.HISTORY:
+                return self._open_version("s.at", first=True, values=self._values(False, ""))
+
+    def _open_version(self, since: str, *, first: bool, values: list[str]) -> str:
+        begin = since
+        prelude = ""
+        if first and self.plan.version_key:
+            same_key = self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
+            prelude = (
+                f"select case when count(*) = 0 then {HISTORY_BEGIN} else greatest({since}, "
+                f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})) end "
+                f"from {self.plan.table} t where {same_key} into streamer_since;\n"
+            )
+            # Only a key that is checked late may be there twice, and then the target checks it.
+            if self.plan.identity is Identity.KEY:
+                prelude += (
+                    f"if exists (select from {self.plan.table} t where {same_key} "
+                    f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
+                    "errcode = 'unique_violation', "
+                    "message = 'an open version of this key is already there', "
+                    f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
+                )
+            begin = "streamer_since"
+        elif first:
+            begin = HISTORY_BEGIN
+        extra = {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        return prelude + self._insert_row(values, extra) + ";"
+
+    def _ordered_update(self, partial: bool) -> str:
+        if self.plan.identity is Identity.NONE:
+            return self._missing_identity()
+        return (
+            f"{self._clear_new_key()}{self._search()}\n"
+            f"{self._refuse_partial_old()}"
+            f"if streamer_ctid is null then {self._write_missing(partial)} end if;\n"
+            f"if streamer_ctid is not null then {self._write_found(partial)} end if;"
+        )
+
+    def _clear_new_key(self) -> str:
+        """Remove what may still hold the key that a row changes to, where deletes are ignored."""
+        if self.plan.type is not TableType.APPEND or self.plan.identity is not Identity.KEY:
+            return ""
+        return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
+
+    def _write_missing(self, partial: bool) -> str:
+        """Write a row that should be at the target and is not, if it is whole."""
+        values = self._values(False, "")
+        if self.plan.type is TableType.HISTORY:
+            insert = self._open_version("s.at", first=True, values=values)
+        else:
+            insert = self._insert_row(values) + ";"
+        if not partial:
+            return insert
+        complain = self._missing("the row to update is missing, and its unchanged values with it")
+        return f"if {self._IS_PARTIAL} then {complain} end if;\n{insert}"
+
+    _IS_PARTIAL: ClassVar[str] = "s.mask is not null"
+
+    def _write_found(self, partial: bool) -> str:
+        """Change the row that was found."""
+        if self.plan.type is TableType.HISTORY:
+            return self._open_next_version(partial)
+        assignments = ", ".join(
+            f"{quote_identifier(column.name)} = {value}"
+            for column, value in zip(self.plan.columns, self._values(partial, "t"), strict=True)
+            if not column.target.identity_always
+        )
+        if not assignments:
+            return "null;"
+        return f"update {self.plan.table} t set {assignments} where {self._AT_FOUND};"
+
+    def _same_key(self) -> str:
+        return " and ".join(
+            f"s.{self.old(column)} {column.target.equality} s.{self.new(column)}"
+            for column in self.plan.version_key
+        )
+
+    def _missing_identity(self) -> str:
+        return (
+            "raise exception using errcode = 'no_data_found', "
+            "message = 'an update or delete came for a table without replica identity';"
+        )
+
+    def _open_next_version(self, partial: bool) -> str:
+        table = self.plan.table
+        deleted = "false"
+        if self.plan.version_key:
+            deleted = f"not ({self._same_key()})"
+        close = (
+            f"update {table} t "
+            f"set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
+            f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
+            "into streamer_since, streamer_relid, streamer_ctid;"
+        )
+        extra = {"kvsz_start": "streamer_since", "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        names = ", ".join(map(quote_identifier, [*self.insert_columns, *extra]))
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        written = ", ".join([*sid, *self._values(partial, "t"), *extra.values()])
+        reopen = (
+            f"insert into {table} ({names}) overriding system value "
+            f"select {written} from {table} t where {self._AT_FOUND};"
+        )
+        return f"{close}\n{reopen}"
+
+    def _ordered_delete(self) -> str:
+        if self.plan.identity is Identity.NONE:
+            return self._missing_identity()
+        if self.plan.type is TableType.APPEND:
+            return "null;"
+        return (
+            f"{self._search()}\n{self._refuse_partial_old()}"
+            f"if streamer_ctid is not null then {self._remove_found()} end if;"
+        )
+
+    def _refuse_partial_old(self) -> str:
+        """A partition with a key of its own sends that key, and NULL for the rest of the old row.
+
+        Only the target can tell whether a NULL is a value: it has such a row or it has not.
+        """
+        if self.plan.identity is not Identity.ROW or not self.plan.is_partitioned:
+            return ""
+        nulls = " or ".join(f"s.{self.old(c)} is null" for c in self.plan.staged_key)
+        complain = self._missing(
+            "no row is like the old row; if a partition of the source table has another replica "
+            "identity than the table, give it the same and resync the table"
+        )
+        return f"if streamer_ctid is null and ({nulls or 'false'}) then {complain} end if;\n"
+
+    def _remove_found(self) -> str:
+        """Remove the row that was found, or end its version."""
+        if self.plan.type is TableType.HISTORY:
+            return (
+                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"kvsz_deleted = true where {self._AT_FOUND};"
+            )
+        return f"delete from {self.plan.table} t where {self._AT_FOUND};"
+
+    def _ordered_truncate(self) -> str:
+        if self.plan.type is TableType.APPEND:
+            return "null;"
+        if self.plan.type is TableType.HISTORY:
+            return (
+                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
+            )
+        return self.truncate + ";"

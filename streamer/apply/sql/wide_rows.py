@@ -1,0 +1,147 @@
+"""Staging of wide rows: spread over several temporary tables, in exact order only.
+
+A staged row holds the new values and, to find a row by all its columns, the old ones too: more
+columns than a table may have, or more than fit a page, where the source's row only just does. So
+rows of more than `PART_COLUMNS_MAX` values are spread over parts that surely fit: `seq` and up to
+that many values each. The block that applies them reads all parts in step, by cursors.
+
+Everywhere else `s.c_5` names a staged value. Here it is `s.p1.c_5`: ``s`` is also the label of the
+block in which a part's row is the record ``p1``. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.sql.expressions import ComputedStatements, statements_for
+from streamer.apply.sql.statements import Statements
+from streamer.decode.tuples import Row
+
+PART_COLUMNS_MAX: Final = 120
+"""As many values of 64 bytes, the widest that cannot be moved out of a row, fit a page."""
+CELLS_MAX: Final = 500_000
+"""So many values are staged at a time: a bound for memory."""
+
+
+def statements_in_order(plan: ApplyPlan) -> Statements:
+    """Return the statements to apply changes of *plan* in exact order."""
+    if plan.staged_count <= PART_COLUMNS_MAX:
+        return statements_for(plan)
+    return SplitComputedStatements(plan) if plan.has_expressions else SplitStatements(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A temporary table with some values of staged rows: those from *start* to before *stop*."""
+
+    table: str
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    start: int
+    stop: int
+
+    @property
+    def create(self) -> str:
+        columns = ", ".join(f"{n} {t}" for n, t in zip(self.columns, self.types, strict=True))
+        return (
+            f"create temporary table if not exists {self.table} ({columns}) on commit delete rows"
+        )
+
+    def rows(self, staged: Sequence[Row]) -> Iterator[Row]:
+        """Take this part's values out of *staged* rows, each behind its ``seq``."""
+        return ([row[0], *row[self.start : self.stop]] for row in staged)
+
+
+@dataclass(frozen=True)
+class SplitStatements(Statements):
+    """The statements for one plan whose staged rows are spread over `parts`."""
+
+    @property
+    def stage(self) -> str:
+        return f"streamer_stage_{self.plan.number}_p0"
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All temporary tables; the first has what is known of a change besides values."""
+        values = self.staged
+        found = [
+            Part(
+                self.stage,
+                ("seq", "op", "mask", "at"),
+                ("integer", "smallint", "text", "timestamptz"),
+                1,
+                4,
+            )
+        ]
+        for start in range(0, len(values), PART_COLUMNS_MAX):
+            some = values[start : start + PART_COLUMNS_MAX]
+            found.append(
+                Part(
+                    f"streamer_stage_{self.plan.number}_p{len(found)}",
+                    ("seq", *(name for name, _ in some)),
+                    ("integer", *(kind for _, kind in some)),
+                    4 + start,
+                    4 + start + len(some),
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def _part_of(self) -> dict[str, int]:
+        return {
+            name: number
+            for number, part in enumerate(self.parts)
+            for name in part.columns
+            if name != "seq"
+        }
+
+    @property
+    def rows_max(self) -> int:
+        """How many rows to stage at a time."""
+        return max(1, CELLS_MAX // self.parts[-1].stop)
+
+    def name(self, staged: str) -> str:
+        return f"p{self._part_of[staged]}.{staged}"
+
+    @cached_property
+    def create_stage(self) -> str:
+        return "; ".join(part.create for part in self.parts)
+
+    @property
+    def truncate_stage(self) -> str:
+        return "truncate " + self._all_tables
+
+    @property
+    def drop_stage(self) -> str:
+        return "drop table if exists " + self._all_tables
+
+    @property
+    def _all_tables(self) -> str:
+        return ", ".join(f"pg_temp.{part.table}" for part in self.parts)
+
+    def _each_staged(self, change: str) -> str:
+        parts = range(1, len(self.parts))
+        cursors = "".join(
+            f"p{n}_cursor cursor for select * from pg_temp.{self.parts[n].table} order by seq; "
+            for n in parts
+        )
+        return f"""declare {cursors}
+    begin
+        {" ".join(f"open p{n}_cursor;" for n in parts)}
+        for s in select * from pg_temp.{self.stage} order by seq loop
+            <<s>>
+            declare {" ".join(f"p{n} record;" for n in parts)}
+            begin
+                {" ".join(f"fetch p{n}_cursor into p{n};" for n in parts)}
+                {change}
+            end;
+        end loop;
+        {" ".join(f"close p{n}_cursor;" for n in parts)}
+    end;"""
+
+
+@dataclass(frozen=True)
+class SplitComputedStatements(SplitStatements, ComputedStatements):
+    """The same for a plan with expressions."""

@@ -1,0 +1,156 @@
+"""``streamer run``: the long-running process."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from streamer import __version__
+from streamer.admin.server import AdminServer, opened_admin
+from streamer.config import static
+from streamer.config.settings import Settings
+from streamer.errors import ConfigurationError, MappingError, StreamerError
+from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.observability.http import make_app, serving
+from streamer.postgres.conninfo import server_name
+from streamer.runtime.engine import Engine, StopCondition
+from streamer.runtime.shutdown import stop_on_signals
+
+log = structlog.get_logger()
+
+
+def share(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
+    """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``.
+
+    Raises MappingError for one that is not there, unless it may still come.
+    """
+    if not only:
+        return mapping
+    chosen: list[SourceMapping] = []
+    for name in only:
+        found = [s for s in mapping.sources if name in (s.database, s.label)]
+        if not found and not may_miss:
+            known = ", ".join(source.label for source in mapping.sources)
+            raise MappingError(f"--only {name}: no such source", hint=f"there are: {known}")
+        chosen += [source for source in found if source not in chosen]
+    return Mapping(tuple(chosen), mapping.target_namespace)
+
+
+async def run(
+    path: Path,
+    overrides: dict[str, Any],
+    only: list[str],
+    condition: StopCondition,
+    take_over: Collection[str] = (),
+    on_started: Callable[[Engine], None] | None = None,
+) -> None:
+    """Run until a signal, or until *condition* is met. Raises StreamerError for what ends the
+    process.
+    """
+    early: list[str] = []
+    act: dict[str, Callable[[], None]] = {
+        name: partial(early.append, name) for name in ("stop", "reload")
+    }
+    # First, because a signal that nobody handles ends the process.
+    stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
+    settings, mapping = static.load(path, overrides)
+    async with opened_admin(settings, path, mapping) as admin:
+        is_static = settings.mapping_database is None
+        admin.share = partial(share, only=only, may_miss=not is_static)
+        mapping = admin.share(admin.mapping)
+        if is_static:
+            static.require_sources(settings, mapping, f"{path}: ")
+        static.require_usable(mapping)
+        if condition.at_lsn is not None and len(mapping.sources) > 1:
+            raise MappingError(
+                "--stop-at-lsn is a position of one source", hint="name it with --only"
+            )
+        _log_start(path, settings, mapping)
+        engine = Engine(settings, mapping, condition, is_share=bool(only), take_over=take_over)
+        app = make_app(
+            engine.metrics.render,
+            lambda: [*admin.reasons(), *engine.readiness()],
+            admin.trouble,
+            admin.is_known,
+        )
+        events = admin.attach(engine, app)
+        reloading: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = asyncio.create_task(
+                _reload(admin, settings, path, overrides), name="configuration"
+            )
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
+
+        act.update(stop=engine.stop, reload=reload)
+        for name in early:
+            act[name]()
+        async with serving(
+            settings.http.listen,
+            app,
+            has_credentials=admin.has_credentials,
+            trusted_proxies=settings.http.trusted_proxies,
+        ):
+            if on_started is not None:
+                on_started(engine)
+            try:
+                await engine.run()
+            except BaseExceptionGroup as group:
+                raise _unwrap(group) from group
+            finally:
+                await events.close()
+
+
+def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
+    log.info(
+        "starting",
+        version=__version__,
+        configuration=str(path.resolve()),
+        mapping_database=settings.mapping_database,
+        target=server_name(settings.target.url.reveal()),
+        page=f"http://{settings.http.listen}/" if settings.http.listen else "off",
+        sources=[source.label for source in mapping.sources],
+        workers=settings.workers,
+    )
+
+
+async def _reload(
+    admin: AdminServer, before: Settings, path: Path, overrides: dict[str, Any]
+) -> None:
+    """Read the configuration again and go over to its sources; a faulty one changes nothing.
+
+    With a mapping database, what was applied last is read again from there.
+    """
+    try:
+        settings, mapping = static.load(path, overrides)
+        if settings.mapping_database is None:
+            static.require_sources(settings, mapping, f"{path}: ")
+        if settings.mapping_database != before.mapping_database:
+            raise MappingError(f"{path}: mapping_database is another one", hint="restart for that")
+        await admin.reload(settings, mapping)
+    except ConfigurationError as exc:
+        log.error("configuration refused, going on with the one before", error=str(exc))
+        return
+    except StreamerError as exc:
+        log.error("configuration applied only in part", error=str(exc), code=exc.code)
+        return
+    others = [
+        name
+        for name in type(settings).model_fields
+        if name != "sources" and getattr(settings, name) != getattr(before, name)
+    ]
+    if others:
+        log.warning("these settings need a restart", settings=", ".join(others))
+    log.info("configuration applied", sources=len(admin.mapping.sources))
+
+
+def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error a group of tasks ended with, if it is one of ours; else the group."""
+    exc: BaseException = group
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc if isinstance(exc, StreamerError) else group

@@ -1,0 +1,1 @@
+"""Indexes that foreign keys of the target need, and building them beside the stream."""

@@ -1,0 +1,106 @@
+"""Builds the indexes that foreign keys lack at the target, beside the stream.
+
+One at a time, on connections of its own. Whatever goes wrong here is logged and tried again later;
+it never touches the stream.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.errors import Retry, StreamerError
+from streamer.indexes.foreign_keys import (
+    MissingIndex,
+    SourceSurvey,
+    build,
+    drop_leftovers,
+    survey,
+    survey_source,
+)
+from streamer.mapping.rules import Mapping
+from streamer.observability.metrics import Metrics
+from streamer.progress.store import Store
+from streamer.target.connection import TargetAddress
+
+log = structlog.get_logger()
+
+CHECK_SECONDS: Final = 30.0
+"""How long to wait for tables that are not ready, or for another attempt."""
+CONTENT_SECONDS: Final = 300.0
+"""The same when nothing was missing."""
+
+
+class IndexBuilder:
+    """Sees now and then that no index is missing under a foreign key. `run` until cancelled."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        read_mapping: Callable[[], Mapping],
+        target_namespace: str,
+        metrics: Metrics,
+    ) -> None:
+        self._address = address
+        self._read_mapping = read_mapping
+        self._target_namespace = target_namespace
+        self._metrics = metrics
+        self._store = Store(address, "streamer indexes")
+        self._backoff = Backoff()
+        self._refused: set[str] = set()
+        self._is_tidy = False
+
+    async def run(self) -> None:
+        """Look, build, look again."""
+        try:
+            while True:
+                seconds = CHECK_SECONDS
+                try:
+                    while (missing := await self._next()) is not None:
+                        await self._build(missing)
+                    if not await self._survey():
+                        seconds = CONTENT_SECONDS
+                except StreamerError as exc:
+                    self._report(exc)
+                await asyncio.sleep(seconds)
+        finally:
+            await self._store.close()
+
+    async def _next(self) -> MissingIndex | None:
+        """Return an index that can be built now and was not refused before."""
+        found = await self._survey()
+        if not self._is_tidy:
+            tables = {table for missing in found for table, _ in missing.statements}
+            await drop_leftovers(self._address, tables)
+            self._is_tidy = True
+        for missing in found:
+            if missing.state == "missing" and missing.name not in self._refused:
+                return missing
+        return None
+
+    async def _survey(self) -> list[MissingIndex]:
+        sources: list[SourceSurvey] = []
+        for source in self._read_mapping().sources:
+            try:
+                sources.append(await survey_source(source, self._store, self._target_namespace))
+            except StreamerError as exc:  # the others' tables can be served all the same
+                self._report(exc)
+        return await survey(self._address, self._store, sources)
+
+    async def _build(self, missing: MissingIndex) -> None:
+        log.info("building an index", table=str(missing.target), index=missing.name)
+        try:
+            await build(self._address, missing)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            self._refused.add(missing.name)  # until the next start: somebody has to do something
+            self._report(exc)
+        else:
+            log.info("index built", table=str(missing.target), index=missing.name)
+
+    def _report(self, error: StreamerError) -> None:
+        self._metrics.count_error(error)
+        self._backoff.log(log, "indexes under foreign keys have to wait", error)

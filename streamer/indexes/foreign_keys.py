@@ -1,0 +1,446 @@
+"""Indexes under foreign keys, made at the target where they are missing.
+
+PostgreSQL makes no index for the referencing columns of a foreign key, and whoever reads the target
+joins along them. Looked at are the foreign keys of the mapped source tables, with their columns as
+they are called at the target (which has no such constraints itself if we made it), and those that
+the target tables have. Rows of many sources lie in one table by ``sid``, so that is the first
+column of an index for a source's foreign key.
+
+A partitioned table takes no index concurrently: its partitions get theirs, and then the table one,
+which finds these and only attaches them.
+
+They are built CONCURRENTLY, one at a time, on tables all of whose sources are in step, and only
+while these do not lag. A build that fails or dies leaves an invalid index behind. Its name tells
+that it is ours, and the next build drops it; a session lock, held by whichever backend still
+builds, tells it from one that is on its way.
+
+Which indexes serve, what is missing and its SQL are pure; `survey` and `build` do the rest.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from streamer.backoff import Backoff
+from streamer.errors import Retry, StreamerError, TargetContentionError
+from streamer.failpoints import failpoint
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.progress.store import Store
+from streamer.source.catalog import read_flush_lsn, read_relation_names
+from streamer.source.connection import connection, fetch_all
+from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from streamer.target.conventions import SID
+from streamer.target.deferred_indexes import read_deferred_targets
+
+PREFIX: Final = "streamer_fk_"
+LAG_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Beyond that a source lags, and nothing that costs the target work is begun for it."""
+LOCK_SECONDS: Final = 30
+"""A build waits for every transaction that is open on its table; then it is given up for now."""
+QUEUED_SECONDS: Final = 2
+ATTEMPTS: Final = 3
+
+_NAME_BYTES_MAX: Final = 63
+_BUILD_LOCK: Final = 0x666B5F696478  # "fk_idx"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """The referencing side of a foreign key, as the target names it. ``label``: for people."""
+
+    target: RelationName
+    columns: tuple[str, ...]
+    label: str
+    by_sid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetIndex:
+    """An index of a target table; ``columns``: its keys, None for an expression."""
+
+    name: str
+    columns: tuple[str | None, ...]
+    method: str
+    is_usable: bool
+    is_partial: bool
+    is_owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingIndex:
+    """An index to make, and how that stands.
+
+    ``state``: missing (can be built now), waiting (cannot, for ``reason``), built, failed.
+    """
+
+    target: RelationName
+    columns: tuple[str, ...]
+    foreign_keys: tuple[str, ...]
+    partitions: tuple[RelationName, ...] | None = None
+    state: str = "missing"
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        return index_name(self.target, self.columns)
+
+    @property
+    def statements(self) -> list[tuple[RelationName, str]]:
+        """Return what makes it, each with the table that it is about."""
+        if self.partitions is None:
+            return [(self.target, self._create(self.target, "concurrently "))]
+        leaves = [(leaf, self._create(leaf, "concurrently ")) for leaf in self.partitions]
+        return [*leaves, (self.target, self._create(self.target, ""))]
+
+    def _create(self, table: RelationName, how: str) -> str:
+        name = quote_identifier(index_name(table, self.columns))
+        quoted = quote_qualified(table.namespace, table.name)
+        return f"create index {how}{name} on {quoted} ({quote_columns(self.columns)})"
+
+    @property
+    def sql(self) -> str:
+        return "; ".join(sql for _, sql in self.statements)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": str(self.target),
+            "columns": list(self.columns),
+            "foreign_keys": list(self.foreign_keys),
+            "index": self.name,
+            "sql": self.sql,
+            "state": self.state,
+            "reason": self.reason,
+        }
+
+
+def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
+    """Return a name that no other table or list of columns gets, and that says what it can."""
+    identity = "\0".join((target.namespace, target.name, *columns)).encode()
+    mark = f"_{hashlib.sha256(identity).hexdigest()[:12]}"
+    room = _NAME_BYTES_MAX - len(PREFIX) - len(mark)
+    words = "_".join((target.name, *columns)).encode()[:room].decode(errors="ignore")
+    return f"{PREFIX}{words}{mark}"
+
+
+def serves(index: TargetIndex, columns: tuple[str, ...]) -> bool:
+    """Whether *index* finds rows by equality of *columns*.
+
+    They lead it, in any order; a ``sid`` may be among them or left out.
+    """
+    if not index.is_usable or index.is_partial or index.method not in ("btree", "hash"):
+        return False
+    without = set(columns) - {SID}
+    choices = [set(columns), without | {SID}, without]
+    return any(each and set(index.columns[: len(each)]) == each for each in choices)
+
+
+def find_missing(
+    foreign_keys: Iterable[ForeignKey], indexes: dict[RelationName, list[TargetIndex]]
+) -> list[MissingIndex]:
+    """Return the fewest indexes that serve all *foreign_keys*; long ones serve short ones too."""
+    there = {target: list(its) for target, its in indexes.items()}
+    labels: dict[tuple[RelationName, tuple[str, ...]], list[str]] = {}
+    for key in sorted(foreign_keys, key=lambda k: (k.target, -len(k.columns), k.columns, k.label)):
+        columns = (SID, *key.columns) if key.by_sid else key.columns
+        planned = [its for target, its in labels if target == key.target]
+        same = next((its for its in planned if set(its) == set(columns)), None)
+        if same is not None:
+            labels[key.target, same].append(key.label)
+        elif not any(serves(index, columns) for index in there.get(key.target, [])):
+            labels[key.target, columns] = [key.label]
+            there.setdefault(key.target, []).append(
+                TargetIndex("", columns, "btree", is_usable=True, is_partial=False, is_owned=True)
+            )
+    return [MissingIndex(*its, tuple(names)) for its, names in labels.items()]
+
+
+# ---- what the databases say --------------------------------------------------------------------
+
+_FOREIGN_KEYS_SQL: Final = """
+select n.nspname as namespace, c.relname as name, k.conname as constraint,
+       array(select a.attname::text
+               from pg_catalog.unnest(k.conkey) with ordinality as u (attnum, position)
+               join pg_catalog.pg_attribute a on a.attrelid = k.conrelid and a.attnum = u.attnum
+              order by u.position) as columns
+from pg_catalog.pg_constraint k
+join pg_catalog.pg_class c on c.oid = k.conrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join unnest({namespaces}, {names}) w (namespace, name)
+  on w.namespace = n.nspname and w.name = c.relname
+where k.contype = 'f' and k.conparentid = 0
+"""
+
+_INDEXES_SQL: Final = """
+select x.relname as name, m.amname as method, i.indisvalid and i.indisready as is_usable,
+       i.indpred is not null as is_partial, pg_catalog.pg_has_role(x.relowner, 'usage') as is_owned,
+       array(select a.attname::text
+               from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+               left join pg_catalog.pg_attribute a
+                 on a.attrelid = i.indrelid and a.attnum = k.attnum and k.attnum > 0
+              where k.position <= i.indnkeyatts order by k.position) as columns
+from pg_catalog.pg_index i
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+join pg_catalog.pg_am m on m.oid = x.relam
+where i.indrelid = $1::int8::oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSurvey:
+    """What one source says: its mapped tables, their foreign keys, how far it lags."""
+
+    label: str
+    mappings: tuple[RelationMapping, ...]
+    foreign_keys: tuple[tuple[RelationName, str, tuple[str, ...]], ...]
+    lag_bytes: int | None
+    sid: str | None
+
+
+async def survey_source(source: SourceMapping, store: Store, target_namespace: str) -> SourceSurvey:
+    """Ask *source*. Raises SourceError, MappingError."""
+    acknowledged = None
+    if await store.exists():
+        records = {record.label: record for record in await store.sources()}
+        if source.label in records:
+            acknowledged = records[source.label].acknowledged_lsn
+    async with connection(source) as plain:
+        mappings = resolve(source, await read_relation_names(plain), target_namespace)
+        rows = await fetch_all(
+            plain,
+            _FOREIGN_KEYS_SQL.format(namespaces="%s::text[]", names="%s::text[]"),
+            [mapping.source.namespace for mapping in mappings],
+            [mapping.source.name for mapping in mappings],
+        )
+        end = await read_flush_lsn(plain)
+    return SourceSurvey(
+        source.label,
+        tuple(mappings),
+        tuple(
+            (RelationName(row["namespace"], row["name"]), row["constraint"], tuple(row["columns"]))
+            for row in rows
+        ),
+        None if acknowledged is None else max(0, end - acknowledged),
+        source.sid,
+    )
+
+
+async def survey(
+    address: TargetAddress, store: Store, sources: Iterable[SourceSurvey]
+) -> list[MissingIndex]:
+    """Return the indexes that the target misses, each with whether it can be built now."""
+    sources = list(sources)
+    async with target_connection(address, "streamer indexes") as target:
+        tables: dict[RelationName, TargetRelation] = {}
+        for name in sorted({m.target for source in sources for m in source.mappings}):
+            relation = await read_relation(target, name)
+            if relation is not None:
+                tables[name] = relation
+        indexes = {name: await _read_indexes(target, tables[name]) for name in tables}
+        keys = await _target_keys(target, list(tables))
+        for source in sources:
+            keys += _source_keys(source, tables)
+        missing = [
+            replace(each, partitions=await _read_partitions(target, tables[each.target]))
+            for each in find_missing(keys, indexes)
+        ]
+    obstacles = await _obstacles(address, store, sources, tables)
+    return [
+        each
+        if (reason := obstacles.get(each.target)) is None
+        else replace(each, state="waiting", reason=reason)
+        for each in missing
+    ]
+
+
+async def _read_partitions(
+    target: TargetConnection, relation: TargetRelation
+) -> tuple[RelationName, ...] | None:
+    """Return the partitions that hold rows; None for a table that is not partitioned."""
+    if not relation.is_partitioned:
+        return None
+    rows = await target.fetch(
+        "select n.nspname as namespace, c.relname as name"
+        " from pg_catalog.pg_partition_tree($1::int8::oid::regclass) t"
+        " join pg_catalog.pg_class c on c.oid = t.relid"
+        " join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+        " where t.isleaf and c.relkind = 'r' order by 1, 2",
+        relation.oid,
+    )
+    return tuple(RelationName(row["namespace"], row["name"]) for row in rows)
+
+
+async def _read_indexes(target: TargetConnection, relation: TargetRelation) -> list[TargetIndex]:
+    rows = await target.fetch(_INDEXES_SQL, relation.oid)
+    return [TargetIndex(**{**row, "columns": tuple(row["columns"])}) for row in rows]
+
+
+async def _target_keys(target: TargetConnection, names: list[RelationName]) -> list[ForeignKey]:
+    rows = await target.fetch(
+        _FOREIGN_KEYS_SQL.format(namespaces="$1::text[]", names="$2::text[]"),
+        [name.namespace for name in names],
+        [name.name for name in names],
+    )
+    return [
+        ForeignKey(
+            RelationName(row["namespace"], row["name"]),
+            tuple(row["columns"]),
+            f"{row['constraint']} of the target",
+        )
+        for row in rows
+    ]
+
+
+def _source_keys(
+    source: SourceSurvey, tables: dict[RelationName, TargetRelation]
+) -> list[ForeignKey]:
+    """Return a source's foreign keys in the target's words, as far as their columns are there."""
+    by_name = {mapping.source: mapping for mapping in source.mappings}
+    keys = []
+    for name, constraint, source_columns in source.foreign_keys:
+        mapping = by_name[name]
+        table = tables.get(mapping.target)
+        columns = [mapping.target_column(column) for column in source_columns]
+        if table is None or any(c is None or c not in table.columns for c in columns):
+            continue
+        own = tuple(column for column in columns if column is not None)
+        by_sid = source.sid is not None and table.has_sid and SID not in own
+        keys.append(ForeignKey(table.name, own, f"{constraint} of {source.label} {name}", by_sid))
+    return keys
+
+
+async def _obstacles(
+    address: TargetAddress,
+    store: Store,
+    sources: list[SourceSurvey],
+    tables: dict[RelationName, TargetRelation],
+) -> dict[RelationName, str]:
+    """Say of each table that must not get an index now why not."""
+    if not await store.exists():
+        return dict.fromkeys(tables, "nothing is copied yet")
+    states: dict[str, dict[str, str]] = {}
+    labels = {record.source_id: record.label for record in await store.sources()}
+    for relation in await store.relations():
+        label = labels.get(relation.source_id, "a source")
+        states.setdefault(relation.target, {})[label] = relation.state
+    async with target_connection(address, "streamer indexes") as target:
+        deferred = set(await read_deferred_targets(target))
+    lags = {source.label: source.lag_bytes for source in sources}
+    obstacles = {}
+    for name in tables:
+        reason = "it is not copied yet" if str(name) not in states else None
+        for label, state in states.get(str(name), {}).items():
+            lag = lags.get(label)
+            if state != "ready":
+                reason = f"{label} has it in state {state}"
+            elif lag is not None and lag > LAG_BYTES_MAX:
+                reason = f"{label} lags by {lag} bytes"
+        if str(name) in deferred:
+            reason = "its own indexes are not back yet"
+        if reason is not None:
+            obstacles[name] = reason
+    return obstacles
+
+
+# ---- building ----------------------------------------------------------------------------------
+
+# With PostgreSQL's default of 64 MB the sort of a large index goes through temporary files.
+_ENOUGH_MEMORY_SQL: Final = """
+select case when pg_catalog.pg_size_bytes(m.setting) < 536870912
+            then pg_catalog.set_config('maintenance_work_mem', '512MB', false) end
+from pg_catalog.current_setting('maintenance_work_mem') as m (setting)
+"""
+
+_LEFTOVERS_SQL: Final = """
+select pg_catalog.format('%I.%I', n.nspname, x.relname) as quoted
+from unnest($1::text[], $2::text[]) w (namespace, name)
+join pg_catalog.pg_namespace n on n.nspname = w.namespace
+join pg_catalog.pg_class t on t.relnamespace = n.oid and t.relname = w.name
+join pg_catalog.pg_index i on i.indrelid = t.oid
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+where not (i.indisvalid and i.indisready) and pg_catalog.starts_with(x.relname, $3)
+  and x.relkind = 'i' and pg_catalog.pg_has_role(x.relowner, 'usage')
+"""
+
+
+async def build(address: TargetAddress, missing: MissingIndex) -> None:
+    """Make an index. Raises TargetError; what a failed attempt leaves is dropped, now or next time.
+
+    A lock that cannot be had, or a deadlock with somebody who waits for the build, is tried again a
+    few times.
+    """
+    backoff = Backoff(first=1.0)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with target_connection(address, "streamer indexes") as target:
+                await _build_once(target, missing)
+            return
+        except TargetContentionError:
+            if attempt == ATTEMPTS:
+                raise
+        await backoff.wait()
+
+
+async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
+    await _begin(target)
+    tables = [table for table, _ in missing.statements]
+    await _drop_leftovers(target, tables)
+    failpoint("indexes.before_build")
+    try:
+        for table, sql in missing.statements:
+            is_concurrent = table != missing.target or missing.partitions is None
+            if is_concurrent and await _is_there(target, table, missing.columns):
+                continue  # an earlier attempt got this far
+            # The others wait behind one who waits for a stronger lock.
+            seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
+            await target.execute(f"set lock_timeout = '{seconds}s'")
+            await target.execute(sql)
+    except StreamerError as exc:
+        if not target.is_closed:
+            with suppress(StreamerError):  # the next build does it
+                await _drop_leftovers(target, tables)
+        if exc.retry is not Retry.TIMED:
+            exc.hint = f"run there as the table's owner: {missing.sql}"
+        raise
+
+
+async def _begin(target: TargetConnection) -> None:
+    # Held by the session, so also by the backend of a client that died while it builds.
+    if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
+        raise TargetContentionError("target: another process builds indexes")
+    await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+    await target.fetch(_ENOUGH_MEMORY_SQL)
+
+
+async def _is_there(
+    target: TargetConnection, table: RelationName, columns: tuple[str, ...]
+) -> bool:
+    relation = await read_relation(target, table)
+    indexes = [] if relation is None else await _read_indexes(target, relation)
+    return any(
+        index.columns == columns
+        and index.is_usable
+        and not index.is_partial
+        and index.method == "btree"
+        for index in indexes
+    )
+
+
+async def drop_leftovers(address: TargetAddress, names: Iterable[RelationName]) -> None:
+    """Drop what builds that died have left at tables. Raises TargetContentionError while one
+    runs.
+    """
+    async with target_connection(address, "streamer indexes") as target:
+        await _begin(target)
+        await _drop_leftovers(target, names)
+
+
+async def _drop_leftovers(target: TargetConnection, names: Iterable[RelationName]) -> None:
+    names = list(names)
+    namespaces = [name.namespace for name in names]
+    rows = await target.fetch(_LEFTOVERS_SQL, namespaces, [name.name for name in names], PREFIX)
+    for row in rows:
+        await target.execute(f"drop index concurrently if exists {row['quoted']}")

@@ -1,0 +1,453 @@
+"""The mapping: which relations of which sources go to which relations of the target, and how.
+
+Immutable and pure. Static configuration and the admin store both produce a `Mapping`; nothing
+behind it knows which of the two it was. Rules name relations or patterns; `resolve` applies them to
+the relations that a source really has.
+"""
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from streamer.errors import MappingError
+from streamer.mapping.expressions import Expression
+
+NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
+
+
+class TableType(enum.StrEnum):
+    """What becomes of changes at the target."""
+
+    CLONE = "clone"
+    APPEND = "append"
+    HISTORY = "history"
+
+
+BOOKKEEPING: Final = "streamer"
+"""The schema of the bookkeeping in the target."""
+
+
+class OnError(enum.StrEnum):
+    """What happens to a table when the target refuses a row."""
+
+    STOP = "stop"
+    QUARANTINE = "quarantine"
+
+
+class Initial(enum.StrEnum):
+    """How a table begins."""
+
+    COPY = "copy"
+    KEEP = "keep"
+    NONE = "none"
+
+
+class OnColumnAdded(enum.StrEnum):
+    """What happens when a source table gets a column that the target lacks."""
+
+    STOP = "stop"
+    ADD = "add"
+    IGNORE = "ignore"
+
+
+class Transport(enum.StrEnum):
+    """How the stream brings values."""
+
+    TEXT = "text"
+    BINARY = "binary"
+
+
+class OnMaxRetainedWal(enum.StrEnum):
+    """What happens when a source keeps more WAL for us than it may."""
+
+    WARN = "warn"
+    SPOOL = "spool"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RelationName:
+    """A schema-qualified relation name, as PostgreSQL stores it."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_written(self.namespace)}.{_written(self.name)}"
+
+
+def _written(part: str) -> str:
+    """Write one part of a name so that `parse_relation` reads it back."""
+    if part and "." not in part and not part.startswith('"') and "*" not in part:
+        return part
+    return '"' + part.replace('"', '""') + '"'
+
+
+_QUOTED_PART = re.compile(r'"((?:[^"]|"")+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class RelationPattern:
+    """A relation name of a rule: each part exact, or with ``*`` standing for any characters."""
+
+    namespace: str
+    name: str
+    namespace_is_pattern: bool = False
+    name_is_pattern: bool = False
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.namespace_is_pattern or self.name_is_pattern
+
+    def matches(self, relation: RelationName) -> bool:
+        return _part_matches(
+            self.namespace, relation.namespace, self.namespace_is_pattern
+        ) and _part_matches(self.name, relation.name, self.name_is_pattern)
+
+    @property
+    def written_namespace(self) -> str:
+        return self.namespace if self.namespace_is_pattern else _written(self.namespace)
+
+    @property
+    def written_name(self) -> str:
+        return self.name if self.name_is_pattern else _written(self.name)
+
+    def __str__(self) -> str:
+        return f"{self.written_namespace}.{self.written_name}"
+
+
+def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
+    if not is_pattern:
+        return wanted == name
+    return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), name, re.DOTALL) is not None
+
+
+def parse_relation(text: str, default_namespace: str) -> RelationPattern:
+    """Read ``table``, ``schema.table`` or either with ``*`` in it.
+
+    A part that contains a dot (or a literal ``*``, or begins with a double quote) is written in
+    double quotes, with double quotes inside it doubled. Raises MappingError for anything else, also
+    for a part that begins with a double quote and does not end with one: as a pattern it would
+    silently match nothing.
+    """
+    parts: list[tuple[str, bool]] = []
+    position = 0
+    while True:
+        quoted = _QUOTED_PART.match(text, position)
+        if quoted and (quoted.end() == len(text) or text[quoted.end()] == "."):
+            parts.append((quoted[1].replace('""', '"'), False))
+            position = quoted.end()
+        else:
+            end = text.find(".", position)
+            end = len(text) if end < 0 else end
+            part = text[position:end]
+            # Empty is refused below.
+            parts.append(("" if part.startswith('"') else part, "*" in part))
+            position = end
+        if position >= len(text):
+            break
+        position += 1
+    if len(parts) > 2 or not all(part for part, _ in parts):
+        raise MappingError(
+            f"{text!r} is not a table name",
+            hint="write table or schema.table; a part that contains a dot or begins with a double "
+            'quote goes in double quotes: "a.b", """a"',
+        )
+    for part, _ in parts:
+        if not _can_be_stored(part):
+            raise MappingError(
+                f"{text!r} is not a table name",
+                hint="a name has at most 63 bytes of UTF-8, none of them zero",
+            )
+    if len(parts) == 1:
+        parts.insert(0, (default_namespace, False))
+    (namespace, namespace_is_pattern), (name, name_is_pattern) = parts
+    return RelationPattern(namespace, name, namespace_is_pattern, name_is_pattern)
+
+
+def _can_be_stored(part: str) -> bool:
+    try:
+        return len(part.encode()) <= NAME_BYTES_MAX and "\0" not in part
+    except UnicodeEncodeError:  # half of a surrogate pair, which YAML can write
+        return False
+
+
+def parse_name(text: str) -> RelationName:
+    """Read a name as `RelationName` prints it."""
+    pattern = parse_relation(text, "public")
+    return RelationName(pattern.namespace, pattern.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRule:
+    """What the mapping says about one relation, or about all that match a pattern."""
+
+    pattern: RelationPattern
+    target: RelationPattern | None = None
+    type: TableType = TableType.CLONE
+    columns: tuple[tuple[str, str], ...] | None = None
+    exclude: frozenset[str] = frozenset()
+    filter: Expression | None = None
+    set: tuple[tuple[str, Expression], ...] = ()
+    """What is written to columns of the target, by their names there."""
+    on_error: OnError = OnError.STOP
+    initial: Initial = Initial.COPY
+    truncate_target: bool = False
+    on_column_added: OnColumnAdded = OnColumnAdded.STOP
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        own = () if self.filter is None else (self.filter,)
+        return (*own, *(expression for _, expression in self.set))
+
+    @property
+    def named_expressions(self) -> tuple[tuple[str, Expression], ...]:
+        """The same with where they are: ``filter``, ``set email``."""
+        own = () if self.filter is None else (("filter", self.filter),)
+        return (*own, *((f"set {name}", expression) for name, expression in self.set))
+
+    @property
+    def expressions_mark(self) -> str | None:
+        """Text that is another one when `filter` or `set` is: rows written before are wrong."""
+        if not self.expressions:
+            return None
+        condition = None if self.filter is None else self.filter.text
+        values = {name: expression.text for name, expression in self.set}
+        return json.dumps({"filter": condition, "set": values}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMapping:
+    """A source relation, where it goes and how: a rule applied to a relation that exists."""
+
+    source: RelationName
+    target: RelationName
+    rule: TableRule
+
+    @property
+    def type(self) -> TableType:
+        return self.rule.type
+
+    def target_column(self, column: str) -> str | None:
+        """Return the target's name for a source *column*; None if it is not written there.
+
+        That is so when it is excluded, and when `columns` does not list it but gives its name to
+        another column.
+        """
+        rule = self.rule
+        if column in rule.exclude:
+            return None
+        listed = rule.columns or ()
+        for source_column, target_column in listed:
+            if source_column == column:
+                return target_column
+        return None if any(taken == column for _, taken in listed) else column
+
+    def expression_inputs(self, names: Sequence[str]) -> list[str]:
+        """Return those of the source's columns, *names*, that expressions use.
+
+        Raises MappingError for an expression that uses another.
+        """
+        for place, expression in self.rule.named_expressions:
+            if unknown := expression.unknown(names):
+                raise MappingError(
+                    f'{place} of table "{self.source}" uses column "{unknown[0]}", which the '
+                    "source does not send",
+                    hint=f"its columns are: {', '.join(names)}",
+                )
+        used = {name for expression in self.rule.expressions for name in expression.names}
+        return [name for name in names if name in used]
+
+    def is_computed(self, target_column: str) -> bool:
+        """Whether `set` says what is written to a column of the target."""
+        return any(name == target_column for name, _ in self.rule.set)
+
+    def is_optional(self, column: str) -> bool:
+        """Whether *column* may be missing at the target: it is not among those `columns` lists."""
+        columns = self.rule.columns
+        return columns is not None and all(listed != column for listed, _ in columns)
+
+
+class Secret:
+    """A string that cannot be printed by accident: connection strings, passwords."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the secret itself; for handing to a driver, nothing else."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('**********')"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+class SourceLabel(str):
+    """The name people give a source, ``database`` or ``database:sid``, which knows its two parts:
+    either may have a colon in it.
+    """
+
+    database: str
+    sid: str | None
+
+    def __new__(cls, database: str, sid: str | None) -> Self:
+        label = super().__new__(cls, database if sid is None else f"{database}:{sid}")
+        label.database, label.sid = database, sid
+        return label
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the configuration of one source cannot be used: a variable or a password is missing."""
+
+    problem: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMapping:
+    """One url: a source database and the rules for its relations."""
+
+    database: str
+    sid: str | None
+    url: Secret
+    rules: tuple[TableRule, ...]
+    streaming: bool = True
+    transport: Transport = Transport.TEXT
+    forward_origins: bool = False
+    failover: bool = False
+    """The slot is one that standbys synchronize."""
+    heartbeat_interval: float | None = None
+    """Seconds; None: as for all sources. 0: none."""
+    max_retained_wal_bytes: int | None = None
+    on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
+    fault: Fault | None = None
+    """The source stays in the mapping, because one that leaves it is torn down."""
+    url_place: str = field(default="", compare=False)
+    """The setting that holds the url, and the environment variables in it."""
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+    @property
+    def exact_names(self) -> dict[RelationName, TableRule]:
+        """The rules that name one table, by its name."""
+        return {
+            RelationName(rule.pattern.namespace, rule.pattern.name): rule
+            for rule in self.rules
+            if not rule.pattern.is_pattern
+        }
+
+    @property
+    def slot(self) -> str:
+        return source_object_name(self.database, self.sid)
+
+    @property
+    def publication(self) -> str:
+        return source_object_name(self.database, self.sid)
+
+    @property
+    def publication_inserts(self) -> str:
+        """Name of the publication for relations without a usable replica identity."""
+        return source_object_name(self.database, self.sid, "_ins")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """All sources, and where their tables go unless a rule says otherwise."""
+
+    sources: tuple[SourceMapping, ...]
+    target_namespace: str = "public"
+
+
+def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
+    """Return the name of our slot and publication on a source.
+
+    ``streamer_<database>_<sid>``: lower case, every other character than letters, digits and ``_``
+    replaced by ``_`` (a slot's name allows no more: ReplicationSlotValidateName in slot.c), cut to
+    63 bytes with a hash of the whole when it is longer.
+    """
+    full = f"streamer_{database}" if sid is None else f"streamer_{database}_{sid}"
+    name = re.sub(r"[^a-z0-9_]", "_", full.lower())
+    if len(name) + len(suffix) > NAME_BYTES_MAX:
+        digest = hashlib.sha256(full.encode()).hexdigest()[:8]
+        name = f"{name[: NAME_BYTES_MAX - len(suffix) - 9]}_{digest}"
+    return name + suffix
+
+
+def resolve(
+    source: SourceMapping, relations: Iterable[RelationName], target_namespace: str
+) -> list[RelationMapping]:
+    """Apply *source*'s rules to the *relations* it has; in order of name.
+
+    Raises MappingError when two patterns claim one relation, when an exact rule names a relation
+    that is not there, or when two relations would land in one target relation.
+    """
+    present = sorted(set(relations))
+    exact = source.exact_names
+    for name in exact:
+        if name not in present:
+            raise MappingError(
+                f'table "{name}" is not in source "{source.label}"',
+                hint="create it there, correct its name, or take it out of `tables`",
+            )
+    mapped: list[RelationMapping] = []
+    for relation in present:
+        rule = exact.get(relation)
+        if rule is None:
+            rule = _matching_pattern(source, relation)
+        if rule is not None:
+            mapped.append(
+                RelationMapping(relation, _target(rule, relation, target_namespace), rule)
+            )
+    by_target: dict[RelationName, RelationName] = {}
+    for mapping in mapped:
+        if mapping.target.namespace == BOOKKEEPING:
+            raise MappingError(
+                f'table "{mapping.source}" of source "{source.label}" would be written to '
+                f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
+                hint="give it a `target` in another schema",
+            )
+        other = by_target.setdefault(mapping.target, mapping.source)
+        if other != mapping.source:
+            raise MappingError(
+                f'tables "{other}" and "{mapping.source}" of source "{source.label}" would both be '
+                f'written to target table "{mapping.target}"',
+                hint="give one of them another `target`",
+            )
+    return mapped
+
+
+def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRule | None:
+    matching = [r for r in source.rules if r.pattern.is_pattern and r.pattern.matches(relation)]
+    if len(matching) > 1:
+        raise MappingError(
+            f'rules "{matching[0].pattern}" and "{matching[1].pattern}" of source "{source.label}" '
+            f'both claim table "{relation}"',
+            hint="narrow one pattern, or name the table in a rule of its own",
+        )
+    return matching[0] if matching else None
+
+
+def _target(rule: TableRule, relation: RelationName, default_namespace: str) -> RelationName:
+    target = rule.target
+    if target is None:
+        return RelationName(default_namespace, relation.name)
+    namespace = relation.namespace if target.namespace_is_pattern else target.namespace
+    name = target.name.replace("*", relation.name) if target.name_is_pattern else target.name
+    return RelationName(namespace, name)

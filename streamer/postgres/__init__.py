@@ -1,0 +1,1 @@
+"""Facts about PostgreSQL that both sides share: quoting, sessions, SQLSTATE, connection strings."""

@@ -1,0 +1,208 @@
+"""Where a connection string has its passwords, so that all but them can be shown.
+
+The text is kept as it was written, with its ``${NAME}`` references; only the places of secret
+values are looked for. A value that is nothing but references is no secret. Pure.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote
+
+from streamer.postgres.conninfo import parse_conninfo
+
+MASK: Final = "***"
+"""Stands for a password that is stored."""
+
+SECRET_PARAMETERS: Final = frozenset(
+    {
+        "password",
+        "sslpassword",
+        "oauth_client_secret",
+        "scram_client_key",
+        "scram_server_key",
+    }
+)
+"""Parameters of libpq whose values nobody must see."""
+
+_SCHEME: Final = re.compile(r"postgres(?:ql)?://", re.IGNORECASE)
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCES: Final = re.compile(rf"(?:{_REFERENCE.pattern})*")
+# A key=value string: a value is in quotes, or ends with a space; a backslash keeps what follows.
+_WORD: Final = re.compile(r"\s*([^\s=]+)\s*=\s*('(?:[^'\\]|\\.)*'?|(?:[^\s\\]|\\.)*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A secret value in a text: which parameter's, and from where to where."""
+
+    parameter: str
+    start: int
+    end: int
+
+    def of(self, text: str) -> str:
+        return text[self.start : self.end]
+
+
+def secret_spans(text: str) -> list[Span]:
+    """Return where *text* holds values that nobody must see, in order; references are none."""
+    found = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
+    return [span for span in found if not _REFERENCES.fullmatch(span.of(text))]
+
+
+def _spans_of_uri(text: str) -> list[Span]:
+    # As libpq reads it: user and password end with the first @ before a /; parameters come after
+    # the first ?.
+    scheme = _SCHEME.match(text)
+    assert scheme is not None
+    begin = scheme.end()
+    spans = []
+    end = begin
+    while end < len(text) and text[end] not in "@/":
+        end += 1
+    rest = begin
+    if end < len(text) and text[end] == "@":
+        colon = text.find(":", begin, end)
+        if colon >= 0:
+            spans.append(Span("password", colon + 1, end))
+        rest = end + 1
+    query = text.find("?", rest)
+    position = query + 1 if query >= 0 else len(text)
+    while position < len(text):
+        stop = text.find("&", position)
+        stop = len(text) if stop < 0 else stop
+        name, equals, _ = text[position:stop].partition("=")
+        parameter = unquote(name)
+        if equals and parameter in SECRET_PARAMETERS:
+            spans.append(Span(parameter, position + len(name) + 1, stop))
+        position = stop + 1
+    return spans
+
+
+def _spans_of_words(text: str) -> list[Span]:
+    spans = []
+    for word in _WORD.finditer(text):
+        start, end = word.span(2)
+        if word[2].startswith("'"):
+            start += 1
+            end -= word[2].endswith("'") and len(word[2]) > 1
+        if word[1] in SECRET_PARAMETERS:
+            spans.append(Span(word[1], start, end))
+    return spans
+
+
+def replace_secrets(text: str, replacement: Callable[[Span], str]) -> str:
+    """Return *text* with each secret value replaced."""
+    pieces, position = [], 0
+    for span in secret_spans(text):
+        pieces += [text[position : span.start], replacement(span)]
+        position = span.end
+    return "".join([*pieces, text[position:]])
+
+
+def mask(text: str) -> str:
+    """Return *text* with ``***`` for each password.
+
+    A text that libpq reads differently from us is not shown at all.
+    """
+    masked = replace_secrets(text, lambda span: MASK)
+    try:
+        hidden = {
+            value
+            for name, value in parse_conninfo(_without_references(masked)).items()
+            if name in SECRET_PARAMETERS and value not in (MASK, _NEUTRAL)
+        }
+    except ValueError:
+        hidden = set()
+    return MASK if hidden else masked
+
+
+def has_mask(text: str) -> bool:
+    """Whether a password in *text* stands for the one that is stored."""
+    return text == MASK or any(span.of(text) == MASK for span in secret_spans(text))
+
+
+def fill_masks(text: str, stored: str) -> str:
+    """Return *text* with the passwords of *stored* where it has ``***``.
+
+    Raises ValueError if there is none, or if *text* leads elsewhere: whoever may edit a url is not
+    to learn its password by having it sent to a server of their own.
+    """
+    if text == mask(stored):
+        return stored
+    passwords = {span.parameter: span.of(stored) for span in secret_spans(stored)}
+    if _place(text) != _place(mask(stored)):
+        raise ValueError("host, port, user or database change, so the password must be given again")
+
+    def lookup(span: Span) -> str:
+        if span.of(text) != MASK:
+            return span.of(text)
+        if span.parameter not in passwords:
+            raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
+        if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):  # each escapes in its own way
+            raise ValueError("the form of the url changes, so the password must be given again")
+        return passwords[span.parameter]
+
+    return replace_secrets(text, lookup)
+
+
+def with_password(text: str, password: str) -> str:
+    """Return *text* with *password* put in, in place of one that is there."""
+    is_uri = _SCHEME.match(text) is not None
+    written = password if _REFERENCES.fullmatch(password) else _quoted(password, is_uri=is_uri)
+    found = _spans_of_uri(text) if is_uri else _spans_of_words(text)
+    spans = [span for span in found if span.parameter == "password"]
+    if spans:
+        first = spans[0]
+        start, end = first.start, first.end
+        if not is_uri and text[start - 1] == "'":
+            start, end = start - 1, end + 1
+        return text[:start] + written + text[end:]
+    if not is_uri:
+        return f"{text} password={written}"
+    scheme = _SCHEME.match(text)
+    assert scheme is not None
+    at = re.compile("[^@/]*@").match(text, scheme.end())
+    if at is not None:
+        return f"{text[: at.end() - 1]}:{written}{text[at.end() - 1 :]}"
+    return f"{text}{'&' if '?' in text else '?'}password={written}"
+
+
+def _quoted(password: str, *, is_uri: bool) -> str:
+    if is_uri:
+        return quote(password, safe="")
+    escaped = password.replace("\\", "\\\\").replace("'", "\\'").replace("${", "$${")
+    return f"'{escaped}'"
+
+
+_NEUTRAL: Final = "1"
+_PLACE: Final = ("host", "hostaddr", "port", "user", "dbname", "service", "servicefile")
+
+
+def _without_references(text: str) -> str:
+    """Return *text* with something in place of references that fits everywhere, also as a port."""
+    return _REFERENCE.sub(_NEUTRAL, text)
+
+
+def _place(text: str) -> dict[str, str]:
+    # References stay apart from each other: another variable may be another host.
+    numbered = _REFERENCE.sub(lambda match: str(int.from_bytes(match[1].encode())), text)
+    try:
+        given = parse_conninfo(numbered)
+    except ValueError:
+        return {"text": text}
+    return {name: given[name] for name in _PLACE if name in given}
+
+
+def check_url(text: str) -> None:
+    """Refuse what libpq cannot read, whatever its references stand for. Raises ValueError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid Unicode") from None
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be part of it")
+    if not text.strip():
+        raise ValueError("empty")
+    parse_conninfo(_without_references(text).replace("$${", "${"))

@@ -1,0 +1,87 @@
+"""Errors for readers who may not see the values of rows. Pure.
+
+PostgreSQL puts values into its messages, and a value may hold any character. No pattern can tell
+where a value ends and other text begins. Therefore hints, which this program makes from names of
+the catalog, travel apart from messages, and a message loses everything from its first value to the
+last character that can end one.
+
+A message that this program does not recognize (from a trigger, or in another language than English)
+may hold values anywhere. `quoted_unless_known` puts such a message between quotation marks.
+`hide_values` then treats all of it as a value.
+"""
+
+import re
+from typing import Final
+
+from streamer.postgres.sqlstate import is_row_specific
+
+_NAME: Final = r'"[^"]*"'
+_TYPE: Final = r'[\w ."\[\]]+(?:\([\d,]+\))?[\w ]*'
+_KNOWN: Final = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        rf"value too long for type {_TYPE}",
+        rf"bit string (?:length \d+ does not match|too long for) type {_TYPE}",
+        rf"null value in column {_NAME} of relation {_NAME} violates not-null constraint",
+        rf"duplicate key value violates unique constraint {_NAME}",
+        rf"conflicting key value violates exclusion constraint {_NAME}",
+        (
+            rf"(?:insert or update|update or delete) on table {_NAME} violates foreign key"
+            rf" constraint {_NAME}(?: on table {_NAME})?"
+        ),
+        rf"new row for relation {_NAME} violates (?:check|partition) constraint(?: {_NAME})?",
+        rf"no partition of relation {_NAME} found for row",
+        rf"value for domain {_TYPE} violates check constraint {_NAME}",
+        rf"domain {_TYPE} does not allow null values",
+        rf"cannot insert a non-DEFAULT value into column {_NAME}",
+        (
+            r"(?:bigint|integer|smallint|oid|money|date|time|timestamp|interval|numeric|real)"
+            r" out of range"
+        ),
+        r"value out of range: (?:over|under)flow",
+        (
+            r"numeric field overflow|division by zero|an update or delete came for a table without"
+            r" replica identity|an open version of this key is already there"
+        ),
+        # The value comes last, or only words of PostgreSQL follow it.
+        rf'invalid input syntax for type {_TYPE}: ".*"',
+        r'(?:date/time|interval) field value out of range: ".*"',
+        rf'invalid input value for enum {_TYPE}: ".*"',
+        r'malformed (?:array|record|range|multirange) literal: ".*"',
+        rf'value ".*" is out of range for type {_TYPE}',
+    )
+)
+# The statements of this program raise these, with fixed messages.
+_OURS: Final = ("P0002", "P0003")
+
+
+def quoted_unless_known(message: str, state: str | None) -> str:
+    """Return a server's *message* with SQLSTATE *state* as it is, or as one quotation."""
+    if state is None or state in _OURS or not is_row_specific(state):
+        return message
+    if any(pattern.fullmatch(message) for pattern in _KNOWN):
+        return message
+    return f'the server says: "{message}"'
+
+
+# The values of a key, what PostgreSQL quotes of a row, and bytes that are no text.
+_OPENING: Final = re.compile(r'\)=\(|(?::|\bvalue|\bstring|\btoken|\bzone) "| 0x')
+_ENDINGS: Final = {"(": ")", '"': '"'}
+
+
+def hide_values(message: str) -> str:
+    """Return *message* without the values of rows that it holds. A hint must not be part of it.
+
+    A value that has no end, because a driver reports the first line only, goes to the last
+    character.
+    """
+    found = _OPENING.search(message)
+    if found is None:
+        return message
+    opening = message[: found.end()]
+    end = message.rfind(_ENDINGS.get(opening[-1], ""), found.end())
+    # The values of a key can follow a quotation, and their end lies then behind its end.
+    key = message.rfind(")")
+    if opening[-1] == '"' and ")=(" in message[found.end() :]:
+        end = max(end, key)
+    return f"{opening}…{message[end:] if end >= 0 else ''}"

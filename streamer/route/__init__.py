@@ -1,1 +1,0 @@
-"""Where a change goes: source relation to target relation, and to which worker. Pure."""

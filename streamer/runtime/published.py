@@ -1,0 +1,330 @@
+"""What a source publishes of each mapped relation, and whether that was so all the time.
+
+Two facts are stored of every relation that is in step: the mark of its membership in a publication
+and its replica identity as published. At every start, and every few seconds while streaming, they
+are compared with the catalogs. The comparison ends in one of these:
+
+- *keep*: nothing is missing. A plain table may change its key: the stream says so in order.
+- *copy*: the table can be in step again, but only after a copy (it gained a replica identity, or
+  identities of partitions changed, which no order tells).
+- *stop*: changes are missing, or will be. The table waits in state ``error`` for a person. A table
+  whose updates can no longer be published is taken out of the publication of updates first, so
+  that the application's own statements work.
+- *block*: a table that is not in step anyway cannot be published now; it is copied when it can be.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from streamer.apply.lane import MappedRelation
+from streamer.errors import SourceContentionError, SourceDivergedError, SourceRejectedError
+from streamer.hints import command
+from streamer.lsn import EVERYTHING
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.postgres.quoting import quote_qualified
+from streamer.progress.store import RelationRecord, Store
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, translating
+from streamer.source.guard_facts import read_identities
+from streamer.source.identity import NONE, RelationIdentity
+from streamer.source.publication import (
+    Publication,
+    concerns,
+    ensure_publications,
+    publication_faults,
+    publication_mark,
+    read_publications,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was stored of a relation when it was last seen."""
+
+    mark: str | None = None
+    identity: str | None = None
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What follows for relations; those that are not named keep on."""
+
+    stopped: dict[MappedRelation, str] = field(default_factory=dict)
+    copied: list[MappedRelation] = field(default_factory=list)
+    blocked: dict[MappedRelation, str] = field(default_factory=dict)
+    contention: SourceContentionError | None = None
+    """Another session kept us from changing publications; the rest is judged next time."""
+
+
+def needs_copy(before: str | None, identity: RelationIdentity) -> bool:
+    """Whether a relation whose replica identity was *before* has to be copied. Pure.
+
+    Without an identity only inserts were published. Identities of partitions change one by one, and
+    in between the stream brings old rows that fit neither.
+    """
+    if before is None or before == identity.published or not identity.is_usable:
+        return False
+    return before == NONE or identity.is_partitioned
+
+
+class Publishing:
+    """The publications of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        store: Store,
+        relations: Iterable[MappedRelation],
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._store = store
+        self._relations = relations
+        self._known: dict[int, Known] = {}
+        self._returned: set[int] = set()
+        """Mapped again: what was not published meanwhile, nobody else took out."""
+        self._renewed: set[MappedRelation] = set()
+        """Not in step, and published for the copy that is to come."""
+        self._lock = asyncio.Lock()
+
+    def know(self, record: RelationRecord) -> None:
+        """Take what is stored of a relation."""
+        if record.has_returned:
+            self._returned.add(record.relation_id)
+        self._known[record.relation_id] = Known(record.publication_mark, record.identity)
+
+    def change(self, source: SourceMapping) -> None:
+        """Go by other rules from now on."""
+        self._source = source
+
+    def renew(self, mapped: MappedRelation) -> None:
+        """A new copy of *mapped* is wanted: what was published before no longer matters."""
+        self._renewed.discard(mapped)
+
+    async def settle(self, plain: Connection) -> Verdicts:
+        """Publish every relation as its identity allows; say what follows for each.
+
+        What follows is stored before this returns. Raises SourceDivergedError when a publication
+        that was in use is gone, and SourceRejectedError.
+        """
+        async with self._lock:
+            with translating(self._source.label):
+                return await self._settle(plain)
+
+    async def _settle(self, plain: Connection) -> Verdicts:
+        verdicts = Verdicts()
+        relations = list(self._relations)
+        publications, identities = await self._read(plain, relations)
+        self._check_there(publications, relations)
+        for mapped in relations:
+            if _is_in_step(mapped):
+                reason = self._break(mapped, publications, identities.get(mapped.mapping.source))
+                if reason is not None and mapped.relation_id in self._returned:
+                    verdicts.copied.append(mapped)
+                elif reason is not None:
+                    verdicts.stopped[mapped] = self._with_resync(mapped, reason)
+        # Whoever took a table out of a publication does not find it put in again at once.
+        left = {
+            mapped.mapping.source
+            for mapped in relations
+            if (mapped.is_set_aside or mapped in verdicts.stopped)
+            and not any(p.has(mapped.mapping.source) for p in publications.values())
+        }
+        fresh = [
+            mapped
+            for mapped in relations
+            if not _is_in_step(mapped) and not mapped.is_set_aside and mapped not in self._renewed
+        ]
+        try:
+            refused = await ensure_publications(
+                plain,
+                self._source,
+                [identity for name, identity in identities.items() if name not in left],
+                self._server.version,
+                [mapped.mapping for mapped in relations],
+                {mapped.mapping.source for mapped in fresh},
+            )
+        except SourceContentionError as exc:
+            verdicts.contention = exc
+            await self._store_verdicts(verdicts)
+            return verdicts
+        publications, identities = await self._read(plain, relations)
+        self._judge_faults(verdicts, relations, publications, identities, refused)
+        self._judge_identities(verdicts, relations, identities)
+        # Before the identity: dying in between, it is compared with the old one again.
+        await self._store_verdicts(verdicts)
+        await self._remember(verdicts, relations, publications, identities)
+        self._returned.clear()
+        self._renewed.update(mapped for mapped in fresh if mapped not in verdicts.blocked)
+        return verdicts
+
+    async def _store_verdicts(self, verdicts: Verdicts) -> None:
+        for mapped, error in verdicts.stopped.items():
+            await self._store.require_resync(mapped.relation_id, error)
+        for mapped in verdicts.copied:
+            await self._store.demand_copy(mapped.relation_id)
+
+    async def _read(
+        self, plain: Connection, relations: list[MappedRelation]
+    ) -> tuple[dict[str, Publication], dict[RelationName, RelationIdentity]]:
+        publications = await read_publications(plain, self._source, self._server.version)
+        return publications, await read_identities(plain, [m.mapping.source for m in relations])
+
+    def _check_there(
+        self, publications: dict[str, Publication], relations: list[MappedRelation]
+    ) -> None:
+        """Refuse to go on without a publication: what the slot still has to decode needs it."""
+        there = {publication.oid for publication in publications.values()}
+        lost = []
+        for mapped in relations:
+            mark = self._known.get(mapped.relation_id, Known()).mark
+            if _is_in_step(mapped) and mark is not None and mark.partition(".")[0] not in there:
+                lost.append(mapped)
+        if lost:
+            tables = ", ".join(str(mapped.mapping.source) for mapped in lost)
+            resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
+            raise SourceDivergedError(
+                f'publications of source "{self._source.label}" were dropped by somebody else, so '
+                "changes may be missing",
+                hint=f"these tables need a resync: {tables}; run: {resync}",
+            )
+
+    def _break(
+        self,
+        mapped: MappedRelation,
+        publications: dict[str, Publication],
+        identity: RelationIdentity | None,
+    ) -> str | None:
+        """Return why changes of a relation in step may be missing."""
+        if identity is None:
+            return (
+                f'table "{mapped.mapping.source}" is no longer in the source: it was dropped or '
+                "renamed"
+            )
+        known = self._known.get(mapped.relation_id, Known())
+        mark = publication_mark(publications.values(), identity)
+        if known.mark in (None, mark) or needs_copy(known.identity, identity):
+            return None
+        return (
+            f'table "{mapped.mapping.source}" was not published all the time: somebody changed its '
+            "publication, or dropped it and made it anew"
+        )
+
+    def _judge_faults(
+        self,
+        verdicts: Verdicts,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+        refused: dict[RelationName, SourceRejectedError],
+    ) -> None:
+        filtered = {m.mapping.source for m in relations if m.mapping.rule.filter is not None}
+        faults = publication_faults(
+            self._source, publications, identities.values(), filtered, self._server.version
+        )
+        for mapped in relations:
+            name = mapped.mapping.source
+            identity = identities.get(name)
+            error: str | None = None
+            if identity is None:
+                error = (
+                    f'table "{name}" is not in the source; create it there, correct its name in '
+                    "`tables`, or take it out of there"
+                )
+            elif unlogged := identity.unlogged_leaves:
+                leaf = unlogged[0].name
+                error = (
+                    f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
+                    "the WAL; have its owner run at the source: alter table "
+                    f"{quote_qualified(leaf.namespace, leaf.name)} set logged"
+                )
+            elif name in refused:
+                error = str(refused[name])
+            else:
+                for fault in faults:
+                    if concerns(fault, publications[fault.publication], identity):
+                        error = str(fault.error())
+            if error is None or mapped.is_set_aside or mapped in verdicts.stopped:
+                continue
+            if _is_in_step(mapped):
+                verdicts.stopped[mapped] = self._with_resync(mapped, error)
+            else:
+                verdicts.blocked[mapped] = error
+
+    def _judge_identities(
+        self,
+        verdicts: Verdicts,
+        relations: list[MappedRelation],
+        identities: dict[RelationName, RelationIdentity],
+    ) -> None:
+        for mapped in relations:
+            identity = identities.get(mapped.mapping.source)
+            if identity is None or mapped in verdicts.stopped or mapped in verdicts.blocked:
+                continue
+            if mapped in verdicts.copied:
+                continue
+            before = self._known.get(mapped.relation_id, Known()).identity
+            if _is_in_step(mapped):
+                if before not in (None, NONE) and not identity.is_usable:
+                    verdicts.stopped[mapped] = (
+                        f'table "{mapped.mapping.source}": {identity.obstacle}, so its updates and '
+                        "deletes are no longer published; streamer check prints the statements "
+                        "that help, and the table is then copied again; to go on with inserts "
+                        f"only, run: {self._resync_command(mapped)}"
+                    )
+                elif needs_copy(before, identity):
+                    verdicts.copied.append(mapped)
+            elif mapped.is_set_aside and before == NONE and identity.is_usable:
+                verdicts.copied.append(mapped)
+
+    async def _remember(
+        self,
+        verdicts: Verdicts,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+    ) -> None:
+        changed = {}
+        for mapped in relations:
+            identity = identities.get(mapped.mapping.source)
+            before = self._known.get(mapped.relation_id, Known())
+            if identity is None:
+                continue
+            known = Known(publication_mark(publications.values(), identity), identity.published)
+            if mapped in verdicts.stopped or (
+                mapped.is_set_aside and mapped not in verdicts.copied
+            ):
+                # It stays known how it was, but for an identity that it lost: to gain one helps.
+                lost = NONE if not identity.is_usable else before.identity
+                known = Known(before.mark, lost)
+            elif mapped.relid is None:  # later on, the copy knows which table it has read
+                mapped.relid = identity.root.oid
+            if known != before:
+                changed[mapped.relation_id] = known
+        if changed:
+            await self._store.set_published(
+                {key: (known.mark, known.identity) for key, known in changed.items()}
+            )
+            self._known |= changed
+
+    def replaced(self, mapped: MappedRelation) -> str:
+        """Say that the stream brings another table under the name of *mapped*."""
+        name = mapped.mapping.source
+        return self._with_resync(mapped, f'another table of the source has the name "{name}" now')
+
+    def _with_resync(self, mapped: MappedRelation, reason: str) -> str:
+        return (
+            f"{reason}; changes may be missing: see to it that it is there and published, then "
+            f"run: {self._resync_command(mapped)}"
+        )
+
+    def _resync_command(self, mapped: MappedRelation) -> str:
+        name = str(mapped.mapping.source)
+        return command("resync", name, database=self._source.database, sid=self._source.sid)
+
+
+def _is_in_step(mapped: MappedRelation) -> bool:
+    """Whether no copy of *mapped* is still to be made."""
+    return mapped.skip_through_lsn != EVERYTHING

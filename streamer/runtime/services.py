@@ -1,0 +1,69 @@
+"""What pipelines share, and what each tells of itself."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from streamer.apply.budget import Budget
+from streamer.apply.drainer import Drainer
+from streamer.apply.spool import SpoolDirectory
+from streamer.apply.worker import Worker
+from streamer.lsn import NOTHING, Lsn
+from streamer.observability.metrics import Metrics
+from streamer.progress.store import Store
+from streamer.runtime.target_watch import TargetHealth
+from streamer.sync.coordinator import SyncSettings
+from streamer.sync.launcher import SparkLauncher
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all pipelines of a process share."""
+
+    address: TargetAddress
+    store: Store
+    workers: list[Worker]
+    drainer: Drainer
+    launcher: SparkLauncher
+    spools: SpoolDirectory
+    budget: Budget
+    metrics: Metrics
+    sync: SyncSettings
+    target_namespace: str
+    by_transaction: bool
+    heartbeat_interval: float
+    target: TargetHealth
+    without_heartbeat: set[str] = field(default_factory=set)
+    """Labels of sources of which the log says that they cannot have one."""
+    take_over: set[str] = field(default_factory=set)
+    """Labels of sources whose slot and publications are ours from the next start on."""
+
+    def under(self, claim: Claim) -> "Shared":
+        """Return the same for the holder of *claim*: the target is where that was taken only."""
+        address = replace(self.address, claim=claim)
+        return replace(self, address=address, store=self.store.under(claim))
+
+
+SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
+"""As they are stored in streamer.source."""
+
+
+@dataclass(slots=True)
+class Health:
+    """What a running pipeline knows of itself; read by metrics and readiness."""
+
+    state: str = "starting"
+    error: str | None = None
+    holder: str | None = None
+    """The other process that runs this source, while there is one."""
+    wal_end_lsn: Lsn = NOTHING
+    restart_lsn: Lsn | None = None
+    safe_wal_bytes: int | None = None
+    table_states: dict[str, str] = field(default_factory=dict)
+    table_errors: dict[str, str] = field(default_factory=dict)
+    table_hints: dict[str, str] = field(default_factory=dict)
+    """The parts of these errors that this program made, and that hold no values of rows."""
+    table_waits: dict[str, str] = field(default_factory=dict)
+    """What tables wait for whose state does not say so: a lock at the target."""
+    quarantined: dict[str, int] = field(default_factory=dict)

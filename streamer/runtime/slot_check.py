@@ -1,0 +1,243 @@
+"""What ties a source to the target: its slot, its publications, and how far both say they are.
+
+Positions and marks are stored in the target before they count, so whatever breaks the tie (a slot
+that was moved, a publication that was changed, either server restored to an earlier time) is found
+by comparing, at every start and while streaming. Nothing goes on with a hole: the source stops, and
+is told which tables to resync.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.errors import (
+    SlotInUseError,
+    SlotInvalidatedError,
+    SlotMissingError,
+    SourceDivergedError,
+    SourceError,
+)
+from streamer.failpoints import failpoint
+from streamer.hints import command
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.store import SourceRecord, Store
+from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.catalog import SourceServer, check_same_history
+from streamer.source.connection import Connection
+from streamer.source.journal.files import Journal
+from streamer.source.journal.stream import JournalStream
+from streamer.source.slot import (
+    ExportedSnapshot,
+    Slot,
+    check_slot,
+    create_slot,
+    drop_slot,
+    read_slot,
+    set_failover,
+)
+from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
+from streamer.source.timeline import parse_fork
+from streamer.source.waits import Reported
+
+log = structlog.get_logger()
+
+
+class Link:
+    """The tie of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        store: Store,
+        record: SourceRecord,
+        relations: Iterable[MappedRelation],
+        guard: BacklogGuard,
+        journal: Journal | None,
+        history: str,
+    ) -> None:
+        """*journal*: what to read instead of the slot, if anything. *history*: the source's
+        timeline history.
+        """
+        self._history = history
+        self._guard = guard
+        self._journal = journal
+        self._source = source
+        self._server = server
+        self._store = store
+        self._record = record
+        self._relations = relations
+        self._reported = Reported()
+
+    def _synced(self) -> list[MappedRelation]:
+        """Return the relations that have no copy still to be made."""
+        return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
+
+    async def check(self) -> None:
+        """Refuse a source that cannot go on where the target stands. Raises SourceDivergedError."""
+        synced, record = self._synced(), self._record
+        if not synced:
+            return
+        try:
+            if record.system_identifier == self._server.system_identifier:
+                record = await self._follow_fork(record, synced)
+            check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
+        except SourceDivergedError as exc:
+            exc.hint = self._resync_hint(synced)
+            raise
+
+    async def _follow_fork(
+        self, record: SourceRecord, synced: list[MappedRelation]
+    ) -> SourceRecord:
+        """Go over to the source's new timeline, if the target has nothing from behind the fork.
+
+        The acknowledged position may lie behind the fork where no change does, because it follows
+        keepalives. The slot has to be at the fork or before it: one that was made since has not
+        seen what the new primary committed before that. Raises SourceDivergedError.
+        """
+        timeline, known = self._server.timeline, record.timeline
+        if known is None or known == timeline:
+            return record
+        fork_lsn = parse_fork(self._history, known)
+        if fork_lsn is None:
+            raise SourceDivergedError(
+                f"the source is on timeline {timeline}, which does not descend from timeline "
+                f"{known} that the target knows"
+            )
+        ahead = [str(mapped.mapping.source) for mapped in synced if mapped.end_lsn > fork_lsn]
+        if self._journal is not None and self._journal.end_lsn > fork_lsn:
+            ahead.append("its journal")
+        if ahead:
+            raise SourceDivergedError(
+                f"the source failed over to timeline {timeline}, which forked at {fork_lsn}, and "
+                f"the target has changes from behind that: {', '.join(ahead)}"
+            )
+        log.warning(
+            "the source failed over, and the target has nothing that it lacks",
+            source=self._source.label,
+            timeline=timeline,
+            fork_lsn=str(fork_lsn),
+        )
+        if record.acknowledged_lsn > fork_lsn:
+            await self._store.reset_acknowledged(record.source_id, fork_lsn)
+            self._record = replace(record, acknowledged_lsn=fork_lsn, last_transaction=None)
+        return self._record
+
+    # ---- the slot ------------------------------------------------------------------------------
+
+    async def open_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot | None]:
+        """Return where to start, having checked or made the slot; with a new one, its snapshot.
+
+        Raises what names the tables to resync.
+        """
+        name, record, synced = self._source.slot, self._record, self._synced()
+        slot = await read_slot(plain, name)
+        is_foreign = slot is not None and slot.is_foreign(self._server.database)
+        is_all_copied = not synced and not any(m.is_to_declare for m in self._relations)
+        if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
+            # Everything is copied again, so begin at the end of the WAL: what lies before may not
+            # even be readable, as when a publication was dropped (before PostgreSQL 18).
+            return await self._make_slot(plain)
+        try:
+            start_lsn = check_slot(slot, name, self._server.database)
+            if self._journal is not None:
+                start_lsn = self._journal.segment_at(record.acknowledged_lsn).start_lsn
+            else:
+                self._check_position(slot, start_lsn)
+        except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
+            if is_foreign:
+                raise  # somebody else's: neither to be used nor to be dropped
+            if not synced:
+                return await self._make_slot(plain)
+            raise await self._lost(exc, synced) from None
+        identity = self._server.system_identifier, self._server.timeline
+        if (record.system_identifier, record.timeline) != identity:
+            await self._store.set_identity(
+                record.source_id, self._server.system_identifier, self._server.timeline
+            )
+        if slot is not None and self._journal is None:
+            await set_failover(self._source, slot, self._server)
+        if record.acknowledged_lsn < start_lsn:
+            await self._store.reset_acknowledged(record.source_id, start_lsn)
+        return start_lsn, None
+
+    async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
+        """Begin to read at *start_lsn*, which `open_slot` has returned."""
+        if self._journal is not None:
+            return JournalStream(self._journal, start_lsn)
+        source = self._source
+        publications = (source.publication, source.publication_inserts)
+        options = StreamOptions.for_version(
+            self._server.version, source, publications, binary=binary
+        )
+        return await ReplicationStream.start(
+            source, source.slot, start_lsn, options, server=self._server
+        )
+
+    async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
+        """Return what to raise: there is no going on without a copy of *synced*."""
+        if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
+            if self._guard.journaling.error is not None:
+                error.message += f" ({self._guard.journaling.error})"
+            error.hint = self._resync_hint(synced)
+            return error
+        given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
+        await self._store.need_resync(self._record.source_id, str(given_up))
+        return given_up
+
+    def _check_position(self, slot: Slot | None, start_lsn: Lsn) -> None:
+        # What we acknowledge is stored here first, so a slot that is ahead means that this database
+        # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
+        # stored yet.
+        acknowledged_lsn = self._record.acknowledged_lsn
+        if acknowledged_lsn != NOTHING and start_lsn > acknowledged_lsn:
+            if slot is not None and slot.active_pid is not None:
+                raise SlotInUseError(
+                    f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
+                    f"{acknowledged_lsn}, which is all that the target has: another process reads "
+                    "it, into its journal"
+                )
+            raise SourceDivergedError(
+                f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
+                f"{acknowledged_lsn}, which is all that the target has: "
+                "the target was restored to an earlier time, the slot was moved or made anew, or "
+                "what is missing is in a journal that is not here"
+            )
+
+    def another_history(self) -> SourceDivergedError:
+        """Return what to raise when the source sends other transactions than it did before."""
+        return SourceDivergedError(
+            "the source sends another history than the one that the target has: it was restored to "
+            "an earlier time and has written since",
+            hint=self._resync_hint(self._synced()),
+        )
+
+    def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
+        tables = ", ".join(str(mapped.mapping.source) for mapped in relations)
+        resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
+        return f"these tables need a resync: {tables}; run: {resync}"
+
+    async def _tell(self, awaited: str) -> None:
+        what = f"making a slot waits for {awaited}"
+        if self._reported.is_new(awaited):
+            log.warning("the start waits", source=self._source.label, waiting_for=what)
+        await self._store.set_source_state(self._record.source_id, "starting", what)
+
+    async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
+        await self._guard.journaling.discard()
+        await drop_slot(plain, self._source.slot)
+        snapshot = await create_slot(self._source, self._source.slot, self._server, tell=self._tell)
+        failpoint("sync.slot_created")
+        try:
+            await self._store.set_identity(
+                self._record.source_id, self._server.system_identifier, self._server.timeline
+            )
+            await self._store.reset_acknowledged(self._record.source_id, snapshot.consistent_point)
+            failpoint("sync.slot_stored")
+        except BaseException:
+            await snapshot.close()
+            raise
+        return snapshot.consistent_point, snapshot

@@ -1,0 +1,203 @@
+"""Guards what the promise of one source rests on: its slot, its publications, replica identities.
+
+The guard has a connection of its own, reads nothing but catalogs and waits for no lock on a user's
+table. What merely looks (partitions, heartbeats) has another connection and another task, see
+`streamer.runtime.source_survey`: a locked table keeps nobody from noticing a lost slot.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.resync import Resync
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.store import Store
+from streamer.runtime.published import Publishing, Verdicts
+from streamer.runtime.relations import Relations
+from streamer.runtime.services import Health
+from streamer.source.catalog import SourceServer, read_flush_lsn
+from streamer.source.connection import Connection, connection, translating
+from streamer.source.guard_facts import read_digest
+from streamer.source.slot import check_slot, read_slot
+from streamer.source.timeline import check_same_server_plainly
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.states import State
+
+log = structlog.get_logger()
+
+GUARD_SECONDS: Final = 2.0
+PAUSE_TIMES: Final = 20
+"""After a look the guard pauses at least this many times as long as it took."""
+_TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
+
+
+class SourceWatch:
+    """The guard of one attempt to stream a source, and what follows from its verdicts."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        store: Store,
+        relations: Relations,
+        publishing: Publishing,
+        health: Health,
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._store = store
+        self._relations = relations
+        self._publishing = publishing
+        self._health = health
+        self._coordinator: SyncCoordinator | None = None
+        self._newest_lsn: Callable[[], Lsn] = lambda: NOTHING
+        self._blocked: dict[MappedRelation, str] = {}
+        self._is_unsettled = False
+        self._replaced: set[MappedRelation] = set()
+
+    def may_be_copied(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped*, which needs a copy, is published and nobody has to ask for the copy."""
+        return not mapped.is_set_aside and mapped not in self._blocked
+
+    def obstacle(self, mapped: MappedRelation) -> str | None:
+        """Return why *mapped* cannot be published, if that is so."""
+        return self._blocked.get(mapped)
+
+    async def begin(self, plain: Connection) -> None:
+        """Settle everything before the stream starts. Raises SourceContentionError too."""
+        verdicts = await self._settle(plain)
+        if verdicts.contention is not None:
+            raise verdicts.contention
+
+    def follow(self, coordinator: SyncCoordinator, newest_lsn: Callable[[], Lsn]) -> None:
+        """Let *coordinator* make the copies that become possible or necessary from now on.
+
+        *newest_lsn* returns the end of what was dispatched.
+        """
+        self._coordinator, self._newest_lsn = coordinator, newest_lsn
+
+    async def publish(self, relations: Iterable[MappedRelation]) -> None:
+        """See that *relations*, which are to be copied, are published; copy those that are."""
+        wanted = list(relations)
+        for mapped in wanted:
+            self._publishing.renew(mapped)
+            self._blocked.setdefault(mapped, "")
+        async with connection(self._source) as plain:
+            await self._settle(plain)
+
+    def replaced(self, mapped: MappedRelation) -> None:
+        """The stream brings another table under the name of *mapped*: nothing of it is applied."""
+        self._relations.set_aside(mapped)
+        self._replaced.add(mapped)
+
+    async def run(self, looked: Callable[[], None]) -> None:
+        """Guard until cancelled; *looked* is called after each look.
+
+        Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
+        """
+        digest: str | None = None
+        async with connection(self._source) as plain:
+            await plain.execute(_TIMEOUTS_SQL)
+            await check_same_server_plainly(plain, self._server)
+            while True:
+                began = time.monotonic()
+                with translating(self._source.label):
+                    await self._check_slot(plain)
+                    await self._stop_replaced()
+                    names = [mapped.mapping.source for mapped in self._relations]
+                    seen = await read_digest(plain, self._source, names, self._server.version)
+                    if seen != digest or self._is_unsettled:
+                        await self._settle(plain)
+                        digest = seen  # read before: what came meanwhile is seen next time
+                took = time.monotonic() - began
+                looked()
+                await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
+
+    async def _check_slot(self, plain: Connection) -> None:
+        health, name = self._health, self._source.slot
+        slot = await read_slot(plain, name)
+        health.wal_end_lsn = max(health.wal_end_lsn, await read_flush_lsn(plain))
+        check_slot(slot, name, self._server.database)
+        assert slot is not None
+        health.restart_lsn, health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
+
+    async def _stop_replaced(self) -> None:
+        for mapped in list(self._replaced):
+            error = self._publishing.replaced(mapped)
+            await self._store.require_resync(mapped.relation_id, error)
+            self._replaced.discard(mapped)
+            self._stop(mapped, error)
+
+    # ---- verdicts ------------------------------------------------------------------------------
+
+    async def _settle(self, plain: Connection) -> Verdicts:
+        verdicts = await self._publishing.settle(plain)
+        self._is_unsettled = verdicts.contention is not None
+        for mapped, error in verdicts.stopped.items():
+            self._stop(mapped, error)
+        for mapped in verdicts.copied:
+            log.warning(
+                "table is copied again, because its replica identity has changed",
+                source=self._source.label,
+                table=str(mapped.mapping.source),
+            )
+            await self._copy_again(mapped)
+        if verdicts.contention is not None:
+            log.warning("waiting", source=self._source.label, reason=str(verdicts.contention))
+            return verdicts
+        await self._block(verdicts.blocked)
+        return verdicts
+
+    def _stop(self, mapped: MappedRelation, error: str) -> None:
+        log.error(
+            "table stopped",
+            source=self._source.label,
+            table=str(mapped.mapping.source),
+            error=error,
+        )
+        self._relations.set_aside(mapped)
+        if self._relations.state(mapped) is not State.PAUSED:
+            self._relations.set_state(mapped, State.ERROR, error)
+
+    async def _copy_again(self, mapped: MappedRelation) -> None:
+        self._publishing.renew(mapped)
+        mapped.resync = Resync()
+        is_paused = self._relations.state(mapped) is State.PAUSED
+        if not is_paused:
+            self._relations.set_state(mapped, State.INIT)
+        if self._coordinator is None:  # the stream has not begun, and with it come the copies
+            self._relations.hold_for_copy(mapped)
+            return
+        await self._relations.hold_until_settled(mapped, self._newest_lsn())
+        if not is_paused:
+            self._coordinator.request(mapped)
+
+    async def _block(self, blocked: dict[MappedRelation, str]) -> None:
+        """Show why tables cannot be copied, and copy those that can be by now."""
+        before, self._blocked = self._blocked, {}
+        for mapped, error in blocked.items():
+            if self._coordinator is not None and self._coordinator.is_at(mapped):
+                continue  # the copy will say so, or the next look after it
+            self._blocked[mapped] = error
+            if before.get(mapped) == error:
+                continue
+            log.error(
+                "table cannot be copied",
+                source=self._source.label,
+                table=str(mapped.mapping.source),
+                error=error,
+            )
+            await self._store.fail_copy(mapped.relation_id, error)
+            self._relations.set_state(mapped, State.ERROR, error)
+        for mapped in before:
+            is_wanted = mapped.skip_through_lsn == EVERYTHING and self.may_be_copied(mapped)
+            if mapped not in self._relations or not is_wanted or self._coordinator is None:
+                continue
+            if self._relations.state(mapped) is not State.PAUSED:
+                self._relations.set_state(mapped, State.INIT)
+                self._coordinator.request(mapped)

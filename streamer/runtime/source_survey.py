@@ -1,0 +1,59 @@
+"""What merely looks at a source: heartbeats, partitions that brought rows, and the backlog's size.
+
+It may wait for a lock that a user's session holds, though not for long; nothing that the promise
+rests on waits with it, see `streamer.runtime.source_guard`.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streamer.errors import SourceContentionError
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.store import SourceRecord, Store
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.relations import Relations
+from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, connection, translating
+from streamer.sync.leaves import look_at_leaves
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 5.0
+_PATIENCE_SQL: Final = "set lock_timeout = '1s'"
+
+
+async def look(
+    source: SourceMapping,
+    server: SourceServer,
+    record: SourceRecord,
+    store: Store,
+    relations: Relations,
+    heartbeat: Heartbeat,
+    tracker: ProgressTracker,
+    guard: BacklogGuard,
+) -> None:
+    """Look until cancelled. Raises SourceConnectionError."""
+    async with connection(source) as plain:
+        await plain.execute(_PATIENCE_SQL)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
+            )
+            while True:
+                await _look_at_partitions(plain, source, store, relations)
+                await guard.store(store, record.source_id)
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _look_at_partitions(
+    plain: Connection, source: SourceMapping, store: Store, relations: Relations
+) -> None:
+    try:
+        with translating(source.label):
+            await look_at_leaves(store, plain, relations.in_step())
+    except SourceContentionError as exc:
+        log.debug("partitions are looked at later", source=source.label, reason=str(exc))

@@ -1,0 +1,180 @@
+"""Writes to the bookkeeping what only this process knows, for `streamer status`: how many changes
+wait in it, since when a table lags, which sessions it waits for, and that a heartbeat is overdue.
+
+Only when that has changed, and every few seconds at most: where nothing is held nothing is written.
+What a process that died has written counts no longer, because what it held comes again. So the
+first round of the next process writes all there is.
+"""
+
+import asyncio
+import contextlib
+import re
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from streamer.apply.drainer import CONCURRENT_MAX
+from streamer.apply.lane import Hold, MappedRelation
+from streamer.decode.pgoutput import to_datetime
+from streamer.errors import TargetError
+from streamer.lsn import Lsn
+from streamer.progress.lag import read_blockers, set_lag_since, set_visible
+from streamer.progress.store import HeldRecord, SourceRecord
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.relations import Relations
+from streamer.runtime.services import Shared
+
+TELL_SECONDS: Final = 2.0
+_PID: Final = re.compile(r"\bpid (\d+)")
+_QUEUE: Final = (
+    f"one of the {CONCURRENT_MAX} connections by which held tables are applied: other held tables "
+    "use all of them"
+)
+LAG_SECONDS_MIN: Final = 2.0
+"""A table that lags less is not written down, or every busy table would be, all the time."""
+
+
+async def tell(
+    shared: Shared,
+    source: SourceRecord,
+    relations: Relations,
+    tracker: ProgressTracker,
+    heartbeat: Heartbeat,
+) -> None:
+    """Tell of a source until cancelled; of its tables' positions whenever they are wanted."""
+    wanted = relations.positions_wanted
+    teller = _Teller(shared, source, relations, heartbeat)
+    visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
+    while True:
+        try:
+            await set_visible(shared.store, visible)  # at first none: those of another attempt
+            await teller.tell()
+        except TargetError as exc:  # written later: it is no reason to stop a stream
+            shared.metrics.count_error(exc, source.database, source.sid)
+        visible = {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                await wanted.wait()
+        if wanted.is_set():
+            wanted.clear()
+            visible = _visible(relations, tracker)
+
+
+class _Teller:
+    """What was written last of one source."""
+
+    def __init__(
+        self, shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+    ) -> None:
+        self._waits = relations.table_waits
+        self._store = shared.store
+        self._source_id = source.source_id
+        self._relations = relations
+        self._heartbeat = heartbeat
+        self._held: list[HeldRecord] | None = None
+        self._was_overdue: bool | None = None
+        self._lag_since: dict[int, datetime | None] = {}
+        self._waiting = {  # perhaps: a process that died may have written so
+            mapped.relation_id
+            for mapped in relations
+            if Hold.SYNC not in relations.lane(mapped).hold
+        }
+
+    async def tell(self) -> None:
+        """Write what has changed."""
+        held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
+        if held != self._held:
+            await self._store.set_held(self._source_id, held)
+            self._held = held
+        if self._was_overdue is not (overdue is not None):
+            await self._store.set_heartbeat_overdue(self._source_id, overdue)
+            self._was_overdue = overdue is not None
+        await self._tell_lag()
+        await self._tell_waiting()
+
+    async def _tell_lag(self) -> None:
+        now = datetime.now(UTC)
+        since = {m.relation_id: _lag_since(self._relations, m, now) for m in self._relations}
+        missing = object()
+        changed = {
+            number: moment
+            for number, moment in since.items()
+            if self._lag_since.get(number, missing) != moment
+        }
+        if changed:
+            await set_lag_since(self._store, changed)
+        self._lag_since = since
+
+    async def _tell_waiting(self) -> None:
+        """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
+
+        Between two attempts a drainer waits for nobody, and what was written last stands.
+        """
+        busy: dict[int, MappedRelation] = {}
+        reasons: dict[MappedRelation, str] = {}
+        done = []
+        now = time.monotonic()
+        for mapped in self._relations:
+            lane = self._relations.lane(mapped)
+            if lane.backend_pid is not None:
+                busy[lane.backend_pid] = mapped
+            elif lane.queues_since is not None and now - lane.queues_since > TELL_SECONDS:
+                reasons[mapped] = _QUEUE
+            elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
+                done.append(mapped.relation_id)
+        blockers = await read_blockers(self._store, list(busy)) if busy else {}
+        for pid, mapped in busy.items():
+            if sessions := blockers.get(pid):
+                reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
+                reasons[mapped] = reason + _ending(sessions)
+            elif mapped.relation_id in self._waiting:
+                done.append(mapped.relation_id)
+        for mapped, reason in reasons.items():
+            self._waits[str(mapped.mapping.source)] = reason
+            await self._store.set_waiting([mapped.relation_id], reason)
+            self._waiting.add(mapped.relation_id)
+        if done:
+            for mapped in self._relations:
+                if mapped.relation_id in done:
+                    self._waits.pop(str(mapped.mapping.source), None)
+            await self._store.set_waiting(done, None)
+            self._waiting.difference_update(done)
+
+
+def _ending(sessions: str) -> str:
+    """Return the SQL that ends the sessions that `read_blockers` names."""
+    found = _PID.findall(sessions)
+    sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
+    return f"; let it end, or run at the target: {sql}" if sql else ""
+
+
+def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:
+    visible: dict[int, Lsn | None] = {}
+    for mapped in relations:
+        behind = relations.lane(mapped).pending.flush_lsn_max
+        visible[mapped.relation_id] = tracker.newest_lsn if behind is None else behind
+    return visible
+
+
+def _may_wait(hold: Hold) -> bool:
+    return bool(hold & (Hold.BUSY | Hold.LARGE | Hold.ERROR | Hold.QUARANTINE))
+
+
+def _lag_since(relations: Relations, mapped: MappedRelation, now: datetime) -> datetime | None:
+    oldest = relations.lane(mapped).pending.oldest_time
+    if not oldest:
+        return None
+    since = to_datetime(oldest)
+    return since if (now - since).total_seconds() >= LAG_SECONDS_MIN else None
+
+
+def _held(relations: Relations) -> list[HeldRecord]:
+    records = []
+    for mapped in relations:
+        lane = relations.lane(mapped)
+        changes, size = lane.held(mapped)
+        if changes:
+            behind = lane.pending.flush_lsn_max
+            records.append(HeldRecord(mapped.relation_id, changes, size, behind))
+    return records

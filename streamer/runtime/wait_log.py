@@ -1,0 +1,108 @@
+"""Logs the reason of a long wait, every `REPORT_SECONDS` for as long as it lasts.
+
+States of sources and target come from the process itself. The reason for which a start or a copy
+waits comes from the bookkeeping, where `status` reads it, too.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from streamer.errors import StreamerError
+from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.runtime.services import Health
+from streamer.runtime.target_watch import TargetHealth
+
+log = structlog.get_logger()
+
+REPORT_SECONDS: Final = 10.0
+_WAITING_STATES: Final = ("starting", "waiting")
+_COPY_STATES: Final = ("init", "copying", "catching_up")
+_NAMES_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something that waits (``target``, a source, tables of a source), and the reason."""
+
+    subject: str
+    reason: str
+
+
+class LongWaits:
+    """Knows since when each subject has waited. Pure."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def update(self, waits: Iterable[Wait], now: float) -> list[tuple[Wait, float]]:
+        """Take the waits of *now*; return those to report, with their seconds."""
+        found = {wait.subject: wait for wait in waits}
+        self._since = {subject: self._since.get(subject, now) for subject in found}
+        return [
+            (wait, now - self._since[subject])
+            for subject, wait in found.items()
+            if now - self._since[subject] >= REPORT_SECONDS
+        ]
+
+
+def find_waits(
+    target: TargetHealth,
+    waiters: Iterable[tuple[str, Health]],
+    sources: Iterable[SourceRecord] = (),
+    relations: Iterable[RelationRecord] = (),
+) -> list[Wait]:
+    """Return everything that waits. Pure."""
+    if not target.is_well:
+        return [Wait("target", target.error or "no answer yet")]
+    records = {record.label: record for record in sources}
+    reasons: dict[int, dict[str, list[str]]] = {}
+    for relation in relations:
+        if relation.state in _COPY_STATES and relation.waiting_for is not None:
+            by_reason = reasons.setdefault(relation.source_id, {})
+            by_reason.setdefault(relation.waiting_for, []).append(relation.source)
+    waits = []
+    for label, health in waiters:
+        record = records.get(label)
+        if health.state in _WAITING_STATES:
+            stored = record.error if record is not None and record.state == "starting" else None
+            reason = health.error or stored or "an answer of its server"
+            waits.append(Wait(f'source "{label}"', reason))
+        tables = {} if record is None else reasons.get(record.source_id, {})
+        for reason, names in tables.items():
+            more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+            listed = ", ".join(sorted(names)[:_NAMES_MAX])
+            waits.append(Wait(f'source "{label}", {listed}{more}', reason))
+    return waits
+
+
+async def report_waits(
+    store: Store,
+    target: TargetHealth,
+    read_waiters: Callable[[], Sequence[tuple[str, Health]]],
+) -> None:
+    """Log long waits until cancelled."""
+    long_waits = LongWaits()
+    while True:
+        waiters = read_waiters()
+        sources: Sequence[SourceRecord] = ()
+        relations: Sequence[RelationRecord] = ()
+        if target.is_well and any(_may_wait(health) for _, health in waiters):
+            with contextlib.suppress(StreamerError):  # the next round reads it again
+                sources, relations = await store.sources(), await store.relations()
+        found = find_waits(target, waiters, sources, relations)
+        for wait, seconds in long_waits.update(found, time.monotonic()):
+            log.info(
+                "still waiting", what=wait.subject, waiting_for=wait.reason, seconds=round(seconds)
+            )
+        await asyncio.sleep(REPORT_SECONDS)
+
+
+def _may_wait(health: Health) -> bool:
+    states = {health.state, *health.table_states.values()}
+    return not states.isdisjoint((*_WAITING_STATES, *_COPY_STATES))

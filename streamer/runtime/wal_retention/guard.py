@@ -1,0 +1,325 @@
+"""Watches how much WAL each source keeps for us, and does what is configured before its disk is
+full.
+
+Measured at the source alone, over a connection of its own, so that it goes on while the target is
+away. At half of ``max_retained_wal`` it is said, at 80 % copies go slower, at the limit the policy
+decides: warn; spool, which reads the slot into a journal
+(`streamer.runtime.wal_retention.journaling`); or drop, which gives the slot up and has the tables
+copied again.
+"""
+
+import asyncio
+import contextlib
+import enum
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.containment import enduring
+from streamer.errors import SourceError, StreamerError
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping
+from streamer.progress.store import Store
+from streamer.runtime.wal_retention.journaling import Journaling
+from streamer.source.connection import connection
+from streamer.source.retained_wal import Retained, read_retained
+from streamer.source.slot import drop_slot
+
+log = structlog.get_logger()
+
+MEASURE_SECONDS: Final = 2.0
+FINISH_SECONDS: Final = 60.0
+"""How long the pipeline may take to read the end of a journal before writing goes on."""
+FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
+FAILED_SECONDS: Final = 60.0
+
+
+class Level(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    THROTTLED = "throttled"
+    OVER = "over"
+
+
+_BEGINS_AT: Final = {Level.OVER: 1.0, Level.THROTTLED: 0.8, Level.WARNING: 0.5}
+_HYSTERESIS: Final = 0.1
+
+
+def level_of(ratio: float, before: Level = Level.OK) -> Level:
+    """Return the level for a share of the limit. One that was reached is left a little below where
+    it begins, so that nothing is switched back and forth. Pure.
+    """
+    order = list(Level)
+    for level, begins_at in _BEGINS_AT.items():
+        reached = order.index(before) >= order.index(level)
+        if ratio >= begins_at - (_HYSTERESIS if reached else 0):
+            return level
+    return Level.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is shown of a source. ``spooled_bytes``: of its journal."""
+
+    limit_bytes: int | None
+    retained_bytes: int
+    state: Level
+    policy: str
+    spooled_bytes: int
+
+    @classmethod
+    def of(
+        cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
+    ) -> "Backlog | None":
+        """Return what is shown when *retained* was measured just now, and *stored* before."""
+        limit = source.max_retained_wal_bytes
+        spooled = 0 if stored is None else int(stored["spooled_bytes"])
+        if limit is None and not spooled:
+            return None
+        before = Level.OK if stored is None else Level(stored["state"])
+        size = 0 if retained is None else retained.retained_bytes
+        level = level_of(size / limit, before) if limit else Level.OK
+        return cls(limit, size, level, source.on_max_retained_wal.value, spooled)
+
+    @property
+    def ratio(self) -> float:
+        return self.retained_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Runner(Protocol):
+    """Who streams the source: its supervisor."""
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the pipeline runs, and so has the source to itself."""
+        ...
+
+    @property
+    def waits_for_another(self) -> bool:
+        """Whether another process runs the source."""
+        ...
+
+    @property
+    def is_copying(self) -> bool: ...
+
+    @property
+    def stored_lsn(self) -> Lsn:
+        """Everything up to here is in the target, and is known there to be."""
+        ...
+
+    def begin_anew(self) -> None:
+        """Let the pipeline end in order, and begin again."""
+        ...
+
+    def let_stream(self, may: bool) -> None:
+        """Begin nothing while it may not."""
+        ...
+
+
+class BacklogGuard:
+    """Guards one source. `run` is its owner's task, also while the target is waited for."""
+
+    def __init__(self, source: SourceMapping, spools: Path, *, is_lasting: bool) -> None:
+        """*is_lasting*: what is in the directory *spools* survives a restart of the machine."""
+        self.source = source
+        self.journaling = Journaling(source, spools, is_lasting=is_lasting)
+        self.runner: Runner | None = None
+        self.backlog: Backlog | None = None
+        """As measured last; None if there is nothing to guard."""
+        self.given_up: str | None = None
+        """Why the slot was dropped, while it is gone."""
+        self.is_taken = False
+        """The slot belongs to another installation, or that has not been found out yet."""
+        self._changed = asyncio.Event()
+        self._stored: str | None = "nothing yet"
+        self._was_active = True
+        self._finish_by: float | None = None
+        self._not_before = 0.0
+        self._told_open_transaction = False
+
+    def change(self, source: SourceMapping) -> None:
+        """Go by other settings from now on."""
+        self.source = source
+        self.journaling.change(source)
+        self._changed.set()
+
+    @property
+    def is_throttling(self) -> bool:
+        """Whether copies are to go slower."""
+        return self.backlog is not None and self.backlog.state in (Level.THROTTLED, Level.OVER)
+
+    async def run(self) -> None:
+        """Guard until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, run in (("journaling", self.journaling.run), ("backlog", self._watch)):
+                work = f"{name} {self.source.label}"
+                group.create_task(enduring(work, run), name=work)
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether there is a limit, or a journal from when there was one."""
+        has_limit = self.source.max_retained_wal_bytes is not None
+        return has_limit or self.journaling.journal is not None
+
+    async def _watch(self) -> None:
+        backoff = Backoff(first=MEASURE_SECONDS)
+        while True:
+            self._changed.clear()
+            if not self._is_needed:
+                self.backlog = None
+                await self._pause(MEASURE_SECONDS)
+                continue
+            try:
+                async with connection(self.source) as plain:
+                    while self._is_needed and not self._changed.is_set():
+                        retained = await read_retained(plain, self.source)
+                        await self._judge(retained)
+                        backoff = Backoff(first=MEASURE_SECONDS)
+                        await self._pause(MEASURE_SECONDS)
+            except SourceError as exc:
+                backoff.log(log, f'the backlog of "{self.source.label}" cannot be measured', exc)
+                await self._pause(backoff.next_seconds())
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _judge(self, retained: Retained | None) -> None:
+        limit = self.source.max_retained_wal_bytes
+        before = self.backlog.state if self.backlog is not None else Level.OK
+        size = 0 if retained is None else retained.retained_bytes
+        level = level_of(size / limit, before) if limit else Level.OK
+        self.backlog = Backlog(
+            limit, size, level, self.source.on_max_retained_wal.value, self.journaling.size_bytes
+        )
+        if level is not before:
+            tell = log.info if level is Level.OK else log.warning
+            tell(
+                "WAL kept by the source",
+                source=self.source.label,
+                state=level.value,
+                retained_bytes=size,
+                max_retained_wal=limit,
+            )
+        if retained is None:
+            return
+        self.given_up = None
+        if self.journaling.is_wanted or self.journaling.journal is not None:
+            await self._see_to_the_end(retained.unconfirmed_bytes)
+        elif limit is not None and size >= limit:
+            await self._act(retained, limit)
+        self._was_active = retained.is_active
+
+    # ---- at the limit --------------------------------------------------------------------------
+
+    def _may_take_over(self, retained: Retained) -> bool:
+        if self.is_taken:
+            return False
+        if self.runner is not None and self.runner.is_streaming:
+            return True
+        is_idle = not retained.is_active and not self._was_active
+        return is_idle and not (self.runner is not None and self.runner.waits_for_another)
+
+    async def _act(self, retained: Retained, limit: int) -> None:
+        policy = self.source.on_max_retained_wal
+        if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
+            return
+        if 2 * retained.unconfirmed_bytes < limit:
+            # Neither journal nor a new slot would let the source remove what it keeps.
+            if not self._told_open_transaction:
+                self._told_open_transaction = True
+                log.warning(
+                    "most of what the source keeps is kept for a transaction that is open there, "
+                    "or for a copy",
+                    source=self.source.label,
+                )
+            return
+        self._told_open_transaction = False
+        if policy is OnMaxRetainedWal.DROP:
+            await self._give_up(retained, limit)
+            return
+        now = asyncio.get_running_loop().time()
+        if now < self._not_before:
+            return
+        try:
+            await self.journaling.prepare()
+        except StreamerError as exc:
+            self._not_before = now + FAILED_SECONDS
+            log.error("no journal can be written", source=self.source.label, error=str(exc))
+            return
+        self.journaling.begin()
+        if self.runner is not None:
+            self.runner.begin_anew()
+
+    async def _give_up(self, retained: Retained, limit: int) -> None:
+        """Drop the slot, and let the pipeline find out that it is gone."""
+        self.given_up = (
+            f'replication slot "{self.source.slot}" was given up: the source kept '
+            f"{retained.retained_bytes} bytes of WAL for it, and max_retained_wal is {limit}"
+        )
+        log.error("the slot is given up", source=self.source.label, error=self.given_up)
+        runner = self.runner
+        if runner is not None:
+            runner.let_stream(False)
+            runner.begin_anew()
+        try:
+            async with connection(self.source) as plain:
+                await drop_slot(plain, self.source.slot)
+        except SourceError as exc:
+            self.given_up = None
+            log.error("the slot cannot be dropped", source=self.source.label, error=str(exc))
+        finally:
+            if runner is not None:
+                runner.let_stream(True)
+
+    # ---- when the target has caught up ---------------------------------------------------------
+
+    async def _see_to_the_end(self, unconfirmed_bytes: int) -> None:
+        """Stop writing the journal when little of it is left, and leave it when nothing is."""
+        journal, runner = self.journaling.journal, self.runner
+        if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
+            if self._finish_by is not None:
+                self._go_on_writing()
+            return
+        if self._finish_by is None:
+            most = min(FINISH_BYTES_MAX, (self.source.max_retained_wal_bytes or 1 << 40) // 4)
+            if max(unconfirmed_bytes, journal.end_lsn - runner.stored_lsn) > most:
+                return
+            await self.journaling.stop_writing()
+            self._finish_by = asyncio.get_running_loop().time() + FINISH_SECONDS
+        while runner.stored_lsn < journal.end_lsn and runner.is_streaming:
+            if asyncio.get_running_loop().time() > self._finish_by:
+                self._go_on_writing()
+                return
+            await asyncio.sleep(0.1)
+        self._finish_by = None
+        failpoint("journal.finished")
+        if runner.is_streaming:
+            runner.begin_anew()
+
+    def _go_on_writing(self) -> None:
+        self._finish_by = None
+        self.journaling.begin()
+
+    # ---- what the target is told ---------------------------------------------------------------
+
+    async def store(self, store: Store, source_id: int) -> None:
+        """Store what is shown, and what copies go by, if it has changed."""
+        backlog = self.backlog
+        text = None if backlog is None else repr(backlog)
+        if text != self._stored:
+            shown = None
+            if backlog is not None:
+                shown = {**backlog.to_json(), "throttled": self.is_throttling}
+            await store.set_backlog(source_id, shown)
+            self._stored = text

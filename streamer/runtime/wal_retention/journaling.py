@@ -1,0 +1,325 @@
+"""When a source's journal is written, when it is read, and when it is deleted.
+
+A journal begins where the slot stands (`begin`), and from then on the slot is read into it, whether
+or not there is a target. The pipeline reads from it as long as it exists. When the target has
+caught up, writing stops (`stop_writing`), the pipeline takes in what is left and begins anew; it
+then finds that nothing in the journal is needed (`settle`), deletes it, and reads the slot itself.
+
+What counts after a crash is `judge`: a journal is gone on with exactly if it holds everything
+between what the target has and what the source may have discarded. Nothing else says that there is
+no hole: a journal that is lost is found out because the slot is ahead of the target, as ever.
+"""
+
+import asyncio
+import contextlib
+import enum
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.containment import contained
+from streamer.errors import (
+    JournalError,
+    Retry,
+    SlotInUseError,
+    SourceDivergedError,
+    SpoolError,
+    StreamerError,
+)
+from streamer.failpoints import failpoint
+from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.wal_retention.writer import Journaler
+from streamer.source.catalog import SourceServer, check_same_history, read_server
+from streamer.source.connection import Connection, connection
+from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
+from streamer.source.journal.gather import Gatherer
+from streamer.source.journal.records import Identity
+from streamer.source.slot import check_slot, read_slot
+from streamer.source.stream import ReplicationStream, StreamOptions
+
+log = structlog.get_logger()
+
+MANUAL_RETRY_SECONDS: Final = 15.0
+BEGIN_SECONDS: Final = 10.0
+"""How long a slot is waited for, and then whoever waits for the journal."""
+
+
+class Verdict(enum.Enum):
+    """What is to be done about a journal."""
+
+    READ = enum.auto()
+    NOT_NEEDED = enum.auto()
+    HOLE = enum.auto()
+
+
+def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Lsn) -> Verdict:
+    """Say what to do when the target has everything up to *acknowledged_lsn*, the journal what
+    comes from *start_lsn* to *end_lsn*, and the slot what comes from *confirmed_lsn* on. Pure.
+    """
+    if acknowledged_lsn == NOTHING:  # a target that has nothing begins with all there is
+        acknowledged_lsn = start_lsn
+    if start_lsn <= acknowledged_lsn and confirmed_lsn <= end_lsn:
+        return Verdict.READ
+    return Verdict.NOT_NEEDED if confirmed_lsn <= acknowledged_lsn else Verdict.HOLE
+
+
+class Journaling:
+    """The journal of one source, if it has one. `run` belongs to whoever guards the source."""
+
+    def __init__(self, source: SourceMapping, spools: Path, *, is_lasting: bool) -> None:
+        self.source = source
+        self._is_lasting = is_lasting
+        self.journal: Journal | None = None
+        self.error: str | None = None
+        """Why nothing is written now, although it should be."""
+        self._path = directory_of(spools, source.slot)
+        self._is_damaged = False
+        self._is_known = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the slot is, or should be, read into the journal."""
+        return self._wanted.is_set()
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.journal is None else self.journal.size_bytes
+
+    async def run(self) -> None:
+        """Go on with the journal that is there, and write one whenever that is wanted."""
+        backoff = Backoff()
+        try:
+            await self._open()
+            while True:
+                await self._wanted.wait()
+                self._writing = asyncio.create_task(
+                    self._write(), name=f"journal {self.source.label}"
+                )
+                try:
+                    await asyncio.wait([self._writing])
+                finally:
+                    self._writing.cancel()
+                    await asyncio.wait([self._writing])
+                error = _error_of(self._writing)
+                self._writing = None
+                if error is None:
+                    backoff = Backoff()
+                    continue
+                self.error = str(error)
+                backoff.log(log, f'the journal of "{self.source.label}" is not written', error)
+                is_timed = error.retry is Retry.TIMED
+                await asyncio.sleep(backoff.next_seconds() if is_timed else MANUAL_RETRY_SECONDS)
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+            self._is_known.clear()  # begun again, it is opened again
+
+    async def _open(self) -> None:
+        backoff = Backoff()
+        while not self._is_known.is_set():
+            try:
+                self.journal = await asyncio.to_thread(Journal.open, self._path)
+            except JournalError as exc:
+                # Whether it is needed shows when the slot is compared with the target.
+                self.error, self._is_damaged = str(exc), True
+                log.error("the journal cannot be read", source=self.source.label, error=str(exc))
+            except StreamerError as exc:
+                self.error = str(exc)
+                backoff.log(log, f'the journal of "{self.source.label}" cannot be read', exc)
+                await backoff.wait()
+                continue
+            self._is_known.set()
+        if self.journal is not None:
+            log.info(
+                "a journal is there",
+                source=self.source.label,
+                bytes=self.journal.size_bytes,
+                start_lsn=str(self.journal.start_lsn),
+                end_lsn=str(self.journal.end_lsn),
+            )
+            self._begun.set()
+            self._wanted.set()
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def change(self, source: SourceMapping) -> None:
+        """Go by another url from now on."""
+        before, self.source = self.source, source
+        if source.url != before.url and self._writing is not None:
+            self._writing.cancel()  # it is begun again
+
+    async def prepare(self) -> None:
+        """See whether a journal could be begun. Raises SpoolError."""
+        if not self._is_lasting:
+            raise SpoolError(
+                "a journal needs a directory that lasts",
+                hint="set spool.directory, and restart",
+            )
+        if self._is_damaged:
+            raise SpoolError(f"the one that is there is not to be overwritten: {self.error}")
+        await asyncio.to_thread(try_directory, self._path)
+
+    def begin(self) -> None:
+        """Have the slot read into the journal from now on, as soon as nobody else reads it."""
+        self._wanted.set()
+
+    async def stop_writing(self) -> None:
+        """Leave the slot alone. Returns when nobody reads it."""
+        self._wanted.clear()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        self.error = None
+
+    async def _write(self) -> None:
+        source = self.source
+        async with connection(source, replication=True) as replication:
+            server = await read_server(replication)
+        async with connection(source) as plain:
+            await self._until_free(plain)
+            start_lsn = await self._check(plain, server)
+            if self.journal is not None:
+                await asyncio.to_thread(self.journal.rewind)
+            # Whole transactions only, in order, as text: what was sent can always be applied.
+            options = StreamOptions.for_version(
+                server.version,
+                source,
+                (source.publication, source.publication_inserts),
+                streaming=False,
+            )
+            stream = await ReplicationStream.start(
+                source, source.slot, start_lsn, options, server=server
+            )
+            try:
+                failpoint("journal.slot_taken")
+                # Nobody can move it any more.
+                start_lsn = await self._check(plain, server)
+                await self._create(server, start_lsn)
+                await self._run(stream, server, start_lsn)
+            finally:
+                await stream.close()
+
+    async def _until_free(self, plain: Connection) -> None:
+        """Give the pipeline a moment to let go of the slot."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_SECONDS):
+                while (slot := await read_slot(plain, self.source.slot)) and slot.active_pid:
+                    await asyncio.sleep(0.1)
+
+    async def _check(self, plain: Connection, server: SourceServer) -> Lsn:
+        """Return where the slot stands; refuse one that the journal does not join."""
+        slot = await read_slot(plain, self.source.slot)
+        confirmed_lsn = check_slot(slot, self.source.slot, server.database)
+        journal = self.journal
+        if journal is not None:
+            check_same_history(server, journal.identity.system_identifier, journal.end_lsn)
+            if confirmed_lsn > journal.end_lsn:
+                raise SourceDivergedError(
+                    f'replication slot "{self.source.slot}" is at {confirmed_lsn}, ahead of '
+                    f"{journal.end_lsn}, where its journal ends"
+                )
+        return confirmed_lsn
+
+    async def _create(self, server: SourceServer, start_lsn: Lsn) -> None:
+        if self.journal is not None:
+            return
+        identity = Identity(server.system_identifier, self.source.slot)
+        self.journal = await asyncio.to_thread(Journal.create, self._path, identity, start_lsn)
+        log.warning(
+            "the slot is read into a journal",
+            source=self.source.label,
+            directory=str(self._path),
+            lsn=str(start_lsn),
+        )
+
+    async def _run(self, stream: ReplicationStream, server: SourceServer, start_lsn: Lsn) -> None:
+        journal = self.journal
+        assert journal is not None
+        self._begun.set()
+        self.error = None
+        journaler = Journaler(
+            journal,
+            stream,
+            Gatherer(journal.end_lsn, journal.last, start_lsn),
+            label=self.source.label,
+            wal_sender_timeout_seconds=server.wal_sender_timeout_seconds,
+        )
+        await journaler.run()
+
+    # ---- what the pipeline asks ----------------------------------------------------------------
+
+    async def settle(
+        self, plain: Connection, server: SourceServer, acknowledged_lsn: Lsn
+    ) -> Journal | None:
+        """Return the journal to read from, if there is one and it is needed; otherwise it is gone,
+        or leaves a hole, which shows when the slot is compared with the target.
+        """
+        try:
+            async with asyncio.timeout(2 * BEGIN_SECONDS):
+                await self._is_known.wait()
+                if self.is_wanted:
+                    await self._begun.wait()
+        except TimeoutError:
+            raise SlotInUseError(
+                f'the journal of "{self.source.label}" has not begun: '
+                f"{self.error or 'somebody else reads the slot'}"
+            ) from None
+        journal = self.journal
+        slot = await read_slot(plain, self.source.slot)
+        if slot is None or slot.confirmed_flush_lsn is None:
+            return None
+        if self._is_damaged and slot.confirmed_flush_lsn <= acknowledged_lsn:
+            await self.discard()  # whatever was in it, the target has it or the source
+        if journal is None or journal.identity.system_identifier != server.system_identifier:
+            return None
+        verdict = judge(
+            acknowledged_lsn, journal.start_lsn, journal.end_lsn, slot.confirmed_flush_lsn
+        )
+        is_done = not self.is_wanted and journal.end_lsn <= acknowledged_lsn
+        if verdict is Verdict.NOT_NEEDED or (verdict is Verdict.READ and is_done):
+            await self.discard()
+            return None
+        if verdict is Verdict.HOLE:
+            return None
+        self.begin()
+        return journal
+
+    async def discard(self) -> None:
+        """Delete the journal, if there is one."""
+        await self.stop_writing()
+        journal, self.journal = self.journal, None
+        self._begun.clear()
+        self._is_damaged = False
+        if journal is None:
+            await asyncio.to_thread(remove_journal, self._path)
+            return
+        await asyncio.to_thread(journal.remove)
+        log.info("the journal is done with", source=self.source.label)
+
+
+def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:
+    """Return why a task of ours ended; None if it was told to."""
+    if task.cancelled():
+        return None
+    exc = task.exception()
+    leaves = _leaves(exc) if exc is not None else []
+    errors = [leaf for leaf in leaves if isinstance(leaf, StreamerError)]
+    if exc is not None and len(errors) < len(leaves):
+        try:
+            with contained("writing the journal"):
+                raise exc
+        except StreamerError as defect:
+            return defect
+    return errors[0] if errors else None
+
+
+def _leaves(exc: BaseException) -> list[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        return [leaf for inner in exc.exceptions for leaf in _leaves(inner)]
+    return [exc]

@@ -1,0 +1,146 @@
+"""Partitions that join a published table and bring rows along.
+
+ATTACH PARTITION moves no row, so decoding says nothing of those that are there already. They show
+by what wrote them: before the transaction, or the command of it, that wrote the partition's row in
+pg_inherits. The first pages are looked at, where the oldest rows lie. That is all there is to tell
+of a table that was made, filled and attached in one transaction. One that was made before (the row
+of the system column ctid in pg_attribute is written with a table and never again) and is larger
+brought rows: its first ones may have been deleted or changed since.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import quote_qualified
+from streamer.source.connection import Connection, fetch_all
+
+PAGES_MAX: Final = 16
+"""So many are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A partition that has rows of its own."""
+
+    oid: int
+    name: RelationName
+    joins: tuple[tuple[str, int], ...]
+    """Which transaction, and command of it, made it and each partition above it one."""
+    was_table: bool
+    """One of them was made before that transaction."""
+    may_read: bool
+
+    @property
+    def attached_by(self) -> str:
+        """The transactions that attached it and what is above it: others after a DETACH."""
+        return ",".join(xid for xid, _ in self.joins)
+
+
+# Tables are read, not functions that walk the tree: those do not go by the transaction's snapshot.
+_LEAVES_SQL: Final = """
+with recursive tree as (
+    select w.namespace, w.name, c.oid, c.relkind, false as was_table,
+           '{}'::text[] as xids, '{}'::int8[] as commands
+    from unnest(%s::text[], %s::text[]) w (namespace, name)
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    where c.relkind = 'p'
+    union all
+    select t.namespace, t.name, c.oid, c.relkind, t.was_table or a.xmin <> i.xmin,
+           t.xids || i.xmin::text, t.commands || i.cmin::text::int8
+    from tree t
+    join pg_catalog.pg_inherits i on i.inhparent = t.oid
+    join pg_catalog.pg_class c on c.oid = i.inhrelid
+    join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = -1
+    where t.relkind = 'p'
+)
+select t.namespace, t.name, t.oid::int8 as oid, n.nspname as leaf_namespace,
+       c.relname as leaf_name, t.xids, t.commands, t.was_table,
+       pg_catalog.has_table_privilege(t.oid, 'select')
+         and pg_catalog.has_schema_privilege(n.oid, 'usage')
+         and not pg_catalog.row_security_active(t.oid) as may_read
+from tree t
+join pg_catalog.pg_class c on c.oid = t.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where t.relkind = 'r'
+"""
+
+_OLD_ROWS_SQL: Final = f"""
+select exists (
+    select from {{relation}} r, (values {{joins}}) j (xid, command)
+    where r.ctid < '({PAGES_MAX},0)'
+      and (pg_catalog.age(r.xmin) > pg_catalog.age(j.xid)
+           or r.xmin = j.xid and r.cmin::text::int8 < j.command)) as are_old
+"""
+
+# It opens the partition, so a lock on that makes it wait.
+_PAGES_SQL: Final = """
+select coalesce(pg_catalog.pg_relation_size({oid}::oid), 0)
+         / pg_catalog.current_setting('block_size')::int8 as pages
+"""
+_PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
+
+
+async def read_leaves(
+    connection: Connection, names: Iterable[RelationName]
+) -> dict[RelationName, list[Leaf]]:
+    """Return the partitions of those of *names* that have some, as the transaction of *connection*
+    sees them.
+    """
+    wanted = list(names)
+    rows = await fetch_all(
+        connection,
+        _LEAVES_SQL,
+        [name.namespace for name in wanted],
+        [name.name for name in wanted],
+    )
+    leaves: dict[RelationName, list[Leaf]] = defaultdict(list)
+    for row in rows:
+        leaf = Leaf(
+            row["oid"],
+            RelationName(row["leaf_namespace"], row["leaf_name"]),
+            tuple(zip(row["xids"], row["commands"], strict=True)),
+            row["was_table"],
+            row["may_read"],
+        )
+        leaves[RelationName(row["namespace"], row["name"])].append(leaf)
+    return leaves
+
+
+async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
+    """Return how large a partition is; None if it is locked. It has no pages once it is gone."""
+    # One message, hence one transaction: others use the connection between two.
+    sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
+    try:
+        cursor = await connection.execute(sql.encode())
+    except psycopg.errors.LockNotAvailable:
+        return None
+    cursor.nextset()
+    (row,) = await cursor.fetchall()
+    return int(row["pages"])
+
+
+async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
+    """Whether a partition had rows before it was one; None if that cannot be seen now, because it
+    is locked or gone. In case of doubt it had: saying so costs a comparison, not to a gap.
+    """
+    if (pages := await _count_pages(connection, leaf)) in (0, None):
+        return None if pages is None else False
+    if not leaf.may_read or (leaf.was_table and pages > PAGES_MAX):
+        return leaf.was_table
+    joins = ", ".join(f"('{int(xid)}'::xid, {int(command)})" for xid, command in leaf.joins)
+    relation = quote_qualified(leaf.name.namespace, leaf.name.name)
+    # One message, hence one transaction: others use the connection between two.
+    sql = f"{_PATIENCE_SQL}; {_OLD_ROWS_SQL.format(relation=relation, joins=joins)}"
+    try:
+        cursor = await connection.execute(sql.encode())
+        cursor.nextset()
+        (row,) = await cursor.fetchall()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        return None
+    return bool(row["are_old"])

@@ -1,0 +1,47 @@
+"""How much WAL a source keeps for us."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.source.connection import Connection, fetch_all
+from streamer.source.slot import sync_slot_prefix
+
+_SQL: Final = """
+select e.lsn::text as end_lsn, s.restart_lsn::text as restart_lsn,
+       s.confirmed_flush_lsn::text as confirmed_flush_lsn, s.active,
+       (select min(t.restart_lsn)::text from pg_catalog.pg_replication_slots t
+        where t.temporary and pg_catalog.strpos(t.slot_name, %s) = 1)
+       as sync_restart_lsn
+from pg_catalog.pg_replication_slots s,
+     (select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+             else pg_catalog.pg_current_wal_flush_lsn() end as lsn) e
+where s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What is kept. ``unconfirmed_bytes``: of that, what is behind what we have acknowledged; the
+    rest is kept for transactions that are open at the source, and for copies.
+    """
+
+    retained_bytes: int
+    unconfirmed_bytes: int
+    is_active: bool
+
+
+async def read_retained(connection: Connection, source: SourceMapping) -> Retained | None:
+    """Measure it; None if there is no slot, or one that keeps nothing any more."""
+    rows = await fetch_all(connection, _SQL, sync_slot_prefix(source.slot), source.slot)
+    if not rows or rows[0]["restart_lsn"] is None or rows[0]["confirmed_flush_lsn"] is None:
+        return None
+    (row,) = rows
+    end_lsn = Lsn.parse(row["end_lsn"])
+    kept = [Lsn.parse(row[name]) for name in ("restart_lsn", "sync_restart_lsn") if row[name]]
+    return Retained(
+        max(0, end_lsn - min(kept)),
+        max(0, end_lsn - Lsn.parse(row["confirmed_flush_lsn"])),
+        row["active"],
+    )

@@ -1,0 +1,133 @@
+"""Columns of a source that the target table lacks: what type they have there, and adding them.
+
+RELATION tells a column's type by OID. Those of PostgreSQL's own types are the same everywhere, so
+the target can say what they are called; of others only the source knows.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from streamer.decode.pgoutput import Relation
+from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import (
+    add_columns_clause,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
+from streamer.target.connection import (
+    TargetAddress,
+    TargetConnection,
+    target_connection,
+    transaction,
+)
+from streamer.target.conventions import STABLE_OIDS_END
+
+log = structlog.get_logger()
+
+LOCK_SECONDS: Final = 3
+"""How long adding a column waits for its lock; whoever comes to the table meanwhile waits too."""
+
+TypeKey = tuple[int, int]
+"""OID and modifier of a type."""
+
+NO_FILLS: Final[Mapping[str, str]] = MappingProxyType({})
+
+AskSource = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
+"""Asks the source of a database and sid what types are called there."""
+
+_TYPE_NAMES_SQL: Final = """
+select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name
+from unnest($1::int8[], $2::int4[]) k (oid, modifier)
+join pg_catalog.pg_type t on t.oid = k.oid::oid
+"""
+
+
+def type_keys(relation: Relation, names: Sequence[str]) -> dict[str, TypeKey]:
+    """Return the types of some of a relation's columns."""
+    return {
+        column.name: (column.type_oid, column.type_modifier)
+        for column in relation.columns
+        if column.name in names
+    }
+
+
+async def read_own_type_names(
+    connection: TargetConnection, keys: Sequence[TypeKey]
+) -> dict[TypeKey, str]:
+    """Return what PostgreSQL's own types among *keys* are called."""
+    own = [(oid, modifier) for oid, modifier in keys if oid < STABLE_OIDS_END]
+    if not own:
+        return {}
+    rows = await connection.fetch(
+        _TYPE_NAMES_SQL, [oid for oid, _ in own], [modifier for _, modifier in own]
+    )
+    return {(row["oid"], row["modifier"]): row["name"] for row in rows}
+
+
+async def read_known(connection: TargetConnection, relation_id: int) -> dict[str, int] | None:
+    """Return the source's columns by their numbers as they were when a table was in step last; None
+    if that was not stored.
+    """
+    stored = await connection.fetch_value(
+        "select columns::text from streamer.relation where id = $1", relation_id
+    )
+    return None if stored is None else json.loads(stored)
+
+
+async def store_known(
+    connection: TargetConnection, relation_id: int, columns: Mapping[str, int]
+) -> None:
+    await connection.execute(
+        "update streamer.relation set columns = $2::text::jsonb where id = $1",
+        relation_id,
+        json.dumps(columns),
+    )
+
+
+async def add_columns(
+    address: TargetAddress,
+    target: RelationName,
+    columns: Sequence[tuple[str, str]],
+    fills: Mapping[str, str] = NO_FILLS,
+) -> None:
+    """Add *columns*, given by name and type, to *target*; one that is there meanwhile is fine.
+
+    *fills*: the text of the value that the rows of now get.
+
+    On a connection of its own, and committed when it returns: others may fill the table at this
+    moment. Raises TargetContentionError when it is locked for long, TargetSchemaError and
+    TargetRejectedError with what to run there.
+    """
+    quoted = quote_qualified(target.namespace, target.name)
+    filled = [
+        (name, f"{kind} default {quote_literal(fills[name])}" if name in fills else kind)
+        for name, kind in columns
+    ]
+    statement = f"alter table {quoted} {add_columns_clause(filled, if_not_exists=True)}"
+    # Values come from the source: a default of the target would hide that one is missing.
+    drops = ", ".join(f"alter column {quote_identifier(name)} drop default" for name in fills)
+    try:
+        async with (
+            target_connection(address, "streamer columns") as connection,
+            transaction(connection),
+        ):
+            await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+            await connection.execute(statement)
+            if drops:
+                await connection.execute(f"alter table {quoted} {drops}")
+    except StreamerError as exc:
+        if exc.retry is Retry.TIMED:
+            raise
+        kind = TargetRejectedError if isinstance(exc, TargetRejectedError) else TargetSchemaError
+        listed = ", ".join(f'"{name}"' for name, _ in columns)
+        raise kind(
+            f'column {listed} cannot be added to target table "{target}": {exc.message}',
+            hint=f"run there: {statement}; or exclude the column in the mapping",
+        ) from exc
+    log.info("columns added", table=str(target), sql=statement)

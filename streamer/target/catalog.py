@@ -1,0 +1,158 @@
+"""What the target's catalogs say about a relation, as far as applying changes depends on it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import quote_qualified
+
+if TYPE_CHECKING:  # plans are pure, and what they are made of is described here
+    from streamer.target.connection import TargetConnection
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target relation. ``type`` is written with its modifier and, if need be, its
+    schema.
+
+    ``base_type``: the same, with domains taken off. ``equality``: the operator that indexes of the
+    type use.
+    """
+
+    name: str
+    type: str
+    base_type: str
+    equality: str
+    type_oid: int
+    not_null: bool
+    has_default: bool
+    generated: bool
+    identity_always: bool
+    base_oid: int = 0
+    plain_type: str = ""
+    """``base_type`` without its modifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRelation:
+    """A table of the target that rows are written to.
+
+    ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
+    columns, the primary key first. ``has_row_triggers``: triggers that fire even for replicated
+    changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
+    here, so TRUNCATE fails.
+    """
+
+    oid: int
+    name: RelationName
+    is_partitioned: bool
+    columns: dict[str, TargetColumn]
+    primary_key: tuple[str, ...]
+    unique_keys: tuple[tuple[str, ...], ...]
+    leading_index_columns: frozenset[str]
+    has_row_triggers: bool
+    has_ordinary_triggers: bool
+    is_referenced: bool
+    is_writable: bool
+
+    @property
+    def has_sid(self) -> bool:
+        return "sid" in self.columns
+
+    def is_unique(self, columns: frozenset[str]) -> bool:
+        """Whether at most one row has given values in *columns*, and an index finds it."""
+        return any(columns >= set(key) for key in self.unique_keys)
+
+
+_RELATION_SQL: Final = """
+select c.oid::int8 as oid, c.relkind = 'p' as is_partitioned,
+       exists (select from pg_catalog.pg_trigger t
+                where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled in ('A', 'R'))
+         or exists (select from pg_catalog.pg_rewrite r
+                     where r.ev_class = c.oid and r.ev_enabled in ('A', 'R')) as has_row_triggers,
+       exists (select from pg_catalog.pg_trigger t
+                where t.tgrelid = c.oid and t.tgenabled = 'O') as has_ordinary_triggers,
+       exists (select from pg_catalog.pg_constraint k
+                where k.confrelid = c.oid and k.contype = 'f') as is_referenced,
+       pg_catalog.has_table_privilege(c.oid, 'select')
+         and pg_catalog.has_table_privilege(c.oid, 'insert')
+         and pg_catalog.has_table_privilege(c.oid, 'update')
+         and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')
+"""
+
+_COLUMNS_SQL: Final = """
+with recursive base (attnum, type_oid, modifier) as (
+    select a.attnum, a.atttypid, a.atttypmod from pg_catalog.pg_attribute a
+     where a.attrelid = $1::int8::oid and a.attnum > 0 and not a.attisdropped
+    union all
+    select b.attnum, t.typbasetype, case when t.typtypmod >= 0 then t.typtypmod else b.modifier end
+      from base b join pg_catalog.pg_type t on t.oid = b.type_oid where t.typtype = 'd')
+select a.attname as name, pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
+       pg_catalog.format_type(b.type_oid, b.modifier) as base_type,
+       coalesce((select pg_catalog.format('operator(%I.%s)', n.nspname, o.oprname)
+          from pg_catalog.pg_opclass c
+          join pg_catalog.pg_amop m on m.amopfamily = c.opcfamily and m.amopstrategy = 3
+            and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
+          join pg_catalog.pg_operator o on o.oid = m.amopopr
+          join pg_catalog.pg_namespace n on n.oid = o.oprnamespace
+         where c.opcintype = b.type_oid and c.opcdefault
+           and c.opcmethod = (select oid from pg_catalog.pg_am where amname = 'btree')), '=')
+         as equality,
+       a.atttypid::int8 as type_oid, b.type_oid::int8 as base_oid,
+       pg_catalog.format_type(b.type_oid, -1) as plain_type, a.attnotnull as not_null,
+       a.atthasdef or a.attidentity <> '' as has_default,
+       a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always
+from pg_catalog.pg_attribute a join base b on b.attnum = a.attnum
+join pg_catalog.pg_type t on t.oid = b.type_oid
+where a.attrelid = $1::int8::oid and t.typtype <> 'd'
+order by a.attnum
+"""
+
+_INDEXES_SQL: Final = """
+select i.indisprimary as is_primary,
+       i.indisunique and i.indimmediate as is_unique,
+       array(select a.attname::text
+               from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+               join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+              where k.position <= i.indnkeyatts order by k.position) as columns
+from pg_catalog.pg_index i
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+join pg_catalog.pg_am m on m.oid = x.relam
+where i.indrelid = $1::int8::oid and i.indisvalid and i.indpred is null and i.indexprs is null
+  and m.amname = 'btree'
+order by i.indisprimary desc, i.indexrelid
+"""
+
+
+async def read_relation(
+    connection: "TargetConnection", name: RelationName
+) -> TargetRelation | None:
+    """Read the definition of *name*; None if there is no such table."""
+    rows = await connection.fetch(_RELATION_SQL, name.namespace, name.name)
+    if not rows:
+        return None
+    (row,) = rows
+    columns = [TargetColumn(**c) for c in await connection.fetch(_COLUMNS_SQL, row["oid"])]
+    indexes = await connection.fetch(_INDEXES_SQL, row["oid"])
+    return TargetRelation(
+        name=name,
+        columns={column.name: column for column in columns},
+        primary_key=next((tuple(i["columns"]) for i in indexes if i["is_primary"]), ()),
+        unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
+        leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
+        **row,
+    )
+
+
+async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:
+    """Whether a table holds any row, or any of *sid*."""
+    quoted = quote_qualified(name.namespace, name.name)
+    if sid is None:
+        return bool(await connection.fetch_value(f"select exists (select from {quoted})"))
+    return bool(
+        await connection.fetch_value(
+            f'select exists (select from {quoted} where "sid"::text = $1)', sid
+        )
+    )

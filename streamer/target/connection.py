@@ -1,0 +1,553 @@
+"""Connections to the target: the typed face of asyncpg, and what a driver error there means.
+
+Only here is asyncpg imported. A target's url may be anything libpq takes; the few of its parameters
+that asyncpg has no way to honour are refused by name, never ignored.
+"""
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import asyncpg
+import structlog
+
+from streamer.errors import (
+    ConflictError,
+    SettingsError,
+    StreamerError,
+    TargetConnectionError,
+    TargetContentionError,
+    TargetError,
+    TargetMovedError,
+    TargetRejectedError,
+    TargetSchemaError,
+    TextEncodingError,
+    ValueConversionError,
+)
+from streamer.mapping.rules import Secret
+from streamer.postgres import origin, session
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import Meaning, meaning
+from streamer.target.claim import PROOF_SQL, Claim
+from streamer.target.liveness import Activity, Unreachable, Watch
+
+log = structlog.get_logger()
+
+CONNECT_SECONDS: Final = 10.0
+
+# Parameters that asyncpg reads from a connection URI as libpq does.
+_PASSED: Final = frozenset(
+    [
+        "host",
+        "port",
+        "user",
+        "password",
+        "dbname",
+        "passfile",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslrootcert",
+        "sslcrl",
+        "sslpassword",
+        "sslnegotiation",
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "target_session_attrs",
+        "krbsrvname",
+        "gsslib",
+        "service",
+        "servicefile",
+        "application_name",
+        "options",
+    ]
+)
+# Parameters whose listed values ask for nothing that asyncpg does not do anyway.
+_HARMLESS: Final[dict[str, frozenset[str]]] = {
+    "channel_binding": frozenset({"disable", "prefer"}),
+    "gssencmode": frozenset({"disable", "prefer"}),
+    "sslsni": frozenset({"1"}),
+    "sslcompression": frozenset({"0", "1"}),
+    "load_balance_hosts": frozenset({"disable"}),
+    "sslcertmode": frozenset({"allow"}),
+}
+_SOCKET: Final = ("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count")
+_OTHERS: Final = frozenset(
+    {
+        *_SOCKET,
+        "tcp_user_timeout",
+        "connect_timeout",
+        "fallback_application_name",
+        "client_encoding",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAddress:
+    """Where and how to connect: a libpq connection string translated for asyncpg.
+
+    With a *claim*, a connection is of use only if it reaches the server where that was taken.
+    """
+
+    dsn: Secret
+    connect_seconds: float
+    socket_options: dict[str, int] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    @classmethod
+    def parse(cls, url: Secret) -> "TargetAddress":
+        """Translate *url*; raises SettingsError for what cannot be translated."""
+        try:
+            given = parse_conninfo(url.reveal())
+        except ValueError as exc:
+            raise SettingsError(f"target.url: {exc}") from None
+        for port in filter(None, given.get("port", "").split(",")):
+            if not port.isdecimal() or not 0 < int(port) < 65536:
+                raise SettingsError(f'target.url: "{port}" is not a port')
+        for name, value in given.items():
+            if name not in _PASSED and name not in _OTHERS and value not in _HARMLESS.get(name, ()):
+                raise SettingsError(
+                    f'target.url: parameter "{name}" is not supported for the target',
+                    hint="leave it out; sources take every libpq parameter",
+                )
+        parameters = {k: v for k, v in given.items() if k in _PASSED}
+        if "fallback_application_name" in given:
+            parameters.setdefault("application_name", given["fallback_application_name"])
+        timeout = float(given.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
+        sockets = {k: int(v) for k, v in given.items() if k in _SOCKET or k == "tcp_user_timeout"}
+        return cls(Secret(f"postgresql://?{urlencode(parameters)}"), timeout, sockets)
+
+
+def translate(error: BaseException) -> StreamerError:
+    """Say in our words what a driver error of the target means."""
+    translated = _translate(error)
+    translated.change_number = _change_number(error)
+    translated.column = getattr(error, "column_name", None)
+    translated.constraint = getattr(error, "constraint_name", None)
+    # Our ordered block puts the key of the change here, which a server's hint never looks like.
+    hint = getattr(error, "hint", None)
+    translated.key = hint if hint is not None and hint.startswith("Key (") else None
+    staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
+    translated.staged_column = int(staged[1]) if staged else None
+    return translated
+
+
+_COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+(?:_p\d+)?, line (\d+)", re.MULTILINE)
+_COPY_COLUMN: Final = re.compile(
+    r"^COPY streamer_stage_\d+(?:_p\d+)?, line \d+, column c_(\d+)", re.MULTILINE
+)
+
+
+def _change_number(error: BaseException) -> int | None:
+    """Which staged row an error is about: our ordered block and COPY itself both tell."""
+    sequence = getattr(error, "data_type_name", None)
+    if sequence and sequence.isdigit():
+        return int(sequence)
+    line = _COPY_LINE.search(getattr(error, "context", None) or "")
+    return int(line[1]) - 1 if line else None
+
+
+def _translate(error: BaseException) -> StreamerError:
+    state = getattr(error, "sqlstate", None)
+    if not isinstance(error, asyncpg.PostgresError) or state is None:
+        # What asyncpg calls internal comes of a connection that was lost under another operation.
+        if isinstance(
+            error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
+        ):
+            return TargetConnectionError(f"target: {first_line(error)}")
+        return TargetError(f"target: {first_line(error)}")
+    message = f"target: {quoted_unless_known(first_line(error), state)}"
+    match meaning(state, getattr(error, "severity_en", None)):
+        case Meaning.LOST:
+            return TargetConnectionError(message)
+        case Meaning.BUSY:
+            return TargetContentionError(message)
+        case Meaning.REJECTED if state == "42501":
+            hint = "grant the role what it lacks, or make it the owner"
+            return TargetRejectedError(message, hint=hint)
+        case Meaning.REJECTED:
+            hint = "check role, password and database in target.url, and pg_hba.conf"
+            return TargetRejectedError(message, hint=hint)
+        case Meaning.CONFLICT:
+            return _conflict(error, state, message)
+        case Meaning.VALUE if state == "22021":  # character_not_in_repertoire
+            return TextEncodingError(message)
+        case Meaning.VALUE:
+            return ValueConversionError(message)
+        case Meaning.SCHEMA:
+            return TargetSchemaError(message)
+        case Meaning.OTHER:
+            return TargetError(message)
+
+
+_CONFLICT_KINDS: Final = {
+    "23502": "not_null",
+    "23503": "foreign_key",
+    "23505": "insert_exists",
+    "23514": "check",
+    "23P01": "exclusion",
+    "P0002": "update_missing",
+    "P0003": "several_rows",
+}
+
+
+def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:
+    detail = getattr(error, "detail", None)
+    # "Key (id)=(5) already exists." names the row to look at; other details show whole rows.
+    if detail and detail.startswith("Key ("):
+        message = f"{message}: {detail.rstrip('.')}"
+    return ConflictError(message, kind=_CONFLICT_KINDS.get(state, "constraint"))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a driver's message: the rest is context that may show values."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+_DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """Translate every driver error raised inside."""
+    try:
+        yield
+    except _DRIVER_ERRORS as exc:
+        raise translate(exc) from exc
+
+
+Record = Mapping[str, Any]
+
+
+class TargetConnection:
+    """One connection to the target, with settings pinned. One task at a time may use it."""
+
+    def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
+        self._connection = connection
+        self._has_origin = False
+        self.checks_foreign_keys = True
+        """Whether foreign keys apply to what is written here."""
+        self._proven: dict[int, Claim] = {}
+        # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
+        self.backend_pid = int(connection.get_server_pid())
+        self._watch = Watch(
+            lambda: _read_activity(address, self.backend_pid),
+            connection.terminate,
+            self._unsent_bytes,
+        )
+
+    @classmethod
+    async def connect(
+        cls, address: TargetAddress, application_name: str, *, applies: bool = False
+    ) -> "TargetConnection":
+        """Connect and pin settings; with *applies*, also do what applying changes needs.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        try:
+            raw = await asyncpg.connect(
+                address.dsn.reveal(),
+                timeout=address.connect_seconds,
+                server_settings={"application_name": application_name[:63]},
+            )
+        except _DRIVER_ERRORS as exc:
+            error = translate(exc)
+            if not isinstance(error, TargetConnectionError | TargetRejectedError):
+                # No table is at fault: the server takes nobody now, for whatever reason.
+                error = TargetConnectionError(str(error))
+            raise error from exc
+        with translating():
+            connection = cls(raw, address)
+            try:
+                connection._set_socket_options(address.socket_options)
+                await connection._pin(applies)
+                if address.claim is not None:
+                    await connection.prove(address.claim)
+            except BaseException:
+                raw.terminate()
+                raise
+        return connection
+
+    async def prove(self, claim: Claim) -> None:
+        """Make sure that this session is on the server where *claim* was taken.
+
+        A session stays where it is, so one proof serves for its life. Raises TargetMovedError.
+        """
+        if self._proven.get(claim.source_id) != claim:
+            if not await self.fetch_value(PROOF_SQL, *claim.proof):
+                raise TargetMovedError(
+                    "target: this connection does not reach the server on which the source's lock "
+                    "is held",
+                    claims=[claim],
+                )
+            self._proven[claim.source_id] = claim
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call *callback* when the connection is closed, by whichever side."""
+        self._connection.add_termination_listener(lambda *_: callback())
+
+    def _unsent_bytes(self) -> int:
+        transport = self._connection._transport
+        return 0 if transport is None else int(transport.get_write_buffer_size())
+
+    def _set_socket_options(self, given: dict[str, int]) -> None:
+        endpoint = self._connection._transport.get_extra_info("socket")
+        if endpoint is None or endpoint.family == socket.AF_UNIX or given.get("keepalives") == 0:
+            return
+        endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, name, default in (
+            ("TCP_KEEPIDLE", "keepalives_idle", 20),
+            ("TCP_KEEPINTVL", "keepalives_interval", 10),
+            ("TCP_KEEPCNT", "keepalives_count", 3),
+            ("TCP_USER_TIMEOUT", "tcp_user_timeout", 60_000),
+        ):
+            if hasattr(socket, option):
+                level = getattr(socket, option)
+                endpoint.setsockopt(socket.IPPROTO_TCP, level, given.get(name, default))
+
+    async def _pin(self, applies: bool) -> None:
+        settings = dict(session.PINNED)
+        if applies:
+            settings |= session.APPLY
+        await self._connection.execute(session.pin_sql(settings))
+        self.backend_pid = await self._connection.fetchval("select pg_catalog.pg_backend_pid()")
+        # Stronger than "on" is kept; anything weaker could lose what we acknowledge.
+        await self._connection.execute(
+            "select set_config('synchronous_commit', 'on', false)"
+            " where current_setting('synchronous_commit') <> 'remote_apply'"
+        )
+        if applies:
+            with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
+                await self._connection.execute("set session_replication_role = replica")
+                self.checks_foreign_keys = False
+            await self.set_up_origin()
+
+    async def set_up_origin(self) -> None:
+        """Mark from now on what is written here as replicated, where the role may.
+
+        Such transactions are ended with `commit`.
+        """
+        with translating():
+            await self._connection.execute(origin.SET_UP_SQL)
+            row = await self._connection.fetchrow(origin.RESULT_SQL)
+        self._has_origin = bool(row["tagged"])
+        if not self._has_origin:
+            _say_untagged(row["reason"])
+
+    async def commit(self) -> None:
+        """Commit the transaction. Raises TargetError if the server rolled it back instead."""
+        sql = f"{origin.STAMP_SQL}; commit" if self._has_origin else "commit"
+        with translating(), self._watch.waiting():
+            status: str = await self._connection.execute(sql)
+        if status != "COMMIT":
+            # COMMIT of a transaction in which a statement failed is no error to the server.
+            raise TargetError(f'target: the answer to COMMIT was "{status}"')
+
+    @property
+    def server_version(self) -> int:
+        version = self._connection.get_server_version()
+        return int(version.major) * 10000 + int(version.minor)
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._connection.is_closed())
+
+    async def execute(self, sql: str, *parameters: Any) -> int:
+        """Run a statement, or several without parameters; return how many rows it touched."""
+        with translating(), self._watch.waiting():
+            status: str = await self._connection.execute(sql, *parameters)
+        count = status.rpartition(" ")[2]
+        return int(count) if count.isdigit() else 0
+
+    async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
+        """Run a query and return its rows."""
+        with translating(), self._watch.waiting():
+            rows: list[Record] = await self._connection.fetch(sql, *parameters)
+        return rows
+
+    async def fetch_value(self, sql: str, *parameters: Any) -> Any:
+        """Run a query and return the first column of its first row, or None."""
+        with translating(), self._watch.waiting():
+            return await self._connection.fetchval(sql, *parameters)
+
+    async def describe(self, sql: str) -> str:
+        """Have a query parsed, and no more; return the type of its only column, if it has one."""
+        with translating():
+            statement = await self._connection.prepare(sql)
+            columns = statement.get_attributes()
+            if not columns:
+                return ""
+            name: str = await self._connection.fetchval(
+                "select pg_catalog.format_type($1::int8::oid, -1)", columns[0].type.oid
+            )
+        return name
+
+    async def copy_in(
+        self,
+        table: str,
+        columns: list[str],
+        chunks: AsyncIterator[bytes],
+        *,
+        namespace: str | None = None,
+        binary: bool = False,
+    ) -> int:
+        """COPY *chunks* into the named columns of a table; return how many rows that were."""
+
+        async def watched() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                self._watch.progress += 1
+                yield chunk
+
+        with translating(), self._watch.waiting():
+            status: str = await self._connection.copy_to_table(
+                table,
+                source=watched(),
+                columns=columns,
+                schema_name=namespace,
+                format="binary" if binary else "text",
+            )
+        return int(status.rpartition(" ")[2])
+
+    async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
+        """Call *callback* with the payload of every notification on *channel*."""
+        with translating():
+            await self._connection.add_listener(channel, lambda *args: callback(args[-1]))
+
+    def terminate(self) -> None:
+        """Close at once, without a word to the server."""
+        self._connection.terminate()
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Close in order; at once if that takes over *seconds* or the connection is broken."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connection.close()
+        except (*_DRIVER_ERRORS, StreamerError):
+            self._connection.terminate()
+
+
+@cache
+def _say_untagged(reason: str) -> None:
+    log.info("transactions at the target carry no replication origin", reason=reason)
+
+
+_ACTIVITY_SQL: Final = """
+select state not in ('active', 'disabled')
+       or state = 'active' and coalesce(wait_event_type, '') = 'Client' as is_waiting_for_us,
+       pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
+from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
+"""
+# What COPY has read so far: on a slow network much waits in buffers that only the server sees.
+_COPY_PROGRESS: Final = """
+(select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
+"""
+
+
+async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
+    """Ask what the session with *pid* does, on a connection of its own."""
+    try:
+        async with asyncio.timeout(address.connect_seconds):
+            raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
+            try:
+                await raw.execute(session.HIDE_SCHEMAS_SQL)
+                knows_progress = raw.get_server_version().major >= 14
+                progress = _COPY_PROGRESS if knows_progress else "null"
+                row = await raw.fetchrow(_ACTIVITY_SQL.format(progress=progress), pid)
+            finally:
+                raw.terminate()
+    except (TimeoutError, OSError) as exc:
+        raise Unreachable("target: nobody answers") from exc
+    except _DRIVER_ERRORS as exc:
+        raise translate(exc) from exc
+    return None if row is None else Activity(**row)
+
+
+@asynccontextmanager
+async def target_connection(
+    address: TargetAddress, application_name: str = "streamer"
+) -> AsyncIterator[TargetConnection]:
+    """Connect for the length of a block."""
+    connection = await TargetConnection.connect(address, application_name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+class KeptConnection:
+    """A connection that is kept for several uses, and opened again where it is of no more use.
+
+    Whoever has it sees to it that one task at a time uses it.
+    """
+
+    def __init__(self, address: TargetAddress, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._connection: TargetConnection | None = None
+
+    async def get(self, claim: Claim | None = None) -> TargetConnection:
+        """Return the connection, on the server where *claim* was taken.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        connection = self._connection
+        if connection is not None and not connection.is_closed and claim is not None:
+            try:
+                await connection.prove(claim)
+            except TargetMovedError:
+                connection.terminate()
+        if connection is None or connection.is_closed:
+            address = self._address if claim is None else replace(self._address, claim=claim)
+            connection = await TargetConnection.connect(address, self._name)
+            self._connection = connection
+        return connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+
+@asynccontextmanager
+async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
+    """Run a block in one transaction: committed at its end, rolled back if it raises."""
+    await connection.execute("begin")
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed:
+            with contextlib.suppress(StreamerError):
+                await connection.execute("rollback")
+        raise
+    await connection.commit()
+
+
+async def may_replace_role(connection: TargetConnection) -> bool:
+    """Whether session_replication_role can be set: by doing it, in a transaction that is undone."""
+    try:
+        async with transaction(connection):
+            await connection.execute("set local session_replication_role = replica")
+            await connection.execute("set local session_replication_role = origin")
+    except TargetRejectedError:
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""Indexes (and autovacuum) put off while a table is filled, and put back exactly as they were.
+
+A definition is stored in the transaction that drops the index, and removed in the one that makes it
+again, so a crash at any moment loses none. Only what nothing hangs on is put off: the primary key
+(unless a foreign key, a view or a publication needs it) and indexes that are not of constraints, of
+the replica identity, of a non-default tablespace, or with settings of their own that a definition
+does not hold. Tables that are not our role's own keep theirs. Several sources may fill one table at
+once: the last to finish puts its indexes back.
+"""
+
+from typing import Final
+
+from streamer.failpoints import failpoint
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import quote_qualified
+from streamer.target.connection import TargetConnection, transaction
+
+# Half filled, a table gives autovacuum work that is in vain, and whose lock the indexes wait for.
+_AUTOVACUUM_SQL: Final = """
+select pg_catalog.format('alter table %s reset (autovacuum_enabled)', $1::text) as make,
+       pg_catalog.format('alter table %s set (autovacuum_enabled = false)', $1::text) as drop,
+       null::text as comment, null::text as cluster
+from pg_catalog.pg_class c
+where c.oid = pg_catalog.to_regclass($1::text) and c.relkind = 'r'
+  and pg_catalog.pg_has_role(c.relowner, 'usage')
+  and not exists (select from pg_catalog.unnest(c.reloptions) o where o like 'autovacuum_enabled=%')
+"""
+
+_INDEXES_SQL: Final = """
+select pg_catalog.pg_get_indexdef(x.oid) as make,
+       pg_catalog.format('drop index %I.%I', n.nspname, x.relname) as drop,
+       pg_catalog.format('comment on index %I.%I is %L', n.nspname, x.relname, d.description)
+         as comment,
+       case when i.indisclustered
+            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end
+         as cluster
+from pg_catalog.pg_index i
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+join pg_catalog.pg_namespace n on n.oid = x.relnamespace
+left join pg_catalog.pg_description d
+       on d.objoid = x.oid and d.classoid = 'pg_catalog.pg_class'::regclass and d.objsubid = 0
+where i.indrelid = pg_catalog.to_regclass($1::text)
+  and not i.indisprimary and not i.indisreplident and i.indisvalid and x.reltablespace = 0
+  and pg_catalog.pg_has_role(x.relowner, 'usage')
+  and not exists (select from pg_catalog.pg_constraint c where c.conindid = x.oid)
+  and not exists (select from pg_catalog.pg_attribute a
+                   where a.attrelid = x.oid and a.attstattarget > 0)
+  and (select relkind from pg_catalog.pg_class where oid = i.indrelid) = 'r'
+order by x.oid
+"""
+
+_PRIMARY_KEY_SQL: Final = """
+select pg_catalog.format('alter table %s add constraint %I %s', $1::text, c.conname,
+                         pg_catalog.pg_get_constraintdef(c.oid)) as make,
+       pg_catalog.format('alter table %s drop constraint %I', $1::text, c.conname) as drop,
+       pg_catalog.format('comment on constraint %I on %s is %L', c.conname, $1::text, d.description)
+         as comment,
+       case when i.indisclustered
+            then pg_catalog.format('alter table %s cluster on %I', $1::text, x.relname) end
+         as cluster
+from pg_catalog.pg_constraint c
+join pg_catalog.pg_index i on i.indexrelid = c.conindid
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+left join pg_catalog.pg_description d
+       on d.objoid = c.oid and d.classoid = 'pg_catalog.pg_constraint'::regclass
+where c.conrelid = pg_catalog.to_regclass($1::text) and c.contype = 'p'
+  and i.indisvalid and not i.indisreplident and x.reltablespace = 0 and x.reloptions is null
+  and pg_catalog.pg_has_role(x.relowner, 'usage')
+  and pg_catalog.obj_description(x.oid, 'pg_class') is null
+  and not exists (select from pg_catalog.pg_constraint f where f.confrelid = c.conrelid)
+  and not exists (select from pg_catalog.pg_depend p where p.refobjid = c.oid and p.deptype = 'n')
+  and not exists (select from pg_catalog.pg_publication_rel p where p.prrelid = c.conrelid)
+  and not exists (select from pg_catalog.pg_publication where puballtables)
+  and not exists (select from pg_catalog.pg_inherits h where h.inhrelid = c.conrelid)
+  and (select relkind from pg_catalog.pg_class where oid = c.conrelid) = 'r'
+"""
+
+
+async def _lock(connection: TargetConnection, target: RelationName) -> None:
+    await connection.execute(
+        "select pg_advisory_xact_lock(hashtextextended('streamer indexes ' || $1, 0))", str(target)
+    )
+
+
+async def defer_indexes(connection: TargetConnection, target: RelationName) -> int:
+    """Drop what indexes of *target* can be put off, storing how to make them; return how many."""
+    quoted = quote_qualified(target.namespace, target.name)
+    async with transaction(connection):
+        await _lock(connection, target)
+        put_off = [
+            row
+            for sql in (_AUTOVACUUM_SQL, _PRIMARY_KEY_SQL, _INDEXES_SQL)
+            for row in await connection.fetch(sql, quoted)
+        ]
+        for row in put_off:
+            await connection.execute(
+                "insert into streamer.deferred_index (target, definition) values ($1, $2)",
+                str(target),
+                ";\n".join(filter(None, (row["make"], row["comment"], row["cluster"]))),
+            )
+            await connection.execute(row["drop"])
+    failpoint("sync.indexes_dropped")
+    return len(put_off)
+
+
+_IS_FILLED_SQL: Final = """
+select exists (
+    select from streamer.relation r
+    where r.target = $1 and r.state = 'copying' and r.filling and r.id is distinct from $2
+      and (not exists (select from streamer.sync_partition p where p.relation_id = r.id)
+           or exists (select from streamer.sync_partition p
+                       where p.relation_id = r.id and p.finished_at is null)))
+"""
+
+
+# With PostgreSQL's default of 64 MB the sort of a large index goes through temporary files.
+_ENOUGH_MEMORY_SQL: Final = """
+select pg_catalog.set_config('maintenance_work_mem', '512MB', true)
+where pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem')) < 536870912
+"""
+
+
+async def restore_indexes(
+    connection: TargetConnection, target: RelationName, failed_id: int | None = None
+) -> int:
+    """Make the indexes of *target* again unless a source still fills it; return how many.
+
+    *failed_id*: a relation whose copy has failed, so that it does not fill the target. Raises
+    TargetError when one cannot be made; its definition is kept.
+    """
+    count = 0
+    while True:
+        async with transaction(connection):
+            await _lock(connection, target)
+            if await connection.fetch_value(_IS_FILLED_SQL, str(target), failed_id):
+                return count
+            rows = await connection.fetch(
+                "delete from streamer.deferred_index where id = (select min(id) from"
+                " streamer.deferred_index where target = $1) returning definition",
+                str(target),
+            )
+            if not rows:
+                return count
+            await connection.execute(_ENOUGH_MEMORY_SQL)
+            await connection.execute(rows[0]["definition"])
+            count += 1
+        failpoint("sync.index_restored")
+
+
+async def read_deferred_targets(connection: TargetConnection) -> list[str]:
+    """Return the targets that have indexes put off."""
+    rows = await connection.fetch("select distinct target from streamer.deferred_index order by 1")
+    return [row["target"] for row in rows]

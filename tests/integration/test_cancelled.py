@@ -1,0 +1,79 @@
+"""What is cancelled while it connects leaves no session at the target."""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from streamer.apply.commit import Applier
+from streamer.mapping.rules import Secret, SourceMapping
+from streamer.observability.metrics import Metrics
+from streamer.progress.lock import SourceLock
+from streamer.progress.store import Store
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database
+
+NAME = "streamer cancelled"
+STEP_SECONDS = 0.0003
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What nobody closes stays open: no accident of memory management closes it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()  # futures that asyncpg gave up have more to say than other tests can stand
+
+
+@contextlib.asynccontextmanager
+async def store(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    made = Store(address, NAME)
+    yield made.exists
+    await made.close()
+
+
+@contextlib.asynccontextmanager
+async def lock(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    made = SourceLock(address, SourceMapping("shop", None, Secret(""), ()), NAME)
+    yield made.try_acquire
+    await made.release()
+
+
+@contextlib.asynccontextmanager
+async def applier(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    made = Applier(address, NAME, Metrics(), lock_seconds=1)
+    yield made.connect
+    await made.close()
+
+
+@pytest.mark.parametrize("connector", [store, lock, applier])
+async def test_cancelled_at_any_moment(
+    connector: Callable[
+        [TargetAddress], contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[object]]]
+    ],
+    target: Database,
+    no_collection: None,
+) -> None:
+    address = TargetAddress.parse(Secret(target.url))
+    setting_up = Store(address)
+    await setting_up.migrate()
+    await setting_up.close()
+    for step in itertools.count():
+        async with connector(address) as connect:
+            connecting = asyncio.ensure_future(connect())
+            await asyncio.wait([connecting], timeout=step * STEP_SECONDS)
+            was_cancelled = connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await connecting
+        if not was_cancelled:
+            break
+    assert step > 5
+    open_sessions = f"select count(*) from pg_stat_activity where application_name like '%{NAME}%'"
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(target.value, open_sessions):
+            await asyncio.sleep(0.05)

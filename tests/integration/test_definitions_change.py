@@ -1,0 +1,314 @@
+"""DDL while streaming: no value ever gets into a wrong column."""
+
+import asyncio
+
+import pytest
+
+from streamer.mapping.rules import RelationName, Secret, SourceMapping
+from streamer.source.attached_partitions import brought_rows, read_leaves
+from streamer.source.connection import connection
+from tests.support.postgres import Database, assert_same, contents
+from tests.support.streamer import MakeStreamer
+
+DDL = "create table t (id int primary key, a int, b text)"
+
+
+async def test_the_target_first_or_the_source_first(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(f"{DDL}; insert into t values (1, 1, 'one')")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        # Added: at the target first nothing stops.
+        target.execute("alter table t add c text")
+        source.execute("insert into t values (2, 2, 'two')")
+        source.execute("alter table t add c text; insert into t values (3, 3, 'three', 'c')")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        # Retyped, the target first and then the source; wider and to text.
+        target.execute("alter table t alter a type bigint")
+        source.execute("update t set a = 2147483647 where id = 1")
+        source.execute("alter table t alter a type bigint")
+        source.execute("update t set a = 9223372036854775807 where id = 2")
+        await streamer.caught_up()
+        # The source first: what does not fit stops the table, and goes on when it does.
+        source.execute("alter table t alter a type text using 'n' || a")
+        source.execute("insert into t values (4, 'not a number', 'four', null)")
+        await streamer.table_state("public.t", "error")
+        assert "not a number" not in (await streamer.table("public.t"))["error"].partition(":")[0]
+        target.execute("alter table t alter a type text using 'n' || a")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        # Renamed, both to each other's names: values go by name, as they were when they were written.
+        source.execute("insert into t values (5, 'a', 'b', 'c')")
+        await streamer.caught_up()
+        swap = (
+            "alter table t rename a to x; alter table t rename b to a; alter table t rename x to b"
+        )
+        source.execute(f"{swap}; insert into t (id, a, b, c) values (6, 'new a', 'new b', 'c')")
+        source.execute("update t set c = 'later' where id = 5")
+        await streamer.caught_up()
+        assert target.execute("select a, b from t where id in (5, 6) order by id") == [
+            (
+                "b",
+                "a",
+            ),
+            ("new a", "new b"),
+        ]
+        # Dropped: at the source first the target's keeps its default.
+        target.execute("alter table t alter c set default 'none'")
+        source.execute("alter table t drop c; insert into t values (7, 'b', 'a')")
+        await streamer.caught_up()
+        assert target.value("select c from t where id = 7") == "none"
+        # At the target first: stopped, until the source follows or the column is there again.
+        target.execute("alter table t drop a")
+        source.execute("insert into t (id, a) values (8, 'kept')")
+        await streamer.table_state("public.t", "error")
+        assert 'add column "a" text' in (await streamer.table("public.t"))["error"]
+        target.execute("alter table t add a text")
+        await streamer.caught_up()
+        assert target.value("select a from t where id = 8") == "kept"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_several_versions_in_one_transaction_and_in_interleaved_ones(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None, streamed: bool
+) -> None:
+    if streamed:
+        is_new = int(str(source.value("show server_version_num"))) >= 160000
+        setting = "debug_logical_replication_streaming%3Dimmediate"
+        source.parameters = (
+            f"options=-c%20{setting if is_new else 'logical_decoding_work_mem%3D64kB'}"
+        )
+    source.execute(f"{DDL.replace('a int', 'a text')}; create table u (id int primary key, a int)")
+    tables = "t: {on_column_added: add}\nu: {on_column_added: add}"
+    async with stream(tables) as streamer:
+        await streamer.caught_up()
+        with source.connect() as one, source.connect() as two:
+            one.execute("begin; insert into t values (1, 10, 'first')")
+            one.execute("alter table t add c text; insert into t values (2, 20, 'second', 'c')")
+            two.execute("begin; insert into u values (1, 1); alter table u add t text")
+            two.execute("insert into u values (2, 2, 'text')")
+            one.execute("alter table t drop a; insert into t values (3, 'third', 'c')")
+            one.execute("savepoint s; alter table t rename c to lost; alter table t add d int")
+            one.execute("insert into t values (4, 'fourth', 'never', 4); rollback to s")
+            one.execute(
+                "alter table t add a text default 'again'; insert into t values (5, 'fifth', 'c', 'text')"
+            )
+            two.execute("alter table u drop a; insert into u values (3, 'three'); commit")
+            one.execute("update t set b = 'changed' where id < 3; commit")
+        await streamer.caught_up()
+        assert target.execute("select id, a, b, c from t order by 1") == [
+            # ADD COLUMN … DEFAULT is not in the stream; the updates after it are.
+            (1, "again", "changed", None),
+            (2, "again", "changed", "c"),
+            (3, None, "third", "c"),
+            (5, "text", "fifth", "c"),
+        ]
+        assert target.execute("select id, a, t from u order by 1") == [
+            (1, 1, None),
+            (2, 2, "text"),
+            (3, None, "three"),
+        ]
+
+
+async def test_a_table_that_is_dropped_and_made_again_is_noticed(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    source.execute(
+        f"{DDL}; insert into t values (1, 1, 'old'); create table u (id int primary key)"
+    )
+    async with stream("t:\nu:") as streamer:
+        await streamer.caught_up()
+        made_anew = f"drop table t; {DDL}; insert into t values (1, 1, 'new'), (2, 2, 'new')"
+        await asyncio.to_thread(source.execute, made_anew)
+
+        async def is_said() -> bool:
+            told = (await streamer.table("public.t"))["error"] or ""
+            return "streamer resync public.t" in told
+
+        await streamer.eventually(is_said, 40)
+        target.execute(
+            "insert into streamer.request (relation_id, action)"
+            " select id, 'resync' from streamer.relation where source = 'public.t'; notify streamer"
+        )
+        source.execute("insert into u values (1); insert into t values (3, 3, 'newer')")
+        await streamer.caught_up(40)
+        assert_same(source, target, "t")
+        assert_same(source, target, "u")
+
+
+async def test_partitions_come_and_go_and_tables_are_rewritten(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    source.execute(
+        """
+        create table p (id int, day date, v text, big text, primary key (id, day)) partition by range (day);
+        alter table p alter big set storage external;
+        create table p1 partition of p for values from ('2021-01-01') to ('2022-01-01');
+        create table plain (id int primary key, v text, big text);
+        alter table plain alter big set storage external;
+        insert into p values (1, '2021-05-05', 'copied', repeat('x', 9000));
+        insert into plain select g, 'copied', repeat('y', 9000) from generate_series(1, 20) g
+        """
+    )
+    async with stream("p:\nplain:") as streamer:
+        await streamer.caught_up()
+
+        async def execute(sql: str) -> None:
+            """Without keeping the program from letting go of locks that this waits for."""
+            await asyncio.to_thread(source.execute, sql)
+
+        await execute(
+            """
+            create table p2 partition of p for values from ('2022-01-01') to ('2023-01-01');
+            insert into p values (2, '2022-02-02', 'created', null);
+            -- other order, a dropped column, and rows that were there before
+            create table p3 (gone int, big text, v text, day date not null, id int not null);
+            alter table p3 drop gone;
+            insert into p3 values (repeat('z', 9000), 'before', '2023-03-03', 3);
+            alter table p attach partition p3 for values from ('2023-01-01') to ('2024-01-01');
+            insert into p values (4, '2023-04-04', 'attached', repeat('w', 9000));
+            update p set v = 'changed' where id in (1, 4);
+            update p set day = '2022-06-06' where id = 1;
+            alter table p detach partition p2;
+            insert into p2 values (9, '2022-02-02', 'nobody sees this', null);
+            delete from p2 where id = 2
+            """
+        )
+        await execute("delete from plain where id % 3 = 0")
+        await execute("vacuum full plain")
+        await execute("update plain set v = 'full' where id % 2 = 0")
+        await execute("cluster plain using plain_pkey; update plain set v = 'cluster' where id = 5")
+        await execute(
+            "alter table plain alter v type varchar(50); update plain set id = 100 where id = 7"
+        )
+        await execute("vacuum full")
+        await execute("insert into plain values (200, 'end', repeat('e', 9000))")
+        await streamer.caught_up()
+        assert_same(source, target, "plain")
+        # Attaching and detaching move no rows; what was streamed before stays, what came is told.
+        assert target.execute("select id, v, length(big) from p order by 1") == [
+            (1, "changed", 9000),
+            (2, "created", None),
+            (4, "changed", 9000),
+        ]
+
+        async def is_told() -> bool:
+            told = target.value("select error from streamer.relation where source = 'public.p'")
+            return told is not None and str(told).startswith('"public.p3" came as a partition')
+
+        await streamer.eventually(is_told)
+        state = "select state from streamer.relation where source = 'public.p'"
+        assert target.value(state) == "ready"
+        attempt = "select attempt from streamer.relation where source = 'public.p'"
+        before = target.value(attempt)
+        target.execute(
+            "insert into streamer.request (relation_id, action)"
+            " select id, 'resync' from streamer.relation where source = 'public.p'; notify streamer"
+        )
+
+        async def is_copied_again() -> bool:
+            return target.value(attempt) != before
+
+        await streamer.eventually(is_copied_again)
+        await streamer.caught_up()
+        assert (await streamer.status())["tables"][0]["error"] is None
+        assert contents(source, "p", "id, day, v, big", "id") == contents(
+            target, "p", "id, day, v, big", "id"
+        )
+
+
+async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
+    """Those made as partitions brought nothing, at any depth and whatever was written since."""
+    source.execute(
+        """
+        create table p (id int default 0, day date check (day > '2000-01-01')) partition by range (day);
+        create table made partition of p for values from ('2021-01-01') to ('2022-01-01');
+        create table deep partition of p (id default 7, check (id >= 0))
+          for values from ('2022-01-01') to ('2023-01-01') partition by range (id);
+        create table deep_made partition of deep for values from (0) to (10);
+        insert into p values (1, '2021-05-05'), (2, '2022-05-05')
+        """
+    )
+    name = RelationName("public", "p")
+    mapping = SourceMapping("shop", None, Secret(source.url), ())
+    late = 'late % "x" y'
+    async with connection(mapping) as snapshot, connection(mapping) as plain:
+        await snapshot.execute("begin isolation level repeatable read")
+        before = await read_leaves(snapshot, [name])
+        source.execute(
+            """
+            create table "late % ""x"" y" as select 3 as id, date '2023-05-05' as day;
+            alter table "late % ""x"" y" add constraint p_day_check check (day > '2000-01-01');
+            alter table p attach partition "late % ""x"" y" for values from ('2023-01-01') to ('2024-01-01');
+            create table branch (like p including all) partition by range (id);
+            create table twig partition of branch for values from (0) to (10);
+            insert into twig values (4, '2024-05-05');
+            alter table p attach partition branch for values from ('2024-01-01') to ('2025-01-01')
+            """
+        )
+        for statement in (
+            "create table empty (like p including all)",
+            "alter table p attach partition empty for values from ('2025-01-01') to ('2026-01-01')",
+            "create table locked (like p including all)",
+            "insert into locked values (5, '2026-05-05')",
+            "alter table p attach partition locked for values from ('2026-01-01') to ('2027-01-01')",
+            "insert into p values (6, '2025-05-05')",
+            "create table large (like p including all)",
+            "insert into large select g, '2027-05-05' from generate_series(1, 9000) g",
+            "delete from large where id < 8000",
+            "vacuum large",
+            "alter table p attach partition large for values from ('2027-01-01') to ('2028-01-01')",
+            "insert into p select g, '2027-05-05' from generate_series(1, 5000) g",
+        ):
+            source.execute(statement)
+        assert await read_leaves(snapshot, [name]) == before
+        await snapshot.execute("rollback")
+        after = (await read_leaves(plain, [name]))[name]
+        with source.connect() as user, user.transaction():
+            user.execute("lock table locked")
+            found = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+            # Heartbeats have the same connection, and must not go with what is given up.
+            locked = next(leaf for leaf in after if leaf.name.name == "locked")
+            await asyncio.gather(
+                brought_rows(plain, locked), plain.execute("create table public.beat ()")
+            )
+        assert source.value("select to_regclass('beat') is not null")
+        again = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+    assert {leaf.name.name for leaf in before[name]} == {"made", "deep_made"}
+    assert found == {
+        "made": False,
+        "deep_made": False,
+        late: True,
+        "twig": True,
+        "empty": False,
+        "locked": None,
+        "large": True,
+    }
+    assert again == found | {"locked": True}
+
+
+async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Database) -> None:
+    source.execute(
+        "create role reader login; create table p (id int) partition by list (id); create schema hidden"
+    )
+    try:
+        source.execute(
+            "create table made partition of p for values in (1); insert into p values (1)"
+        )
+        source.execute("create table late (id int); insert into late values (2)")
+        source.execute("alter table p attach partition late for values in (2)")
+        source.execute("create table hidden.late (id int); insert into hidden.late values (3)")
+        source.execute("alter table p attach partition hidden.late for values in (3)")
+        source.execute("grant select on hidden.late to reader")
+        source.url_user = "reader"
+        name = RelationName("public", "p")
+        mapping = SourceMapping("shop", None, Secret(source.url), ())
+        async with connection(mapping) as plain:
+            leaves = (await read_leaves(plain, [name]))[name]
+            brought = {str(leaf.name): await brought_rows(plain, leaf) for leaf in leaves}
+        assert brought == {"public.made": False, "public.late": True, "hidden.late": True}
+    finally:
+        source.execute("drop owned by reader; drop role reader")

@@ -1,0 +1,287 @@
+"""A table that is dropped, renamed, misspelt or no longer published stops alone."""
+
+import asyncio
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.check.command import check
+from streamer.commands.check.findings import Finding, Severity
+from streamer.config import static
+from streamer.mapping.rules import RelationMapping, RelationPattern, Secret, TableRule, parse_name
+from streamer.progress.store import Store
+from streamer.runtime import source_guard as watch
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+TABLES = "a:\nb:\nc:\nd:\ngood:"
+
+
+async def run_remedy(streamer: Streamer, target: Database, table: str) -> None:
+    """Do what the table's error says."""
+    error = (await streamer.table(f"public.{table}"))["error"]
+    command = re.search(r"streamer resync .*?(?=;|$)", error)
+    assert command is not None, error
+    assert shlex.split(command[0])[2:] == [f"public.{table}", "--database", "shop"]
+    target.execute(
+        "insert into streamer.request (relation_id, action) select id, 'resync'"
+        f" from streamer.relation where source = 'public.{table}'; notify streamer"
+    )
+
+
+async def test_each_stops_alone_and_comes_back_by_its_remedy(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    for table in ("a", "b", "c", "d", "good"):
+        source.execute(f"create table {table} (id int primary key, v text)")
+        source.execute(f"insert into {table} values (1, '{table}')")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up(60)
+
+        async def execute(sql: str) -> None:
+            await asyncio.to_thread(source.execute, sql)
+
+        await execute("drop table a")
+        # Two names change hands in one transaction, both tables stay published.
+        await execute(
+            "begin; alter table b rename to x; alter table c rename to b;"
+            " alter table x rename to c; insert into b values (2, 'was c'); commit"
+        )
+        await execute("alter publication streamer_shop drop table d; insert into d values (2, 'x')")
+        for table in "abcd":
+            await streamer.table_state(f"public.{table}", "error", 60)
+        await execute("insert into good values (2, 'others go on')")
+
+        async def has_arrived() -> bool:
+            return target.value("select count(*) from good") == 2
+
+        await streamer.eventually(has_arrived, 60)
+        assert (await streamer.status())["state"] == "streaming"
+        # Nothing of another table came in under the name.
+        assert target.execute("select v from b") == [("b",)]
+        assert "dropped or renamed" in (await streamer.table("public.a"))["error"]
+    # The state outlives the process, and nobody copies on his own.
+    await execute("create table a (id int primary key, v text); insert into a values (9, 'anew')")
+    async with stream(TABLES) as streamer:
+        for table in "abcd":
+            assert (await streamer.table(f"public.{table}"))["state"] == "error"
+        await execute("insert into good values (3, 'third')")
+        for table in "abcd":
+            await run_remedy(streamer, target, table)
+        await streamer.caught_up(60)
+        await execute("update d set v = 'live again'; update a set v = 'live again'")
+        await streamer.caught_up(60)
+        for table in ("a", "b", "c", "d", "good"):
+            assert_same(source, target, table)
+
+
+async def test_a_misspelt_table_keeps_nobody_from_starting(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    source.execute("create table good (id int primary key); insert into good values (1)")
+    async with stream("good:\nlate:") as streamer:
+        await streamer.table_state("public.good", "ready", 60)
+        late = await streamer.table("public.late")
+        assert late["state"] == "error"
+        assert 'table "public.late" is not in the source; create it there' in late["error"]
+        source.execute("insert into good values (2)")
+        # Nothing was ever missed of it, so it is copied as soon as it is there.
+        await asyncio.to_thread(
+            source.execute, "create table late (id int primary key); insert into late values (7)"
+        )
+        await streamer.table_state("public.late", "ready", 60)
+        await streamer.caught_up(60)
+        assert_same(source, target, "late")
+        assert_same(source, target, "good")
+
+
+async def test_publications_that_check_calls_unfit_are_not_streamed_from(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    tmp_path: Path,
+) -> None:
+    """`run` names the statement that `check` prints, and goes on when it was run."""
+    source.execute(
+        """
+        create table t (id int primary key, v text); insert into t values (1, 'a');
+        create table p (id int primary key) partition by range (id);
+        create table p1 partition of p for values from (0) to (10);
+        create publication streamer_shop for all tables with (publish = 'insert');
+        create publication streamer_shop_ins with (publish = 'insert, truncate')
+        """
+    )
+    write_config(tmp_path / "check.yaml", source, target, "t:\np:")
+    settings, mapping = static.load(tmp_path / "check.yaml")
+    report = await check(settings, mapping)
+    errors = [f for f in report.findings if f.severity is Severity.ERROR]
+    statements = [sql for finding in errors if finding.fix is not None for sql in finding.fix.sql]
+    assert len(statements) == 3
+    async with stream("t:\np:") as streamer:
+        await streamer.table_state("public.t", "error", 60)
+        assert (
+            "does not publish update, delete, truncate"
+            in (await streamer.table("public.t"))["error"]
+        )
+        assert (
+            "publishes partitions by their own names" in (await streamer.table("public.p"))["error"]
+        )
+        for sql in statements:
+            source.execute(sql)
+        await streamer.caught_up(60)
+        source.execute("update t set v = 'b'; insert into p values (1)")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+        assert_same(source, target, "p")
+        # A publication of all tables does not show that another table has the name now.
+        await asyncio.to_thread(
+            source.execute,
+            "begin; alter table t rename to old; create table t (id int primary key, v text);"
+            " insert into t values (5, 'anew'); commit; insert into t values (6, 'anew')",
+        )
+        await streamer.table_state("public.t", "error", 60)
+        assert target.execute("select id from t") == [(1,)]
+        await run_remedy(streamer, target, "t")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+        # While a table or a partition is unlogged nothing of it is decoded.
+        await asyncio.to_thread(source.execute, "alter table p1 set unlogged")
+        await streamer.table_state("public.p", "error", 60)
+        assert 'alter table "public"."p1" set logged' in (await streamer.table("public.p"))["error"]
+        found = (await check(settings, mapping)).findings
+        assert any("unlogged partitions" in finding.problem for finding in found)
+        await asyncio.to_thread(source.execute, "alter table t set unlogged")
+        await streamer.table_state("public.t", "error", 60)
+
+
+async def test_a_locked_partition_keeps_nobody_from_guarding(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 0.2)
+    source.execute(
+        """
+        create table p (id int primary key) partition by range (id);
+        create table p1 partition of p for values from (0) to (10);
+        create table t (id int primary key)
+        """
+    )
+    async with stream("p:\nt:") as streamer:
+        await streamer.caught_up(60)
+        with source.connect() as user, user.transaction():
+            user.execute("lock table p1, t in access exclusive mode")
+            # Its membership goes without a lock on the table.
+            source.execute("delete from pg_publication_rel where prrelid = 't'::regclass")
+            await streamer.table_state("public.t", "error", 60)
+            status = await streamer.status()
+            assert status["state"] == "streaming"
+            source.execute("alter publication streamer_shop rename to somebody_elses")
+
+            async def is_said() -> bool:
+                return "were dropped" in ((await streamer.status())["error"] or "")
+
+            await streamer.eventually(is_said, 60)
+
+
+async def test_publications_made_by_an_administrator_may_have_more_tables(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    tmp_path: Path,
+) -> None:
+    """README's own set-up: an ordinary role, which may not change the publications."""
+    role = f"reader_{source.name}"
+    source.execute(
+        f"""
+        create table a (id int primary key, v text); insert into a values (1, 'a');
+        create table b (id int primary key, v text); insert into b values (1, 'b');
+        create role {role} login replication; grant select on a, b to {role};
+        create publication streamer_shop for table only a, only b
+            with (publish = 'insert, update, delete, truncate', publish_via_partition_root = true);
+        create publication streamer_shop_ins
+            with (publish = 'insert, truncate', publish_via_partition_root = true)
+        """
+    )
+    source.url_user = role
+    attempts = "select source, attempt from streamer.relation order by 1"
+
+    async def find(tables: str) -> list[Finding]:
+        write_config(tmp_path / "check.yaml", source, target, tables)
+        return (await check(*static.load(tmp_path / "check.yaml"))).findings
+
+    try:
+        async with stream("a:\nb:") as streamer:
+            await streamer.caught_up(60)
+        before = target.execute(attempts)
+        # Taken out, while nobody runs, and back before anything was acknowledged.
+        found = [f for f in await find("a:") if "publication" in f.problem]
+        assert [(f.severity, f.fix and f.fix.sql) for f in found] == [
+            (Severity.WARNING, ('alter publication "streamer_shop" drop table only "public"."b"',))
+        ]
+        # A misspelt name is the one finding: what it makes superfluous follows from it.
+        found = [f for f in await find("a:\nbb:") if f.severity is not Severity.INFO]
+        assert [str(f.place) for f in found if "fsync" not in f.problem] == ["shop public.bb"]
+        async with stream("a:\nbb:") as streamer:
+            await streamer.table_state("public.a", "ready", 60)
+            await streamer.table_state("public.bb", "error", 60)
+            assert (await streamer.status())["state"] == "streaming"
+            source.execute(
+                "insert into a values (2, 'goes on'); insert into b values (2, 'missed')"
+            )
+
+            async def has_arrived() -> bool:
+                return target.value("select count(*) from a") == 2
+
+            await streamer.eventually(has_arrived, 60)
+        # It comes back after changes have passed: copied over its own rows, and nothing is emptied.
+        async with stream("a:\nb:") as streamer:
+            await streamer.caught_up(60)
+            source.execute("update b set v = 'live'")
+            await streamer.caught_up(60)
+            assert_same(source, target, "b")
+        assert target.execute(attempts)[0] == before[0]
+    finally:
+        source.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
+    source: Database, target: Database, without_spark: None, stream: MakeStreamer
+) -> None:
+    source.execute("create table a (id int primary key); create table b (id int primary key)")
+    async with stream("a:\nb:") as streamer:
+        await streamer.caught_up(60)
+    address = TargetAddress.parse(Secret(target.url))
+    store = Store(address)
+    try:
+        mappings = {}
+        for relation in await store.relations():
+            name = parse_name(relation.source)
+            rule = TableRule(RelationPattern(name.namespace, name.name, False, False))
+            mappings[relation.source] = RelationMapping(name, name, rule)
+        before = {relation.source: relation for relation in await store.relations()}
+        for relation in before.values():
+            await store.forget_relation(relation.relation_id)
+        assert await store.relations() == []
+        source_id = before["public.a"].source_id
+        back = await store.register_relation(source_id, mappings["public.a"], may_resume=True)
+        assert (back.state, back.end_lsn, back.publication_mark) == (
+            "ready",
+            before["public.a"].end_lsn,
+            before["public.a"].publication_mark,
+        )
+        async with store.connection() as connection:
+            await connection.execute(
+                "update streamer.source set acknowledged_lsn = acknowledged_lsn + 1"
+            )
+        back = await store.register_relation(source_id, mappings["public.b"], may_resume=True)
+        assert (back.state, back.snapshot_lsn, back.owns_rows) == ("init", None, True)
+    finally:
+        await store.close()
