@@ -39,13 +39,13 @@ class AdminServer:
         return self._service.mapping
 
     @property
-    def share(self) -> Callable[[Mapping], Mapping]:
+    def select_sources(self) -> Callable[[Mapping], Mapping]:
         """What of a mapping this process runs."""
-        return self._service.share
+        return self._service.select_sources
 
-    @share.setter
-    def share(self, share: Callable[[Mapping], Mapping]) -> None:
-        self._service.share = share
+    @select_sources.setter
+    def select_sources(self, select: Callable[[Mapping], Mapping]) -> None:
+        self._service.select_sources = select
 
     def attach(self, engine: Engine, app: FastAPI) -> Events:
         """Let *engine* go over to what is applied, and *app* serve the API.

@@ -105,7 +105,7 @@ class AdminService:
         """What runs, all of it, whatever share of it this process does."""
         self.is_static = is_static
         self.engine: Applier | None = None
-        self.share: Callable[[Mapping], Mapping] = lambda mapping: mapping
+        self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
         self.find_lost: Callable[[], MappingTrouble | None] = lambda: None
         self.on_change: Callable[[str, Row], None] = lambda name, data: None
         self._config = config
@@ -271,7 +271,7 @@ class AdminService:
 
     async def _go_over(self, mapping: Mapping) -> None:
         if self.engine is not None:
-            await self.engine.apply(self.share(mapping))
+            await self.engine.apply(self.select_sources(mapping))
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Go over to the newest revision, which another process may have made; in static mode to

@@ -433,8 +433,8 @@ class Applier:
         await self._copy_stage(statements, columns, rows, op, pick)
         await self._check_unique(statements, op)
         is_filtered = plan.filter is not None
-        if (leave := statements.leave(op)) is not None:
-            await self._target.execute(leave)
+        if (delete := statements.delete_filtered_out(op)) is not None:
+            await self._target.execute(delete)
         if update is None and not is_filtered:
             return 0
         updated = await self._target.execute(update) if update is not None else 0

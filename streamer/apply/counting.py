@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from streamer.apply.fold import Counts
-from streamer.apply.lane import LaneWindow, MappedRelation, Share
+from streamer.apply.lane import LaneTransaction, LaneWindow, MappedRelation
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics, TableLabels
 
@@ -33,7 +33,9 @@ def count_window(metrics: Metrics, window: LaneWindow) -> None:
             count_changes(metrics, mapped, counts)
 
 
-def count_shares(metrics: Metrics, source: SourceMapping, shares: Sequence[Share]) -> None:
+def count_shares(
+    metrics: Metrics, source: SourceMapping, shares: Sequence[LaneTransaction]
+) -> None:
     """Count transactions whose changes are durable now, each once."""
     commit_times = [share.transaction.commit_time for share in shares if share.is_lead]
     metrics.count_transactions(source.database, source.sid, commit_times)

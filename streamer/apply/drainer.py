@@ -23,7 +23,7 @@ import structlog
 from streamer.apply.advice import advise
 from streamer.apply.counting import count_changes
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, Share, ShareSpool
+from streamer.apply.lane import Hold, Lane, LaneTransaction, LaneWindow, MappedRelation, ShareSpool
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.quarantine.requests import fulfil
 from streamer.apply.quarantine.writer import DivertingApplier
@@ -252,7 +252,7 @@ class _Turn:
         assert self._lane.spool is not None, "a lane that is drained is held"
         return self._lane.spool
 
-    async def _apply(self, shares: list[Share]) -> None:
+    async def _apply(self, shares: list[LaneTransaction]) -> None:
         """Apply finished shares, as many as the target takes; raise why it takes no more."""
         done = 0
         try:
@@ -285,7 +285,9 @@ class _Turn:
             self._tell_of_quarantine()
             self._lane.put_back(shares[done:])
 
-    async def _window(self, shares: list[Share]) -> tuple[LaneWindow, StreamerError | None]:
+    async def _window(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, StreamerError | None]:
         """Plan shares up to the first that cannot be planned or read, if it is not the very
         first.
         """
@@ -392,14 +394,14 @@ class _Turn:
             await applier.write_in_order(window, number, number + 1, immediate=True)
             await applier.check_constraints()
 
-    async def _apply_large(self, piece: Share) -> None:
+    async def _apply_large(self, piece: LaneTransaction) -> None:
         """Apply a share piece by piece, in one target transaction, as it arrives."""
         try:
             await self._apply_pieces([piece], immediate=False)
         except _ConstraintAtEnd:
             await self._apply_pieces(await self._next_piece(), immediate=True)
 
-    async def _apply_pieces(self, first: list[Share], *, immediate: bool) -> None:
+    async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         applier, spool = self._applier, self._spool
         touched: dict[MappedRelation, Counts] = {}
         piece, *rest = first
@@ -451,8 +453,8 @@ class _Turn:
 
     @contextlib.asynccontextmanager
     async def _looking_ahead(
-        self, piece: Share, touched: dict[MappedRelation, Counts]
-    ) -> AsyncIterator["asyncio.Task[tuple[list[Share], LaneWindow | None]] | None"]:
+        self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
+    ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
         """Read what follows *piece*, if it is not the last one, while that is being written.
 
         So the target has something to do while we prepare, and we while it works.
@@ -470,7 +472,7 @@ class _Turn:
 
     async def _look_ahead(
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
-    ) -> tuple[list[Share], LaneWindow | None]:
+    ) -> tuple[list[LaneTransaction], LaneWindow | None]:
         """Return the next shares, and the window of the first if it can be told in advance."""
         while not (shares := self._spool.read(READ_BYTES)):
             await _until_changed(self._lane, None)
@@ -487,7 +489,7 @@ class _Turn:
         return shares, window
 
     async def _write_piece(
-        self, piece: Share, window: LaneWindow | None, *, immediate: bool
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
     ) -> list[tuple[MappedRelation, Changes]]:
         """Write a piece, of which *window* may be known; return its changes that were to be
         written.
@@ -511,14 +513,14 @@ class _Turn:
         await applier.release_savepoint()
         return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
 
-    async def _piece_window(self, piece: Share) -> LaneWindow:
+    async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
         plans = await self._planner.plans(piece)
         self._applier.start_window()
         window = LaneWindow(self._lane)
         window.add(piece, plans, await self._applier.follow(piece, plans))
         return window
 
-    async def _next_piece(self) -> list[Share]:
+    async def _next_piece(self) -> list[LaneTransaction]:
         while not (shares := self._spool.read(READ_BYTES)):
             await _until_changed(self._lane, None)
         return shares
@@ -575,7 +577,7 @@ def _diverts(mapped: MappedRelation) -> bool:
     return mapped.mapping.rule.on_error is OnError.QUARANTINE
 
 
-def _may_divert(share: Share) -> bool:
+def _may_divert(share: LaneTransaction) -> bool:
     return any(_diverts(mapped) for mapped, _ in share.changes)
 
 
@@ -589,7 +591,7 @@ def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
     )
 
 
-def _add_context(error: StreamerError, share: Share) -> None:
+def _add_context(error: StreamerError, share: LaneTransaction) -> None:
     transaction = share.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(

@@ -104,7 +104,7 @@ class Fold:
             not plan.fits_stage
             or bool(self.moves)
             or any(
-                plan.lacks(unchanged_positions(row))
+                plan.needs_missing_value(unchanged_positions(row))
                 for row in self.updates.values()
                 if is_partial(row)
             )

@@ -33,8 +33,8 @@ from streamer.target.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """What applying a relation's changes needs to know of its source, beyond what RELATION says.
+class RelationSource:
+    """Facts about a relation's source that its plans need and RELATION messages lack.
 
     ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
     ``unique_keys``: columns whose values no two rows share, not even within a transaction.
@@ -77,7 +77,7 @@ class MappedRelation:
         relation_id: int,
         mapping: RelationMapping,
         end_lsn: Lsn,
-        source: SourceFacts,
+        source: RelationSource,
         *,
         is_to_declare: bool = False,
         resync: Resync | None = None,
@@ -140,8 +140,11 @@ class MappedRelation:
 
 
 @dataclass(slots=True)
-class Share:
-    """What a lane gets of one source transaction; without ``end_lsn`` there is more to come."""
+class LaneTransaction:
+    """The changes of one source transaction that one lane applies: the lane's share of it.
+
+    Without ``end_lsn`` it is a piece, and more pieces of the transaction follow.
+    """
 
     transaction: Transaction
     changes: list[tuple[MappedRelation, Changes]]
@@ -166,7 +169,7 @@ class Held:
     def __bool__(self) -> bool:
         return any(number for number, _ in self._counts.values())
 
-    def add(self, share: Share) -> None:
+    def add(self, share: LaneTransaction) -> None:
         for mapped, changes in share.changes:
             number, size = self.of(mapped)
             self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
@@ -209,9 +212,9 @@ class ShareSpool(Protocol):
     def is_empty(self) -> bool: ...
     @property
     def held(self) -> Held: ...
-    def append(self, share: Share) -> None: ...
+    def append(self, share: LaneTransaction) -> None: ...
     def discard_open(self) -> None: ...
-    def read(self, size: int) -> list[Share]: ...
+    def read(self, size: int) -> list[LaneTransaction]: ...
     def rewind(self) -> None: ...
     def release(self) -> None: ...
     def close(self) -> None: ...
@@ -220,7 +223,7 @@ class ShareSpool(Protocol):
 class ShareQueue(Protocol):
     """A worker's queue."""
 
-    def put(self, lane: "Lane", share: Share) -> None: ...
+    def put(self, lane: "Lane", share: LaneTransaction) -> None: ...
 
 
 class LaneOwner(Protocol):
@@ -249,7 +252,7 @@ class LaneOwner(Protocol):
         """Nothing is held any more."""
         ...
 
-    def lane_durable(self, lane: "Lane", shares: list[Share]) -> None:
+    def lane_durable(self, lane: "Lane", shares: list[LaneTransaction]) -> None:
         """*shares*, the lane's oldest, are committed in the target."""
         ...
 
@@ -298,7 +301,7 @@ class Lane:
     spool: ShareSpool | None = None
     queued_count: int = 0
     """Shares that the worker has and has not settled."""
-    returned: deque[Share] = field(default_factory=deque)
+    returned: deque[LaneTransaction] = field(default_factory=deque)
     """Shares that the worker gave back; they come before the spool's."""
     backend_pid: int | None = None
     """The drainer's session at the target, while it applies something of this lane."""
@@ -347,7 +350,7 @@ class Lane:
             number, size = number + returned.of(mapped)[0], size + returned.of(mapped)[1]
         return number, size
 
-    def dispatch(self, share: Share) -> None:
+    def dispatch(self, share: LaneTransaction) -> None:
         """Take the next share, in commit order."""
         if self.is_ending:
             return
@@ -386,12 +389,12 @@ class Lane:
             self.requests.append(request)
             self.keep(Hold.BUSY)
 
-    def applied(self, shares: list[Share]) -> None:
+    def applied(self, shares: list[LaneTransaction]) -> None:
         """The worker has committed *shares*."""
         self.owner.lane_durable(self, shares)
         self._settle(len(shares))
 
-    def give_back(self, shares: list[Share]) -> None:
+    def give_back(self, shares: list[LaneTransaction]) -> None:
         """The worker cannot apply *shares*, nor any of this lane that it got later."""
         if self.is_ending:
             self._settle(len(shares))
@@ -407,14 +410,14 @@ class Lane:
         if self.queued_count == 0:
             self.changed.set()
 
-    def take(self, size: int) -> list[Share]:
+    def take(self, size: int) -> list[LaneTransaction]:
         """Take the next held shares, about *size* bytes, or a piece of one that is larger.
 
         Finished shares are this lane's no more: whoever takes them applies them or puts them back.
         Raises OpenShareDiscarded.
         """
         if self.returned:
-            shares: list[Share] = []
+            shares: list[LaneTransaction] = []
             while self.returned and (not shares or size > 0):
                 share = self.returned.popleft()
                 size -= share.size
@@ -427,7 +430,7 @@ class Lane:
             self.spool.release()
         return shares
 
-    def put_back(self, shares: list[Share]) -> None:
+    def put_back(self, shares: list[LaneTransaction]) -> None:
         """Return finished shares that were taken."""
         self.returned.extendleft(reversed(shares))
 
@@ -492,7 +495,7 @@ class LaneWindow:
     """Shares of one lane that are to be committed in one target transaction."""
 
     lane: Lane
-    shares: list[Share] = field(default_factory=list)
+    shares: list[LaneTransaction] = field(default_factory=list)
     parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
     """For each share, its changes that the target does not have yet, and how to apply them."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
@@ -501,7 +504,7 @@ class LaneWindow:
 
     def add(
         self,
-        share: Share,
+        share: LaneTransaction,
         plans: Sequence[ApplyPlan | None],
         kept: list[list[bytes]] | None = None,
     ) -> None:

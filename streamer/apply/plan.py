@@ -140,20 +140,20 @@ class ApplyPlan:
         """Return where the values of those *names* are that are columns."""
         return frozenset(i.position for i in self.inputs if i.name in names)
 
-    def stays(self, column: PlanColumn, unchanged: frozenset[int]) -> bool:
-        """Whether a written column stays as it is where the positions *unchanged* do."""
+    def is_unchanged(self, column: PlanColumn, unchanged: frozenset[int]) -> bool:
+        """Return whether *column* keeps its value when the values at *unchanged* did not change."""
         if column.expression is None:
             return column.position in unchanged
         used = self.input_positions(column.expression.names)
         return bool(used) and used <= unchanged
 
-    def lacks(self, unchanged: frozenset[int]) -> bool:
-        """Whether an expression needs one of the values *unchanged* to be worked out anew."""
+    def needs_missing_value(self, unchanged: frozenset[int]) -> bool:
+        """Return whether an expression needs a value that the source did not send (*unchanged*)."""
         if self.filter is not None and self.input_positions(self.filter.names) & unchanged:
             return True
         return any(
             self.input_positions(column.expression.names) & unchanged
-            and not self.stays(column, unchanged)
+            and not self.is_unchanged(column, unchanged)
             for column in self.computed_columns
             if column.expression is not None
         )

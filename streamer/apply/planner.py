@@ -10,7 +10,7 @@ from typing import Final
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.commit import HAS_DEFERRED_SQL
-from streamer.apply.lane import MappedRelation, Share
+from streamer.apply.lane import LaneTransaction, MappedRelation
 from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
 from streamer.apply.quarantine.changes import Definition
 from streamer.containment import contained
@@ -74,7 +74,7 @@ class Planner:
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
 
-    async def plans(self, share: Share) -> list[ApplyPlan | None]:
+    async def plans(self, share: LaneTransaction) -> list[ApplyPlan | None]:
         """Return a plan for each of a share's changes; None for those that the target has.
 
         May add columns to the target, which waits for whoever is writing there. Raises
@@ -276,7 +276,7 @@ class Planner:
         return {name: found[key] for name, key in keys.items() if key in found}
 
     @staticmethod
-    def forget(share: Share) -> None:
+    def forget(share: LaneTransaction) -> None:
         """The target refused a plan of *share*: its tables may have changed."""
         for mapped, _ in share.changes:
             mapped.plan = None
@@ -298,7 +298,7 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
         raise TransportError(obstacle)
 
 
-def known_plans(share: Share) -> list[ApplyPlan | None] | None:
+def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
     """Return the plans of a share if all are known, without waiting."""
     plans: list[ApplyPlan | None] = []
     for mapped, changes in share.changes:

@@ -24,7 +24,7 @@ from typing import Final, cast
 
 import structlog
 
-from streamer.apply.lane import Held, MappedRelation, Share
+from streamer.apply.lane import Held, LaneTransaction, MappedRelation
 from streamer.decode.large import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
@@ -244,7 +244,7 @@ class LaneSpool:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    def append(self, share: Share) -> None:
+    def append(self, share: LaneTransaction) -> None:
         """Write a share, or the next piece of the unfinished one. Raises SpoolError."""
         records: list[bytes] = []
         add = records.append
@@ -321,14 +321,14 @@ class LaneSpool:
         """What is not released."""
         return self._held
 
-    def read(self, size: int) -> list[Share]:
+    def read(self, size: int) -> list[LaneTransaction]:
         """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
 
         Empty when there is nothing to read now. Raises OpenShareDiscarded.
         """
         if self._discarded:
             raise OpenShareDiscarded
-        shares: list[Share] = []
+        shares: list[LaneTransaction] = []
         taken = 0
         while taken < size:
             data = self._read_bytes()
@@ -399,7 +399,7 @@ class _ShareReader:
         self._payloads: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes, shares: list[Share]) -> tuple[int, int | None]:
+    def feed(self, data: bytes, shares: list[LaneTransaction]) -> tuple[int, int | None]:
         """Read whole records from *data*, adding finished shares.
 
         Returns how many bytes that took, and where the last finished share ended.
@@ -431,13 +431,15 @@ class _ShareReader:
                 boundary = position
         return position, boundary
 
-    def _take_share(self, end_lsn: Lsn | None) -> Share:
+    def _take_share(self, end_lsn: Lsn | None) -> LaneTransaction:
         assert self._transaction is not None
-        share = Share(self._transaction, self._changes, end_lsn, self._size, self._is_lead)
+        share = LaneTransaction(
+            self._transaction, self._changes, end_lsn, self._size, self._is_lead
+        )
         self._start_piece()
         return share
 
-    def take_piece(self) -> Share | None:
+    def take_piece(self) -> LaneTransaction | None:
         """Return what has been read of a share whose end has not been, if that is anything."""
         if self._transaction is None or self._size == 0:
             return None

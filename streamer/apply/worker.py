@@ -23,7 +23,7 @@ import structlog
 from streamer.apply.budget import Budget
 from streamer.apply.commit import Applier
 from streamer.apply.counting import count_window
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation, Share
+from streamer.apply.lane import Lane, LaneTransaction, LaneWindow, MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.backoff import Backoff
@@ -61,7 +61,7 @@ class Window:
     change_count: int = 0
     size: int = 0
 
-    def add(self, lane: Lane, share: Share, plans: list[ApplyPlan | None]) -> None:
+    def add(self, lane: Lane, share: LaneTransaction, plans: list[ApplyPlan | None]) -> None:
         if not self.share_count:
             self.opened_at = time.monotonic()
         window = self.lanes.get(lane)
@@ -100,7 +100,7 @@ class Worker:
         self._budget = budget
         self._metrics = metrics
         self._commit_interval = commit_interval
-        self._queue: deque[tuple[Lane, Share]] = deque()
+        self._queue: deque[tuple[Lane, LaneTransaction]] = deque()
         self._arrived = asyncio.Event()
         self._filling = Window()
         self._filled = asyncio.Event()
@@ -111,7 +111,7 @@ class Worker:
 
     # ---- the queue -----------------------------------------------------------------------------
 
-    def put(self, lane: Lane, share: Share) -> None:
+    def put(self, lane: Lane, share: LaneTransaction) -> None:
         """Queue a share; readers see to it that there is room."""
         self._queue.append((lane, share))
         self.queued_bytes += share.size
@@ -129,7 +129,7 @@ class Worker:
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
             await asyncio.sleep(0.02)
 
-    def _take_back(self, lane: Lane) -> list[Share]:
+    def _take_back(self, lane: Lane) -> list[LaneTransaction]:
         """Remove everything of *lane* that is not being committed, oldest first."""
         window = self._filling.lanes.pop(lane, None)
         shares = window.shares if window else []
@@ -185,7 +185,9 @@ class Worker:
                 await asyncio.sleep(0)
                 turn_began = time.monotonic()
 
-    async def _make_plans(self, lane: Lane, share: Share) -> list[ApplyPlan | None] | None:
+    async def _make_plans(
+        self, lane: Lane, share: LaneTransaction
+    ) -> list[ApplyPlan | None] | None:
         backoff = Backoff()
         while not lane.is_ending:
             try:

@@ -22,7 +22,7 @@ from streamer.runtime.shutdown import stop_on_signals
 log = structlog.get_logger()
 
 
-def share(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
+def select_sources(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
     """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``.
 
     Raises MappingError for one that is not there, unless it may still come.
@@ -59,8 +59,8 @@ async def run(
     settings, mapping = static.load(path, overrides)
     async with opened_admin(settings, path, mapping) as admin:
         is_static = settings.mapping_database is None
-        admin.share = partial(share, only=only, may_miss=not is_static)
-        mapping = admin.share(admin.mapping)
+        admin.select_sources = partial(select_sources, only=only, may_miss=not is_static)
+        mapping = admin.select_sources(admin.mapping)
         if is_static:
             static.require_sources(settings, mapping, f"{path}: ")
         static.require_usable(mapping)
@@ -69,7 +69,7 @@ async def run(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"
             )
         _log_start(path, settings, mapping)
-        engine = Engine(settings, mapping, condition, is_share=bool(only), take_over=take_over)
+        engine = Engine(settings, mapping, condition, is_partial=bool(only), take_over=take_over)
         app = make_app(
             engine.metrics.render,
             lambda: [*admin.reasons(), *engine.readiness()],

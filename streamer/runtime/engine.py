@@ -81,10 +81,10 @@ class Engine:
         mapping: Mapping,
         condition: StopCondition,
         *,
-        is_share: bool = False,
+        is_partial: bool = False,
         take_over: Collection[str] = (),
     ) -> None:
-        """*is_share*: other processes run other sources of the same target. *take_over*: names of
+        """*is_partial*: other processes run other sources of the same target. *take_over*: names of
         sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have used.
         """
         self._take_over = take_over
@@ -93,7 +93,7 @@ class Engine:
         self._settings = settings
         self._mapping = mapping
         self._condition = condition
-        self._is_share = is_share
+        self._is_partial = is_partial
         self._address = TargetAddress.parse(settings.target.url)
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lost: MappingTrouble | None = None
@@ -153,7 +153,7 @@ class Engine:
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(store)
-                shared = self._share(store, spools, planner)
+                shared = self._build_services(store, spools, planner)
                 if not self._stopping.is_set():
                     await self._warn_of_forgotten(store)
                     await self._run_tasks(shared)
@@ -209,7 +209,7 @@ class Engine:
                 backoff.log(log, "waiting for the target", exc)
                 await backoff.wait()
 
-    def _share(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Shared:
+    def _build_services(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Shared:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
         workers = [
@@ -427,7 +427,7 @@ class Engine:
         """Speak of sources that the target knows and the configuration does not: nobody reads
         their slots.
         """
-        if self._is_share:
+        if self._is_partial:
             return
         records = await store.sources()
         self._lost = find_lost_mapping(

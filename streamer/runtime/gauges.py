@@ -33,7 +33,7 @@ _OF_SOURCES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFacts:
+class SourceGauges:
     """What is known of one source. ``values``: by the name of their metric."""
 
     names: tuple[str, str]
@@ -51,7 +51,7 @@ class Facts:
     is_target_well: bool
     target_silent_seconds: float
     backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
-    sources: list[SourceFacts] = field(default_factory=list)
+    sources: list[SourceGauges] = field(default_factory=list)
 
 
 def read_facts(
@@ -67,11 +67,11 @@ def read_facts(
                 "streamer_journal_bytes": float(backlog.spooled_bytes),
             }
             facts.backlogs.append((names, values))
-    facts.sources.extend(map(_source_facts, supervisors))
+    facts.sources.extend(map(_source_gauges, supervisors))
     return facts
 
 
-def _source_facts(supervisor: Supervisor) -> SourceFacts:
+def _source_gauges(supervisor: Supervisor) -> SourceGauges:
     health, pipeline = supervisor.health, supervisor.pipeline
     values: dict[str, float] = {}
     if pipeline is not None:
@@ -84,7 +84,7 @@ def _source_facts(supervisor: Supervisor) -> SourceFacts:
     if (beat := supervisor.heartbeat_seconds) is not None:
         values["streamer_heartbeat_seconds"] = beat
     state, _ = supervisor.condition
-    return SourceFacts(
+    return SourceGauges(
         (supervisor.source.database, supervisor.source.sid or ""),
         values,
         state,

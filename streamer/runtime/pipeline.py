@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from streamer.apply.counting import count_shares
-from streamer.apply.lane import Hold, Lane, MappedRelation, Share
+from streamer.apply.lane import Hold, Lane, LaneTransaction, MappedRelation
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
@@ -36,7 +36,7 @@ from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
 from streamer.runtime.published import Publishing
-from streamer.runtime.relations import Relations, forget_unmapped, resolve_at, source_facts
+from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
 from streamer.runtime.requests import Requests
 from streamer.runtime.services import Health, Shared
 from streamer.runtime.shutdown import endless, finishes_before
@@ -261,7 +261,7 @@ class Pipeline:
             record = await store.register_relation(
                 self._record.source_id, mapping, may_resume=not self.is_streaming
             )
-            facts = source_facts(source, relation, self._binary_types, self.claim)
+            facts = relation_source(source, relation, self._binary_types, self.claim)
             mapped = MappedRelation(
                 record.relation_id,
                 mapping,
@@ -445,7 +445,7 @@ class Pipeline:
             self._has_passed_stop = True
             self._advanced.set()
             return
-        shares: dict[Lane, Share] = {}
+        shares: dict[Lane, LaneTransaction] = {}
         for changes in piece.changes:
             self._add_to_shares(shares, changes, piece)
         if end_lsn is None:
@@ -455,7 +455,7 @@ class Pipeline:
             return
         for lane in self._open_lanes:
             if lane not in shares:
-                shares[lane] = Share(transaction, [], end_lsn, 0)
+                shares[lane] = LaneTransaction(transaction, [], end_lsn, 0)
         self._open_lanes.clear()
         self._lag.received(transaction.commit_time)
         self._tracker.dispatched(
@@ -472,7 +472,7 @@ class Pipeline:
             lane.dispatch(share)
 
     def _add_to_shares(
-        self, shares: dict[Lane, Share], changes: Changes, piece: TransactionPiece
+        self, shares: dict[Lane, LaneTransaction], changes: Changes, piece: TransactionPiece
     ) -> None:
         mapped = self._relations.find(changes.relation)
         if mapped is None:
@@ -487,7 +487,7 @@ class Pipeline:
             return
         share = shares.get(lane)
         if share is None:
-            share = shares[lane] = Share(piece.transaction, [], piece.end_lsn, 0)
+            share = shares[lane] = LaneTransaction(piece.transaction, [], piece.end_lsn, 0)
         share.changes.append((mapped, changes))
         share.size += changes.size
 
@@ -594,7 +594,7 @@ class Pipeline:
     def lane_live(self, lane: Lane) -> None:
         self._relations.go_home(lane)
 
-    def lane_durable(self, lane: Lane, shares: list[Share]) -> None:
+    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
         last = shares[-1]
         assert last.end_lsn is not None
         self._tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)

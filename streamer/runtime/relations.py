@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
-from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, SourceFacts
+from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.errors import MappingError
@@ -316,12 +316,12 @@ async def resolve_at(
     return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
 
 
-def source_facts(
+def relation_source(
     source: SourceMapping,
     relation: SourceRelation | None,
     binary_types: frozenset[int],
     claim: Claim,
-) -> SourceFacts:
+) -> RelationSource:
     """Return what applying changes needs to know of a relation; little, if it is not there."""
-    facts = SourceFacts(source.database, source.sid, claim, binary_types)
+    facts = RelationSource(source.database, source.sid, claim, binary_types)
     return facts if relation is None else with_definition(facts, relation)

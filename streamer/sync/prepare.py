@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from streamer.apply.check_expressions import confirm_expressions
-from streamer.apply.lane import MappedRelation, SourceFacts
+from streamer.apply.lane import MappedRelation, RelationSource
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
@@ -47,7 +47,7 @@ from streamer.target.connection import TargetAddress, TargetConnection, transact
 log = structlog.get_logger()
 
 
-def with_definition(facts: SourceFacts, relation: SourceRelation) -> SourceFacts:
+def with_definition(facts: RelationSource, relation: SourceRelation) -> RelationSource:
     """Return *facts* with what the definition of *relation* says. Pure."""
     return replace(
         facts,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.apply import spool
-from streamer.apply.lane import MappedRelation, Share
+from streamer.apply.lane import LaneTransaction, MappedRelation
 from streamer.apply.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
@@ -95,7 +95,9 @@ class Spooling(RuleBasedStateMachine):
             changes.append((mapped, Changes(definition, values)))
             self.open.changes += [(mapped, definition, value) for value in values]
         size = sum(change.size for _, change in changes)
-        self.spool.append(Share(self.open.transaction, changes, end_lsn, size, self.open.is_lead))
+        self.spool.append(
+            LaneTransaction(self.open.transaction, changes, end_lsn, size, self.open.is_lead)
+        )
         if is_last:
             self.open.end_lsn = end_lsn
             self.finished.append(self.open)
@@ -128,7 +130,7 @@ class Spooling(RuleBasedStateMachine):
     def read(self, size: int) -> None:
         self.check(self.spool.read(size))
 
-    def check(self, shares: list[Share]) -> None:
+    def check(self, shares: list[LaneTransaction]) -> None:
         following = self.finished[self.read_count :] + ([self.open] if self.open else [])
         if not shares:
             # Nothing can be left but the beginning of the unfinished share, without a change.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from streamer.apply.lane import MappedRelation, SourceFacts
+from streamer.apply.lane import MappedRelation, RelationSource
 from streamer.apply.plan import ApplyPlan, make_plan
 from streamer.decode.pgoutput import Column, Relation
 from streamer.lsn import Lsn
@@ -230,7 +230,7 @@ def mapped_relation(
     end_lsn: int = 0,
     table_type: TableType = TableType.CLONE,
 ) -> MappedRelation:
-    facts = SourceFacts(
+    facts = RelationSource(
         database="shop",
         sid=None,
         claim=Claim(1, "token", 1),

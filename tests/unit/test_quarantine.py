@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.quarantine.changes import (
+    BlockedKeys,
     Definition,
-    Follower,
     Quarantine,
     from_json,
     key_names,
@@ -91,21 +91,21 @@ def test_a_key_is_no_other_with_the_same_bytes() -> None:
 def test_keys_are_followed_until_they_are_undone_or_truncated() -> None:
     plan = apply_plan(["id", "v"], ["id"])
     committed = Quarantine(1, ("id",), {b"0"})
-    follower = Follower()
-    follower.use(committed.names or (), committed.keys)
-    follower.add((b"1", b"2"))
-    mark = len(follower.added)
-    follower.add((b"2", b"3"))
-    assert follower.follows((b"3",))
-    follower.undo(mark)
-    assert not follower.follows((b"3",))
-    assert follower.follows((b"9", b"2"))
-    assert follower.follows((b"0",))
+    blocked = BlockedKeys()
+    blocked.use(committed.names or (), committed.keys)
+    blocked.add((b"1", b"2"))
+    mark = len(blocked.added)
+    blocked.add((b"2", b"3"))
+    assert blocked.follows((b"3",))
+    blocked.undo(mark)
+    assert not blocked.follows((b"3",))
+    assert blocked.follows((b"9", b"2"))
+    assert blocked.follows((b"0",))
 
-    other = follower.copy()
+    other = blocked.copy()
     other.truncate(plan, TRANSACTION)
     assert not other.follows((b"0", b"2"))
-    assert follower.follows((b"0",))
+    assert blocked.follows((b"0",))
 
     other.add((b"5",))
     other.commit_to(committed)

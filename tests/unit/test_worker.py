@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 from streamer.apply.budget import Budget
-from streamer.apply.lane import Lane, Share
+from streamer.apply.lane import Lane, LaneTransaction
 from streamer.apply.worker import Worker
 from streamer.decode.transactions import Transaction
 from streamer.lsn import Lsn
@@ -27,7 +27,7 @@ async def test_a_worker_whose_queue_is_taken_back_before_it_runs_goes_on() -> No
     running = asyncio.create_task(worker.run())
     for _ in range(5):  # until it waits for a share
         await asyncio.sleep(0)
-    worker.put(lane, Share(Transaction(7, Lsn(100), 0), [], Lsn(110), 10))
+    worker.put(lane, LaneTransaction(Transaction(7, Lsn(100), 0), [], Lsn(110), 10))
     await worker.drop({lane})
     for _ in range(5):
         await asyncio.sleep(0)

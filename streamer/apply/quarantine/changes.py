@@ -5,8 +5,8 @@ with what of the relation's definition it takes to apply it again (`Definition`)
 have been altered by then. JSON is written in ASCII, bytes that are no UTF-8 as the surrogates that
 Python escapes them to, so it can be stored whatever the target's encoding is.
 
-A `Follower` tells which changes of a relation have to follow others there: those whose key, old or
-new, is the old or new key of a change in quarantine. Pure.
+`BlockedKeys` holds the old and new keys of the changes of a relation in quarantine. A later change
+of one of these keys goes into quarantine as well. Pure.
 """
 
 import hashlib
@@ -139,8 +139,11 @@ class Quarantine:
         self.keys = set()
 
 
-class Follower:
-    """Which changes of one relation go into quarantine, within one transaction at the target."""
+class BlockedKeys:
+    """Keys whose changes must be quarantined because an earlier change of the same row was.
+
+    They belong to one relation and to one transaction at the target.
+    """
 
     __slots__ = (
         "added",
@@ -168,8 +171,8 @@ class Follower:
         self.reason: Quarantined | None = None
         """The first change that the target refused."""
 
-    def copy(self) -> "Follower":
-        other = Follower()
+    def copy(self) -> "BlockedKeys":
+        other = BlockedKeys()
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         other.added = dict(self.added)

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation, QuarantineRequest, Share
+from streamer.apply.lane import Lane, LaneTransaction, LaneWindow, MappedRelation, QuarantineRequest
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload
@@ -157,7 +157,9 @@ class _Attempt:
             lsn = Lsn.parse(row["lsn"])
             transaction = Transaction(row["xid"], lsn, from_datetime(row["commit_time"]))
             changes = Changes(plan.relation, [message])
-            window.shares.append(Share(transaction, [(self._mapped, changes)], lsn, len(message)))
+            window.shares.append(
+                LaneTransaction(transaction, [(self._mapped, changes)], lsn, len(message))
+            )
             window.parts.append([(self._mapped, changes, plan)])
         ids = [row["id"] for row in rows]
         await self.applier.savepoint()

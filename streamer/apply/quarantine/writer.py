@@ -16,13 +16,13 @@ import structlog
 from streamer.apply.binary import TEXTUAL
 from streamer.apply.commit import Applier
 from streamer.apply.fold import OrderedChange, read_changes
-from streamer.apply.lane import LaneWindow, MappedRelation, Share
+from streamer.apply.lane import LaneTransaction, LaneWindow, MappedRelation
 from streamer.apply.plan import ApplyPlan, PlanColumn
 from streamer.apply.quarantine.changes import (
     FOLLOWS,
     TRUNCATED,
+    BlockedKeys,
     Emptied,
-    Follower,
     Keys,
     Quarantined,
     binary_text,
@@ -101,11 +101,11 @@ class DivertingApplier(Applier):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._followers: dict[MappedRelation, Follower] = {}
+        self._blocked: dict[MappedRelation, BlockedKeys] = {}
         """As of what is written in this transaction."""
-        self._ahead: dict[MappedRelation, Follower] = {}
+        self._ahead: dict[MappedRelation, BlockedKeys] = {}
         """As of the window that is going to be written as sets."""
-        self._at_savepoint: dict[MappedRelation, Follower] = {}
+        self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
         self._changed: set[MappedRelation] = set()
         self._is_begun = False
         self._diverts = False
@@ -129,7 +129,7 @@ class DivertingApplier(Applier):
         """A window is about to be planned: `follow` its shares."""
         self._ahead.clear()
         if not self._is_begun:
-            self._followers.clear()
+            self._blocked.clear()
 
     def disconnect(self) -> None:
         super().disconnect()
@@ -137,46 +137,46 @@ class DivertingApplier(Applier):
 
     async def begin(self) -> None:
         await super().begin()
-        self._followers.clear()
+        self._blocked.clear()
         self._is_begun = True
 
     async def rollback(self) -> None:
-        self._followers.clear()
+        self._blocked.clear()
         self._ahead.clear()
         self._is_begun = False
         await super().rollback()
 
     async def savepoint(self) -> None:
         await super().savepoint()
-        self._at_savepoint = {m: follower.copy() for m, follower in self._followers.items()}
+        self._at_savepoint = {m: blocked.copy() for m, blocked in self._blocked.items()}
 
     async def rollback_to_savepoint(self) -> None:
-        self._followers = {m: follower.copy() for m, follower in self._at_savepoint.items()}
+        self._blocked = {m: blocked.copy() for m, blocked in self._at_savepoint.items()}
         self._ahead.clear()
         await super().rollback_to_savepoint()
 
     def _set_committed(self) -> None:
         super()._set_committed()
         self._is_begun = False
-        for mapped, follower in self._followers.items():
+        for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0
-            follower.commit_to(mapped.quarantine)
-            if follower.change_count or follower.is_cleared:
+            blocked.commit_to(mapped.quarantine)
+            if blocked.change_count or blocked.is_cleared:
                 self._changed.add(mapped)
-            if was_empty and mapped.quarantine.count and follower.reason is not None:
+            if was_empty and mapped.quarantine.count and blocked.reason is not None:
                 log.warning(
                     "rows are in quarantine",
                     source=SourceLabel(mapped.source.database, mapped.source.sid),
                     table=str(mapped.mapping.source),
                     rows=mapped.quarantine.count,
-                    error=follower.reason.error,
+                    error=blocked.reason.error,
                 )
-        self._followers.clear()
+        self._blocked.clear()
 
     # ---- what follows --------------------------------------------------------------------------
 
     async def follow(
-        self, share: Share, plans: Sequence[ApplyPlan | None]
+        self, share: LaneTransaction, plans: Sequence[ApplyPlan | None]
     ) -> list[list[bytes]] | None:
         """Take what follows rows in quarantine out of a share that is to be written next.
 
@@ -189,43 +189,43 @@ class DivertingApplier(Applier):
             if plan is None or mapped.has(share.transaction) or not self._is_followed(mapped):
                 kept.append(changes.payloads)
                 continue
-            follower = self._ahead.get(mapped)
-            if follower is None:
-                follower = self._followers.get(mapped, Follower()).copy()
-                self._ahead[mapped] = follower
-            await self._use(mapped, follower, plan)
+            blocked = self._ahead.get(mapped)
+            if blocked is None:
+                blocked = self._blocked.get(mapped, BlockedKeys()).copy()
+                self._ahead[mapped] = blocked
+            await self._use(mapped, blocked, plan)
             items = await self._items(plan, share.transaction, 0, changes.payloads)
             left = []
             for item, payload in zip(items, changes.payloads, strict=True):
                 if item.change.kind == TRUNCATE:
-                    follower.truncate(plan, share.transaction)
-                elif follower.follows(item.keys):
-                    follower.add(item.keys)
-                    follower.put(_quarantined(plan, item, FOLLOWS, None))
+                    blocked.truncate(plan, share.transaction)
+                elif blocked.follows(item.keys):
+                    blocked.add(item.keys)
+                    blocked.put(_quarantined(plan, item, FOLLOWS, None))
                     continue
                 left.append(payload)
             kept.append(left)
         return kept
 
     def _is_followed(self, mapped: MappedRelation) -> bool:
-        known = self._ahead.get(mapped) or self._followers.get(mapped)
+        known = self._ahead.get(mapped) or self._blocked.get(mapped)
         return known is not None or mapped.quarantine.count > 0
 
-    async def _use(self, mapped: MappedRelation, follower: Follower, plan: ApplyPlan) -> None:
-        """Make *follower* know the keys of *plan*."""
+    async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
+        """Make *blocked* know the keys of *plan*."""
         names, quarantine = key_names(plan), mapped.quarantine
-        if follower.names == names:
+        if blocked.names == names:
             return
-        is_first = follower.names is None and self._retried_before is None
-        if not names or follower.is_to_clear or (is_first and not quarantine.count):
-            follower.use(names, set())
-        elif is_first and not follower.is_cleared:
+        is_first = blocked.names is None and self._retried_before is None
+        if not names or blocked.is_to_clear or (is_first and not quarantine.count):
+            blocked.use(names, set())
+        elif is_first and not blocked.is_cleared:
             if quarantine.names != names:
                 quarantine.keys = await self._read_keys(mapped, names)
                 quarantine.names = names
-            follower.use(names, quarantine.keys)
+            blocked.use(names, quarantine.keys)
         else:
-            follower.use(names, await self._read_keys(mapped, names))
+            blocked.use(names, await self._read_keys(mapped, names))
 
     async def _read_keys(self, mapped: MappedRelation, names: tuple[str, ...]) -> set[bytes]:
         keys: set[bytes] = set()
@@ -243,10 +243,10 @@ class DivertingApplier(Applier):
 
     async def write(self, window: LaneWindow) -> None:
         await super().write(window)
-        for mapped, follower in self._ahead.items():
+        for mapped, blocked in self._ahead.items():
             relation = window.relations.get(mapped)
             if relation is not None and relation.is_set:
-                self._followers[mapped] = follower
+                self._blocked[mapped] = blocked
         self._ahead.clear()
         await self._flush()
 
@@ -277,10 +277,10 @@ class DivertingApplier(Applier):
         self._retried_before = before
         self._diverts, self._is_immediate = True, immediate
         try:
-            follower = self._followers.setdefault(mapped, Follower())
+            blocked = self._blocked.setdefault(mapped, BlockedKeys())
             await self._write_ordered(window, mapped, 0, len(window.shares))
-            left = [change for change in follower.pending if isinstance(change, Quarantined)]
-            follower.pending.clear()
+            left = [change for change in blocked.pending if isinstance(change, Quarantined)]
+            blocked.pending.clear()
             return left
         finally:
             self._retried_before = None
@@ -292,10 +292,10 @@ class DivertingApplier(Applier):
         is_diverted = self._diverts and (
             mapped.mapping.rule.on_error is OnError.QUARANTINE or self._retried_before is not None
         )
-        if not is_diverted and mapped not in self._followers and not mapped.quarantine.count:
+        if not is_diverted and mapped not in self._blocked and not mapped.quarantine.count:
             await super()._write_ordered(window, mapped, start, stop)
             return
-        follower = self._followers.setdefault(mapped, Follower())
+        blocked = self._blocked.setdefault(mapped, BlockedKeys())
         segment: list[_Item] = []
         former: ApplyPlan | None = None
         for number in range(start, stop):
@@ -305,42 +305,42 @@ class DivertingApplier(Applier):
                     continue
                 if former is not plan:
                     if former is not None:
-                        await self._write_segment(mapped, former, follower, segment, is_diverted)
+                        await self._write_segment(mapped, former, blocked, segment, is_diverted)
                     segment, former = [], plan
-                    await self._use(mapped, follower, plan)
+                    await self._use(mapped, blocked, plan)
                 for item in await self._items(plan, transaction, number, changes.payloads):
                     if item.change.kind != TRUNCATE:
                         segment.append(item)
                     elif plan.type is not TableType.APPEND:
-                        await self._write_segment(mapped, plan, follower, segment, is_diverted)
-                        await self._write_segment(mapped, plan, follower, [item], False)
-                        follower.truncate(plan, transaction)
+                        await self._write_segment(mapped, plan, blocked, segment, is_diverted)
+                        await self._write_segment(mapped, plan, blocked, [item], False)
+                        blocked.truncate(plan, transaction)
                         segment = []
         if former is not None:
-            await self._write_segment(mapped, former, follower, segment, is_diverted)
+            await self._write_segment(mapped, former, blocked, segment, is_diverted)
 
     async def _write_segment(
         self,
         mapped: MappedRelation,
         plan: ApplyPlan,
-        follower: Follower,
+        blocked: BlockedKeys,
         items: list[_Item],
         is_diverted: bool,
     ) -> None:
         """Write changes of one definition of a relation, those it takes; the others are put in
-        *follower*.
+        *blocked*.
         """
         statements = statements_in_order(plan)
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
         for start in range(0, len(items), max(1, size)):
-            segment = _Segment(plan, follower, items[start : start + size], {}, [])
+            segment = _Segment(plan, blocked, items[start : start + size], {}, [])
             async with self._planned_for(mapped, plan):
                 await self._write_some(statements, segment, is_diverted)
 
     async def _write_some(
         self, statements: Statements, segment: "_Segment", is_diverted: bool
     ) -> None:
-        plan, follower, items = segment.plan, segment.follower, segment.items
+        plan, blocked, items = segment.plan, segment.blocked, segment.items
         await self._stage(statements)
         run = OrderedRun(plan)
         await self._stage_segment(statements, segment, run, is_diverted)
@@ -356,23 +356,23 @@ class DivertingApplier(Applier):
                 raise
         for index in sorted(segment.outcomes):
             error, code = segment.outcomes[index]
-            follower.put(_quarantined(plan, items[index], error, code))
+            blocked.put(_quarantined(plan, items[index], error, code))
 
     async def _stage_segment(
         self, statements: Statements, segment: "_Segment", run: OrderedRun, is_diverted: bool
     ) -> None:
         """Stage all that can be. Begins small behind a value that cannot, for more may come."""
-        items, follower = segment.items, segment.follower
+        items, blocked = segment.items, segment.blocked
         position, size = 0, STAGED_MAX if is_diverted else len(items)
         fault: tuple[int, StreamerError] | None = None
         while position < len(items):
-            begin, key_count = position, len(follower.added)
+            begin, key_count = position, len(blocked.added)
             stop = len(items) if fault is None else fault[0]
             chunk: list[int] = []
             following: list[int] = []
             while position < stop and len(chunk) < size:
-                if follower.follows(items[position].keys):
-                    follower.add(items[position].keys)
+                if blocked.follows(items[position].keys):
+                    blocked.add(items[position].keys)
                     following.append(position)
                 else:
                     chunk.append(position)
@@ -387,14 +387,14 @@ class DivertingApplier(Applier):
                 if not is_diverted or fault is not None or not _is_of_a_row(exc):
                     raise
                 # Once more, up to there.
-                follower.undo(key_count)
+                blocked.undo(key_count)
                 position, fault = begin, (chunk[number], exc)
                 continue
             segment.staged += chunk
             segment.outcomes.update((index, (FOLLOWS, None)) for index in following)
             size = min(2 * size, STAGED_MAX) if is_diverted else size
             if fault is not None and position == fault[0]:
-                follower.add(items[position].keys)
+                blocked.add(items[position].keys)
                 segment.outcomes[position] = (fault[1].message, _sqlstate(fault[1]))
                 position, size, fault = position + 1, 1, None
 
@@ -432,7 +432,7 @@ class DivertingApplier(Applier):
         self, statements: Statements, segment: "_Segment", is_partial: bool
     ) -> None:
         """Write what is staged; take down what is refused, and what follows that."""
-        items, follower = segment.items, segment.follower
+        items, blocked = segment.items, segment.blocked
         numbers: dict[bytes, int] = {}
         keys: list[tuple[int, int]] = []
         for index in segment.staged:
@@ -449,7 +449,7 @@ class DivertingApplier(Applier):
         )
         for row in await self._target.fetch(_REFUSED_SQL):
             index = segment.staged[row["seq"]]
-            follower.add(items[index].keys)
+            blocked.add(items[index].keys)
             error, code = FOLLOWS, None
             if row["state"] is not None:
                 error, code = _message(row["message"], row["detail"]), row["state"]
@@ -534,24 +534,24 @@ class DivertingApplier(Applier):
 
     async def _flush(self) -> None:
         """Write to the table what goes into quarantine."""
-        for mapped, follower in self._followers.items():
-            if follower.is_to_clear:
-                follower.change_count -= await self._target.execute(
+        for mapped, blocked in self._blocked.items():
+            if blocked.is_to_clear:
+                blocked.change_count -= await self._target.execute(
                     "delete from streamer.quarantine where relation_id = $1", mapped.relation_id
                 )
-                follower.is_to_clear = False
+                blocked.is_to_clear = False
             batch: list[Quarantined] = []
-            for change in follower.pending:
+            for change in blocked.pending:
                 if isinstance(change, Quarantined):
                     batch.append(change)
                     continue
                 await self._insert(mapped, batch)
-                follower.change_count += len(batch)
+                blocked.change_count += len(batch)
                 batch = []
-                follower.change_count += await self._empty(mapped, change)
+                blocked.change_count += await self._empty(mapped, change)
             await self._insert(mapped, batch)
-            follower.change_count += len(batch)
-            follower.pending.clear()
+            blocked.change_count += len(batch)
+            blocked.pending.clear()
 
     async def _insert(self, mapped: MappedRelation, changes: list[Quarantined]) -> None:
         rows: list[tuple[Any, ...]] = []
@@ -601,7 +601,7 @@ class _Segment:
     """
 
     plan: ApplyPlan
-    follower: Follower
+    blocked: BlockedKeys
     items: list[_Item]
     outcomes: dict[int, tuple[str, str | None]]
     staged: list[int]

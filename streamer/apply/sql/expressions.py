@@ -86,7 +86,7 @@ class ComputedStatements(Statements):
             return ""
         return f" and case when s.op = {op} then {self._passes} else false end"
 
-    def leave(self, op: int) -> str | None:
+    def delete_filtered_out(self, op: int) -> str | None:
         if self._passes is None:
             return None
         return (

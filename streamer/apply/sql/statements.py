@@ -147,7 +147,7 @@ class Statements:
         assignments = [
             f"{quote_identifier(column.name)} = {self.value(column)}"
             for column in self.plan.columns
-            if column not in self.plan.key and not self.plan.stays(column, unchanged)
+            if column not in self.plan.key and not self.plan.is_unchanged(column, unchanged)
         ]
         if not assignments:
             return None
@@ -157,7 +157,7 @@ class Statements:
             f"where s.op = {op}{self._if_passes(op)} and {self._matches_new_key}"
         )
 
-    def leave(self, op: int) -> str | None:
+    def delete_filtered_out(self, op: int) -> str | None:
         """Delete rows whose update, staged as *op*, does not pass the filter; None without one."""
         return None
 
