@@ -10,6 +10,7 @@ RUN python -m pip install --no-cache-dir --require-hashes --requirement requirem
 RUN python -m pip wheel --no-cache-dir --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels --requirement requirements.lock
 COPY pyproject.toml README.md ./
 COPY migrations migrations
+COPY docs docs
 COPY streamer streamer
 RUN python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/streamer

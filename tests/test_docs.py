@@ -20,9 +20,9 @@ from streamer.observability.metrics import Metrics
 from streamer.runtime.gauges import Facts, families
 
 ROOT: Final = Path(__file__).parent.parent
-README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS: Final = ROOT / "docs"
 EXAMPLE: Final = ROOT / "config.example.yaml"
-DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
 
@@ -93,15 +93,13 @@ def options() -> list[tuple[str, str]]:
     ]
 
 
-def section(title: str) -> str:
-    """Return the part of README under a heading, up to the next of its rank."""
-    rank = next(line for line in README.splitlines() if line.endswith(f"# {title}")).count("#")
-    text = README.split(f"\n{'#' * rank} {title}\n", 1)[1]
-    return re.split(rf"^#{{1,{rank}}} ", text, maxsplit=1, flags=re.MULTILINE)[0]
+def page(name: str) -> str:
+    """Return the text of a page of the documentation."""
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def first_cells(text: str) -> set[str]:
-    """Return what stands in backticks in the first column of a section's tables."""
+    """Return what stands in backticks in the first column of a text's tables."""
     return {
         name
         for line in text.splitlines()
@@ -116,33 +114,33 @@ def test_the_walk_over_settings_finds_them() -> None:
     )
 
 
-def test_readme_lists_exactly_the_settings_there_are() -> None:
+def test_reference_lists_exactly_the_settings_there_are() -> None:
     of_tables = {name for name in SETTINGS if name.startswith("sources[].tables.*.")}
     general = set(SETTINGS) - of_tables | {"sources[].tables"}
-    settings, tables = section("Settings").split("\n### Tables\n")
+    settings, tables = page("reference/configuration").split("\n## Tables\n")
 
     assert first_cells(settings) == general
     assert first_cells(tables) == set(TableSettings.model_fields)
     assert {name.rpartition(".")[2] for name in of_tables} == set(TableSettings.model_fields)
 
 
-def test_readme_lists_exactly_the_metrics_there_are() -> None:
-    names = {name for name in first_cells(section("HTTP and metrics")) if "streamer_" in name}
+def test_reference_lists_exactly_the_metrics_there_are() -> None:
+    names = {name for name in first_cells(page("reference/metrics")) if "streamer_" in name}
 
     assert names == metric_names()
 
 
-def test_readme_lists_exactly_the_error_codes_there_are() -> None:
-    assert first_cells(section("Error codes")) == error_codes()
+def test_reference_lists_exactly_the_error_codes_there_are() -> None:
+    assert first_cells(page("reference/error-codes")) == error_codes()
 
 
-def test_readme_lists_exactly_the_commands_there_are() -> None:
-    rows = {cell.split()[0] for cell in first_cells(section("Commands")) if not cell.isdigit()}
+def test_reference_lists_exactly_the_commands_there_are() -> None:
+    rows = {cell.split()[0] for cell in first_cells(page("reference/cli")) if not cell.isdigit()}
 
     assert rows == set(commands()) - {""}
 
 
-def test_readme_lists_exactly_the_routes_there_are() -> None:
+def test_reference_lists_exactly_the_routes_there_are() -> None:
     app = FastAPI()
     never: Any = None
     app.include_router(make_router(never, never, never))
@@ -151,14 +149,14 @@ def test_readme_lists_exactly_the_routes_there_are() -> None:
         for path, methods in app.openapi()["paths"].items()
         for method in map(str.upper, methods)
     }
-    documented = first_cells(section("The API"))
+    documented = first_cells(page("reference/http-api").split("\n## The API\n")[1])
 
     assert documented == routes
 
 
 @pytest.mark.parametrize(("command", "option"), options(), ids=lambda value: value or "streamer")
-def test_readme_names_option(command: str, option: str) -> None:
-    text = section("Commands")
+def test_reference_names_option(command: str, option: str) -> None:
+    text = page("reference/cli")
     rows = [line for line in text.splitlines() if line.startswith(f"| `{command}")]
     shared = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
 
@@ -196,8 +194,10 @@ def test_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [source.label for source in mapping.sources] == ["shop:eu", "shop:us"]
 
 
-def test_configuration_of_readme_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+def test_configuration_of_the_tutorial_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", page("tutorial"), re.DOTALL)
     path = tmp_path / "config.yaml"
     path.write_text(block)
     monkeypatch.setenv("SHOP_PASSWORD", "secret")
@@ -206,12 +206,12 @@ def test_configuration_of_readme_loads(tmp_path: Path, monkeypatch: pytest.Monke
     _, mapping = static.load(path)
 
     (source,) = mapping.sources
-    assert source.publication in README
-    assert source.publication_inserts in README
+    assert source.publication in page("tutorial")
+    assert source.publication_inserts in page("tutorial")
 
 
 def test_the_functions_that_an_expression_may_call_are_listed() -> None:
-    sections = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    sections = page("reference/functions").split("\n## ")[1:]
     listed = {s.partition("\n")[0]: sorted(re.findall(r"`(\w+)`", s)) for s in sections}
     assert listed == {title: sorted(names.split()) for title, names in GROUPS.items()}
 
@@ -221,7 +221,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 

@@ -380,7 +380,7 @@ def _functions(tokens: Sequence[Token]) -> frozenset[str]:
         if token.value not in ALLOWED:
             raise ExpressionError(
                 f"{token.value}() is not among the functions that an expression may call; "
-                "docs/functions.md lists them"
+                "docs/reference/functions.md lists them"
             )
         names.add(token.value)
         if token.value == "age" and _argument_count(tokens, n + 1) < 2:

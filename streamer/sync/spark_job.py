@@ -136,7 +136,7 @@ def _require_secure(session: SparkSession, allow_insecure: bool) -> None:
     elif weaknesses:
         session.stop()
         raise InsecureSparkError(
-            f"Error: {'; '.join(weaknesses)}; see sync.allow_insecure_spark in README.md"
+            f"Error: {'; '.join(weaknesses)}; see docs/guides/spark-cluster.md"
         )
 
 

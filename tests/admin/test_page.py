@@ -461,19 +461,26 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
                 "it&#39;s",
                 "resume &#39;public.it&#39;&#34;&#39;&#34;&#39;s&#39;",
                 ["resume", "resync"],
-                "a-table-is-in-error",
+                "runbooks/table-in-error",
             ),
-            ("lost", "resync public.lost", ["resync"], "a-table-is-gone-or-no-longer-published"),
-            ("held", "resume public.held", ["resume"], "the-sources-disk-fills-with-retained-wal"),
-            ("refused", "quarantine retry public.refused", ["retry"], "rows-are-in-quarantine"),
+            ("lost", "resync public.lost", ["resync"], "runbooks/table-gone"),
+            ("held", "resume public.held", ["resume"], "runbooks/source-disk-fills"),
+            (
+                "refused",
+                "quarantine retry public.refused",
+                ["retry"],
+                "runbooks/rows-in-quarantine",
+            ),
         ):
             found = problems[name]
             assert found is not None, name
             assert f"<pre data-copy>streamer {command} --database shop</pre>" in found[0], found[0]
             assert re.findall(r'name="action" value="(\w+)"', found[0]) == buttons
-            assert f'href="/help#{runbook}"' in found[0]
+            assert f'href="/help/{runbook}"' in found[0]
+            assert (await client.get(f"/help/{runbook}")).status_code == 200
             assert 'name="csrf"' in found[0]
-        assert 'id="a-table-is-in-error"' in (await client.get("/help")).text
+        assert (await client.get("/help/runbooks/absent")).status_code == 404
+        assert 'href="/help/runbooks/table-in-error"' in (await client.get("/help")).text
 
         # One state is chosen out of all, here and on the page of the source.
         assert "error 2" in page

@@ -48,7 +48,7 @@ def rows(target: Database, table: str) -> list[tuple[object, ...]]:
 
 
 def correct(source: Database, table: str) -> None:
-    """Do what README says."""
+    """Do as docs/runbooks/invalid-utf8.md says."""
     found = source.execute(rf"select id from {table} where v ~ '[\x80-\xff]'")
     assert found == [(7,)]
     source.execute(

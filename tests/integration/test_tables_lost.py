@@ -197,7 +197,7 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
     without_spark: None,
     tmp_path: Path,
 ) -> None:
-    """README's own set-up: an ordinary role, which may not change the publications."""
+    """The set-up of docs/tutorial.md: an ordinary role, which may not change the publications."""
     role = f"reader_{source.name}"
     source.execute(
         f"""

@@ -1,5 +1,6 @@
 """Settings as forms, and back: nothing is lost, whatever a model has."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from streamer.admin import models
 from streamer.admin.page import forms, text
 from streamer.admin.page.attention import RUNBOOKS, attention
 from streamer.admin.page.frame import own_path
-from streamer.admin.page.manual import manual_html, to_html
+from streamer.admin.page.manual import manual, to_html
 from streamer.admin.page.mapping import as_given, shown_url
 from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
 from streamer.errors import InvalidError
@@ -203,14 +204,17 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
     assert attention([shown]) == []
 
 
-def test_every_problem_links_to_a_section_of_the_readme() -> None:
-    page = str(manual_html())
-    for anchor in RUNBOOKS.values():
-        assert f'id="{anchor}"' in page, anchor
-    unsafe = "<script>x</script> [a](javascript:alert(1)) [b](docs/x.md) [c](#d)"
-    shown = to_html(unsafe)
+def test_every_problem_links_to_a_page_of_the_documentation() -> None:
+    for runbook in RUNBOOKS.values():
+        name, _, anchor = runbook.partition("#")
+        assert not anchor or f'id="{anchor}"' in manual()[name].html, runbook
+
+
+def test_the_manual_links_its_own_pages_and_nothing_else() -> None:
+    unsafe = "<script>x</script> [a](javascript:alert(1)) [b](../x.md) [c](#d) [e](../f/g.md#h)"
+    shown = to_html(unsafe, "guides/monitor", {"f/g"})
     assert "<script" not in shown
-    assert shown.count("<a ") == 1
+    assert re.findall(r'<a href="(.*?)"', shown) == ["#d", "/help/f/g#h"]
 
 
 def test_a_copy_that_fails_again_and_again_needs_attention() -> None:

@@ -10,7 +10,7 @@ render.py     templates and static files, read once
 frame.py      what all pages have: who asks, CSRF, errors, notes
 overview.py   what streams, how far it is, what needs somebody
 attention.py  problems with their runbook, command and forms                          pure
-manual.py     the README, for links from a problem to its section
+manual.py     the documentation, for links from a problem to its runbook
 table.py      one table: both sides, errors, quarantine, requests
 past.py       recent events; the changes in quarantine of all tables
 mapping.py    the draft: databases, urls, tables

@@ -4,22 +4,23 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from streamer import hints
+from streamer.admin.page.manual import help_address
 from streamer.admin.page.view import NOT_STREAMING, address, label_of, table_address
 
 Row = dict[str, Any]
 
 RUNBOOKS: Final = {
-    "target": "the-target-is-away-for-long",
-    "source": "error-codes",
-    "slot": "a-slot-is-lost",
-    "restored": "a-source-or-the-target-was-restored",
-    "wal": "the-sources-disk-fills-with-retained-wal",
-    "table": "a-table-is-in-error",
-    "gone": "a-table-is-gone-or-no-longer-published",
-    "waits": "what-status-shows",
-    "quarantine": "rows-are-in-quarantine",
+    "target": "runbooks/target-away",
+    "source": "reference/error-codes",
+    "slot": "runbooks/slot-lost",
+    "restored": "runbooks/restored",
+    "wal": "runbooks/source-disk-fills",
+    "table": "runbooks/table-in-error",
+    "gone": "runbooks/table-gone",
+    "waits": "guides/monitor#what-status-shows",
+    "quarantine": "runbooks/rows-in-quarantine",
 }
-"""Sections of the README by symptom."""
+"""Pages of the documentation by symptom."""
 _BACKLOG: Final = {
     "warning": "near its limit",
     "throttled": "over its limit, and reading is slowed down",
@@ -56,7 +57,7 @@ def _item(
         "what": what,
         "address": page,
         "kind": kind,
-        "runbook": f"/help#{RUNBOOKS[symptom]}",
+        "runbook": help_address(RUNBOOKS[symptom]),
         "command": command,
         "actions": [{"to": to, "do": do, "label": label} for to, do, label in actions],
         "fields": {name: value for name, value in fields.items() if value is not None},

@@ -1,35 +1,77 @@
-"""The README as a page, so that a problem can link to its section without a network."""
+"""The documentation as pages under ``/help``: a problem links to its runbook without a network."""
 
 import re
+from collections.abc import Container
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from posixpath import dirname, join, normpath
+from typing import Final
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+HELP: Final = "/help"
+INDEX: Final = "index"
+_PAGES: Final = (INDEX, "tutorial", "concepts", "glossary")
+_FOLDERS: Final = ("guides", "runbooks", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class ManualPage:
+    """A page of the documentation as HTML. *title*: its first heading."""
+
+    title: str
+    html: Markup
+
 
 @cache
-def manual_html() -> Markup:
-    """Return the README as HTML, its headings with the ids of their links. The first call reads
-    it, see `load`.
+def manual() -> dict[str, ManualPage]:
+    """Return the pages by name, such as ``runbooks/slot-lost``. The first call reads the files.
+
+    Decisions and internals are for developers and stay out.
     """
+    root = manual_root()
+    paths = [path for name in _PAGES if (path := root / f"{name}.md").is_file()]
+    for folder in _FOLDERS:
+        paths += sorted((root / folder).glob("*.md"))
+    texts = {
+        path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        for path in paths
+    }
+    return {
+        name: ManualPage(title_of(text), Markup(to_html(text, name, texts)))
+        for name, text in texts.items()
+    }
+
+
+def manual_root() -> Path:
+    """Return the folder of the documentation: in the installed package, or beside its source."""
     package = Path(str(files("streamer")))
-    shipped = package / "README.md"
-    path = shipped if shipped.is_file() else package.parent / "README.md"
-    return Markup(to_html(path.read_text(encoding="utf-8")))
+    shipped = package / "docs"
+    return shipped if shipped.is_dir() else package.parent / "docs"
 
 
-def to_html(text: str) -> str:
-    """Return Markdown as HTML. Raw HTML is escaped, and links to other files become text. Pure."""
+def title_of(text: str) -> str:
+    """Return the first heading. Pure."""
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def to_html(text: str, name: str = INDEX, names: Container[str] = ()) -> str:
+    """Return the Markdown of page *name* as HTML. Pure.
+
+    Raw HTML is escaped. A link to one of the pages *names* leads to its address under ``/help``.
+    Links to other files become text.
+    """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
     for number, token in enumerate(tokens):
         if token.type == "heading_open":
             token.attrSet("id", anchor_of(tokens[number + 1].content))
         if token.children:
-            token.children = _without_files(token.children)
+            token.children = _with_addresses(token.children, name, names)
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered
 
@@ -39,13 +81,31 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _without_files(tokens: list[Token]) -> list[Token]:
+def address_of(link: str, name: str, names: Container[str]) -> str | None:
+    """Return where a link on page *name* leads; None if it leads to no page of *names*. Pure."""
+    if link.startswith(("#", "http://", "https://")):
+        return link
+    path, hash_sign, anchor = link.partition("#")
+    linked = normpath(join(dirname(name), path)).removesuffix(".md")
+    if not path.endswith(".md") or linked not in names:
+        return None
+    return f"{help_address(linked)}{hash_sign}{anchor}"
+
+
+def help_address(name: str) -> str:
+    """Return the address of a page of the documentation."""
+    return HELP if name == INDEX else f"{HELP}/{name}"
+
+
+def _with_addresses(tokens: list[Token], name: str, names: Container[str]) -> list[Token]:
     kept = []
-    is_file = False
+    address: str | None = None
     for token in tokens:
         if token.type == "link_open":
-            is_file = not str(token.attrGet("href")).startswith(("#", "http://", "https://"))
+            address = address_of(str(token.attrGet("href")), name, names)
+            if address is not None:
+                token.attrSet("href", address)
         is_link = token.type in ("link_open", "link_close")
-        if token.type != "image" and not (is_link and is_file):
+        if token.type != "image" and not (is_link and address is None):
             kept.append(token)
     return kept

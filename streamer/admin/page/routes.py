@@ -11,7 +11,7 @@ from streamer.admin.api import PREFIX, delete_cookies, set_cookies, status_of
 from streamer.admin.events import Events
 from streamer.admin.page import adding, changes, mapping, overview, past, table
 from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
-from streamer.admin.page.manual import manual_html
+from streamer.admin.page.manual import HELP, INDEX, manual
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.errors import StreamerError
@@ -55,9 +55,13 @@ def _add_logout(app: FastAPI, frame: Frame) -> None:
 def _add_manual(app: FastAPI, frame: Frame) -> None:
     router = frame.router()
 
-    @router.get("/help")
-    async def manual(request: Request) -> Response:
-        return await frame.page(request, "manual.html", text=manual_html())
+    @router.get(HELP)
+    @router.get(f"{HELP}/{{name:path}}")
+    async def help_page(request: Request, name: str = INDEX) -> Response:
+        page = manual().get(name)
+        if page is None:
+            raise HTTPException(404)
+        return await frame.page(request, "manual.html", page=page)
 
     app.include_router(router)
 
