@@ -40,7 +40,7 @@ class AdminServer:
 
     @property
     def select_sources(self) -> Callable[[Mapping], Mapping]:
-        """What of a mapping this process runs."""
+        """Returns the sources of a mapping that this process runs."""
         return self._service.select_sources
 
     @select_sources.setter

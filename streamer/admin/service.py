@@ -102,7 +102,7 @@ class AdminService:
         self.settings = settings
         self.store = store
         self.mapping = mapping
-        """What runs, all of it, whatever share of it this process does."""
+        """What runs, all of it, also where this process runs some of its sources only."""
         self.is_static = is_static
         self.engine: Applier | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping

@@ -133,7 +133,7 @@ async def _reload(
             raise MappingError(f"{path}: mapping_database is another one", hint="restart for that")
         await admin.reload(settings, mapping)
     except ConfigurationError as exc:
-        log.error("configuration refused, going on with the one before", error=str(exc))
+        log.error("configuration rejected, keeping the current one", error=str(exc))
         return
     except StreamerError as exc:
         log.error("configuration applied only in part", error=str(exc), code=exc.code)

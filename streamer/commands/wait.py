@@ -163,10 +163,10 @@ class _Waiting:
         if acknowledged_lsn >= wanted:
             return None
         if not self._scope.tables:
-            return f'source "{label}" is at {acknowledged_lsn}, to be at {wanted}'
+            return f'source "{label}": confirmed {acknowledged_lsn}, waiting for {wanted}'
         for relation in relations:
             visible_lsn = max(acknowledged_lsn, relation.visible_lsn or NOTHING)
             if visible_lsn < wanted:
                 where = f'table "{relation.source}" of "{label}"'
-                return f"{where} is at {visible_lsn}, to be at {wanted}"
+                return f"{where}: visible {visible_lsn}, waiting for {wanted}"
         return None

@@ -47,9 +47,7 @@ class LanePending:
 
     @property
     def flush_lsn_max(self) -> Lsn | None:
-        """How far the source may be acknowledged as far as this lane goes; None if it does not
-        mind.
-        """
+        """The highest LSN that this lane allows to be acknowledged; None if nothing is pending."""
         return self._runs[0].before_lsn if self._runs else None
 
     @property

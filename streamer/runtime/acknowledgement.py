@@ -16,7 +16,7 @@ from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
-from streamer.source.history import Landmarks
+from streamer.source.history import HistoryCheck
 
 ALONE_SECONDS: Final = 15.0
 """How often a position is stored that nothing but our heartbeats moves.
@@ -33,7 +33,7 @@ class Acknowledgement:
         lock: SourceLock,
         record: SourceRecord,
         tracker: ProgressTracker,
-        landmarks: Landmarks,
+        history: HistoryCheck,
         heartbeat: Heartbeat,
     ) -> None:
         self.stored_lsn = tracker.flush_lsn
@@ -46,7 +46,7 @@ class Acknowledgement:
         """Somebody waits for it, be it heartbeats only."""
         self._lock = lock
         self._tracker = tracker
-        self._landmarks = landmarks
+        self._history = history
         self._heartbeat = heartbeat
         self._acknowledged_lsn = record.acknowledged_lsn
         """The position that is stored. If an answer is lost the attempt ends, so it is known."""
@@ -60,7 +60,7 @@ class Acknowledgement:
         Raises TargetConnectionError, TargetFencedError.
         """
         async with self._storing:  # at the end, two tasks want to
-            flush_lsn = self._landmarks.position_through(self._tracker.flush_lsn)
+            flush_lsn = self._history.position_through(self._tracker.flush_lsn)
             visible_time = to_datetime(durable_time) if durable_time else None
             if not self._is_worth_storing(flush_lsn, visible_time):
                 return
@@ -71,7 +71,7 @@ class Acknowledgement:
                 self._acknowledged_lsn,
                 acknowledged_lsn,
                 visible_time,
-                self._landmarks.newest_through(acknowledged_lsn),
+                self._history.newest_through(acknowledged_lsn),
                 self._heartbeat.arrived_seconds,
             )
             self._acknowledged_lsn = acknowledged_lsn

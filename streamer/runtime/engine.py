@@ -37,7 +37,7 @@ from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
 from streamer.runtime.gauges import Facts, families, read_facts
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.services import Health, Shared
+from streamer.runtime.services import Health, Services
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.wait_log import report_waits
@@ -99,7 +99,7 @@ class Engine:
         self._lost: MappingTrouble | None = None
         self._stopping = asyncio.Event()
         self._applying = asyncio.Lock()
-        self._shared: Shared | None = None
+        self._services: Services | None = None
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[Supervisor, asyncio.Task[None]] = {}
         self._guards: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
@@ -153,10 +153,10 @@ class Engine:
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(store)
-                shared = self._build_services(store, spools, planner)
+                services = self._build_services(store, spools, planner)
                 if not self._stopping.is_set():
                     await self._warn_of_forgotten(store)
-                    await self._run_tasks(shared)
+                    await self._run_tasks(services)
                 for _, task in self._guards.values():
                     task.cancel()
                 for task in watching:
@@ -209,7 +209,7 @@ class Engine:
                 backoff.log(log, "waiting for the target", exc)
                 await backoff.wait()
 
-    def _build_services(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Shared:
+    def _build_services(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Services:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
         workers = [
@@ -228,7 +228,7 @@ class Engine:
         for worker in workers:
             label = metrics.queue_bytes.labels(str(worker.number))
             label.set_function(partial(getattr, worker, "queued_bytes"))
-        return Shared(
+        return Services(
             address=self._address,
             store=store,
             workers=workers,
@@ -261,30 +261,30 @@ class Engine:
             target=self.target,
         )
 
-    async def _run_tasks(self, shared: Shared) -> None:
+    async def _run_tasks(self, services: Services) -> None:
         async with asyncio.TaskGroup() as group:
-            services = [
+            common = [
                 group.create_task(enduring(name, run, self._fail_sources), name=name)
                 for name, run in (
-                    *((f"worker {worker.number}", worker.run) for worker in shared.workers),
-                    ("drainer", shared.drainer.run),
+                    *((f"worker {worker.number}", worker.run) for worker in services.workers),
+                    ("drainer", services.drainer.run),
                 )
             ]
-            services.append(
-                group.create_task(enduring("launcher", shared.launcher.run), name="launcher")
+            common.append(
+                group.create_task(enduring("launcher", services.launcher.run), name="launcher")
             )
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(
-                    self._address, lambda: self._mapping, shared.target_namespace, self.metrics
+                    self._address, lambda: self._mapping, services.target_namespace, self.metrics
                 )
-                services.append(group.create_task(enduring("indexes", builder.run), name="indexes"))
-            self._shared, self._group = shared, group
+                common.append(group.create_task(enduring("indexes", builder.run), name="indexes"))
+            self._services, self._group = services, group
             for source in self._mapping.sources:
                 self._add(source)
             await self._wait_for_end()
             async with self._applying:
                 await self._stop(self.supervisors)
-            for task in services:
+            for task in common:
                 task.cancel()
 
     async def _fail_sources(self, error: StreamerError) -> None:
@@ -322,7 +322,7 @@ class Engine:
         _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
         for task in late:
             log.warning(
-                "not all changes became durable in time; they will come again",
+                "drain timed out; unconfirmed changes will be re-read",
                 task=task.get_name(),
             )
             task.cancel()
@@ -340,7 +340,7 @@ class Engine:
         async with self._applying:
             if self._stopping.is_set():
                 return
-            if self._shared is None:  # the target is still waited for
+            if self._services is None:  # the target is still waited for
                 self._mapping = mapping
                 if self._guarding is None:  # `run` has not begun, and takes it from there
                     return
@@ -368,10 +368,10 @@ class Engine:
                 raise errors[0]
 
     def _add(self, source: SourceMapping) -> None:
-        assert self._shared is not None
+        assert self._services is not None
         assert self._group is not None
         guard = self._guard(source)
-        guard.runner = supervisor = Supervisor(source, self._shared, self._holder, guard)
+        guard.runner = supervisor = Supervisor(source, self._services, self._holder, guard)
         supervisor.stop_lsn = self._condition.lsn
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(
@@ -401,7 +401,7 @@ class Engine:
 
         A slot that nobody reads would keep the source's WAL until its disk is full.
         """
-        assert self._shared is not None
+        assert self._services is not None
         await self._stop([supervisor])
         self.supervisors.remove(supervisor)
         source = supervisor.source
@@ -409,7 +409,7 @@ class Engine:
         await guard.journaling.discard()
         task.cancel()
         await asyncio.wait([task])
-        installation = await self._shared.store.installation()
+        installation = await self._services.store.installation()
         result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
@@ -418,9 +418,9 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        for record in await self._shared.store.sources():
+        for record in await self._services.store.sources():
             if (record.database, record.sid) == (source.database, source.sid):
-                await self._shared.store.forget_source(record.source_id)
+                await self._services.store.forget_source(record.source_id)
         log.info("source removed", source=source.label)
 
     async def _warn_of_forgotten(self, store: Store) -> None:
@@ -502,7 +502,7 @@ class Engine:
                 for table, reason in health.table_waits.items()
             ]
         if not self.supervisors:
-            is_starting = self._shared is None or bool(self._mapping.sources)
+            is_starting = self._services is None or bool(self._mapping.sources)
             reason = {"state": "starting" if is_starting else "no sources"}
             if (trouble := self.mapping_trouble) is not None:
                 reason |= trouble.to_json()

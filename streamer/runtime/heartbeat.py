@@ -23,7 +23,7 @@ from streamer.errors import Retry, SourceConnectionError, SourceError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
-from streamer.runtime.services import Shared
+from streamer.runtime.services import Services
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
@@ -40,14 +40,14 @@ message, somebody else has committed meanwhile, and may wait for that to be ackn
 class Heartbeat:
     """The heartbeats of one attempt to stream a source."""
 
-    def __init__(self, source: SourceMapping, shared: Shared) -> None:
+    def __init__(self, source: SourceMapping, services: Services) -> None:
         self.arrived_seconds: float | None = None
         """How long the last one that arrived took."""
         self._source = source
         own = source.heartbeat_interval
-        self._interval = shared.heartbeat_interval if own is None else own
-        self._told = shared.without_heartbeat
-        self._target = shared.target
+        self._interval = services.heartbeat_interval if own is None else own
+        self._told = services.without_heartbeat
+        self._target = services.target
         self.confirmed_at: float | None = None
         """When the last heartbeat that arrived was sent, in monotonic time."""
         self._sent_at: float | None = None

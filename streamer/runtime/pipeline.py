@@ -38,13 +38,13 @@ from streamer.runtime.lag import Lag
 from streamer.runtime.published import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
 from streamer.runtime.requests import Requests
-from streamer.runtime.services import Health, Shared
+from streamer.runtime.services import Health, Services
 from streamer.runtime.shutdown import endless, finishes_before
-from streamer.runtime.slot_check import Link
+from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.slot_owner import claim_source
 from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.source_survey import look
-from streamer.runtime.status_report import tell
+from streamer.runtime.status_report import report_status
 from streamer.runtime.transport import TEXT, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import (
@@ -56,7 +56,7 @@ from streamer.source.catalog import (
 )
 from streamer.source.connection import Connection, connection
 from streamer.source.feedback import Feedback
-from streamer.source.history import Landmark, Landmarks
+from streamer.source.history import HistoryCheck, Landmark
 from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import mark_publications
 from streamer.source.slot import ExportedSnapshot
@@ -92,7 +92,7 @@ class Pipeline:
     def __init__(
         self,
         source: SourceMapping,
-        shared: Shared,
+        services: Services,
         lock: SourceLock,
         guard: BacklogGuard,
         binary_obstacle: str | None = None,
@@ -104,17 +104,17 @@ class Pipeline:
         self.requested = asyncio.Event()
         self.stop_lsn: Lsn | None = None
         """Stop by oneself once everything up to here is durable and every table is ready."""
-        self._shared = shared
+        self._services = services
         self._record: SourceRecord
         self._server: SourceServer
         self._tracker = ProgressTracker(NOTHING)
-        self.heartbeat = Heartbeat(source, shared)
-        self._relations = Relations(source.label, shared, self, self.health)
+        self.heartbeat = Heartbeat(source, services)
+        self._relations = Relations(source.label, services, self, self.health)
         self._open_lanes: dict[Lane, None] = {}
         self._stored_marks: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             lambda relation: self._relations.find(relation) is not None,
-            lambda xid: StreamedSpool(shared.spools),
+            lambda xid: StreamedSpool(services.spools),
             piece_bytes_max=PIECE_BYTES_MAX,
             forward_origins=source.forward_origins,
         )
@@ -142,13 +142,13 @@ class Pipeline:
             if not await self._wait_for_lock():
                 return
             if not await finishes_before(self.stop, self._start()):
-                await self._shared.store.set_source_state(self.claim.source_id, "stopped")
+                await self._services.store.set_source_state(self.claim.source_id, "stopped")
                 return
             try:
                 await self._run_tasks()
             finally:
                 await self._close()
-            await self._shared.store.set_source_state(self.claim.source_id, "stopped")
+            await self._services.store.set_source_state(self.claim.source_id, "stopped")
         finally:
             await self._lock.release()
 
@@ -159,7 +159,7 @@ class Pipeline:
             self.health.holder = holder = await self._lock.try_acquire()
             if holder is None:
                 # From here on every connection to the target has to reach the server of the lock.
-                self._shared = self._shared.under(self.claim)
+                self._services = self._services.under(self.claim)
                 return True
             self.health.state, self.health.error = "waiting", _held_by(holder)
             if not was_told:
@@ -174,7 +174,7 @@ class Pipeline:
 
     async def _start(self) -> None:
         """Make sure that source, slot and target belong together; start the stream."""
-        store, source = self._shared.store, self.source
+        store, source = self._services.store, self.source
         self._record = await store.read_source(self.claim.source_id)
         await store.set_source_state(self._record.source_id, "starting")
         await store.take_requests(self._record.source_id)
@@ -186,20 +186,20 @@ class Pipeline:
             await check_same_server_plainly(plain, server)
             await set_lock_timeout(plain)
             start_lsn, snapshot = await watched(
-                source, plain, self._settle(plain, server, history), self._tell_wait
+                source, plain, self._settle(plain, server, history), self._report_wait
             )
         await store.set_source_state(self._record.source_id, "starting")
         try:
             self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
             self._lag = Lag(self._tracker)
-            self._landmarks = Landmarks(
+            self._history = HistoryCheck(
                 self._record.last_transaction, start_lsn, with_origins=source.forward_origins
             )
             self.acknowledgement = Acknowledgement(
-                self._lock, self._record, self._tracker, self._landmarks, self.heartbeat
+                self._lock, self._record, self._tracker, self._history, self.heartbeat
             )
-            self._stream = await self._link.open_stream(
+            self._stream = await self._slot_check.open_stream(
                 start_lsn, binary=self._binary_types != TEXT
             )
         except BaseException:
@@ -208,31 +208,31 @@ class Pipeline:
             raise
         self._snapshot = snapshot
 
-    async def _tell_wait(self, awaited: str) -> None:
-        """Show for which sessions of the source the start waits."""
+    async def _report_wait(self, awaited: str) -> None:
+        """Store the sessions of the source for which the start waits."""
         what = f"the start waits for {awaited}"
-        await self._shared.store.set_source_state(self._record.source_id, "starting", what)
+        await self._services.store.set_source_state(self._record.source_id, "starting", what)
 
     async def _settle(
         self, plain: Connection, server: SourceServer, history: str
     ) -> tuple[Lsn, ExportedSnapshot | None]:
         """Tie source and target together; return where to start, and the snapshot of a new slot."""
-        store, source = self._shared.store, self.source
-        installation = await self._shared.store.installation()
+        store, source = self._services.store, self.source
+        installation = await self._services.store.installation()
         is_known = self._record.acknowledged_lsn != NOTHING
         await claim_source(
-            plain, source, self._shared, self._guard, installation, is_known=is_known
+            plain, source, self._services, self._guard, installation, is_known=is_known
         )
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
         mappings, relations = await resolve_at(
-            plain, source, self._shared.target_namespace, may_miss=True
+            plain, source, self._services.target_namespace, may_miss=True
         )
         await forget_unmapped(store, self._record.source_id, mappings)
         self._binary_types = await choose_transport(
             source,
             server,
-            self._shared.address,
+            self._services.address,
             mappings,
             relations,
             known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
@@ -242,19 +242,19 @@ class Pipeline:
             source, server, store, self._relations, self._publishing, self.health
         )
         await self._register(mappings, relations)
-        self._link = Link(
+        self._slot_check = SlotCheck(
             source, server, store, self._record, self._relations, self._guard, journal, history
         )
-        await self._link.check()
+        await self._slot_check.check()
         await self._watch.begin(plain)
         await mark_publications(plain, source, installation)
-        return await self._link.open_slot(plain)
+        return await self._slot_check.open_slot(plain)
 
     async def _register(
         self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
     ) -> list[MappedRelation]:
         """Make the records, lanes and states of relations; return these."""
-        store, source = self._shared.store, self.source
+        store, source = self._services.store, self.source
         added = []
         for mapping in mappings:
             relation = relations.get(mapping.source)
@@ -278,21 +278,21 @@ class Pipeline:
     # ---- running -------------------------------------------------------------------------------
 
     async def _run_tasks(self) -> None:
-        shared = self._shared
+        services = self._services
         self._coordinator = SyncCoordinator(
             self.source,
             self._record.source_id,
             self._server,
-            shared.address,
-            shared.store,
-            shared.launcher,
-            shared.sync,
+            services.address,
+            services.store,
+            services.launcher,
+            services.sync,
             self,
-            shared.metrics,
+            services.metrics,
         )
         self._watch.follow(self._coordinator, lambda: self._tracker.newest_lsn)
         requests = Requests(
-            shared.store,
+            services.store,
             self._record,
             self._relations,
             self._coordinator,
@@ -300,7 +300,7 @@ class Pipeline:
             self._watch.publish,
         )
         # A former process may have died while it waited.
-        await shared.store.set_waiting([m.relation_id for m in self._relations], None)
+        await services.store.set_waiting([m.relation_id for m in self._relations], None)
         self._begin_copies(self._relations)
         if self._snapshot is not None:
             if self._coordinator.is_copying:
@@ -308,7 +308,7 @@ class Pipeline:
             else:  # open, it would keep the source from removing dead rows
                 await self._snapshot.close()
         self.health.state, self.health.error = "streaming", None
-        await shared.store.set_source_state(self._record.source_id, "streaming")
+        await services.store.set_source_state(self._record.source_id, "streaming")
         self.is_streaming = True
         self.requested.set()  # what was asked for while nobody ran
         log.info(
@@ -324,8 +324,8 @@ class Pipeline:
             "feedback": self._give_feedback,
             "sync": self._coordinator.run,
             "requests": lambda: requests.follow(self.requested),
-            "telling": lambda: tell(
-                shared, self._record, self._relations, self._tracker, self.heartbeat
+            "status": lambda: report_status(
+                services, self._record, self._relations, self._tracker, self.heartbeat
             ),
             "failure": self._await_failure,
             "lock": self._lock.guard,
@@ -334,7 +334,7 @@ class Pipeline:
                 self.source,
                 self._server,
                 self._record,
-                shared.store,
+                services.store,
                 self._relations,
                 self.heartbeat,
                 self._tracker,
@@ -371,9 +371,9 @@ class Pipeline:
         lanes = self._relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand it to a drainer
-        for worker in self._shared.workers:
+        for worker in self._services.workers:
             await worker.drop(lanes)
-        await self._shared.drainer.forget(lanes)
+        await self._services.drainer.forget(lanes)
         for lane in lanes:
             lane.close()
         self._assembler.reset()
@@ -381,7 +381,7 @@ class Pipeline:
     # ---- reading and dispatching ---------------------------------------------------------------
 
     async def _read(self) -> None:
-        stream, budget = self._stream, self._shared.budget
+        stream, budget = self._stream, self._services.budget
         while True:
             try:
                 burst = stream.read()
@@ -419,8 +419,8 @@ class Pipeline:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
         if not self._assembler.is_between_transactions:
             return
-        if not self._landmarks.passed(wal_end_lsn):
-            raise self._link.another_history()
+        if not self._history.saw_position(wal_end_lsn):
+            raise self._slot_check.another_history()
         self._tracker.keepalive(wal_end_lsn)
         self.heartbeat.look(self._tracker)
         self._lag.received(source_time)
@@ -431,13 +431,13 @@ class Pipeline:
     def _dispatch(self, piece: TransactionPiece) -> None:
         """Give each lane its share of a transaction, or of a piece of one."""
         transaction, end_lsn = piece.transaction, piece.end_lsn
-        if end_lsn is not None and not self._landmarks.came(
+        if end_lsn is not None and not self._history.saw_transaction(
             Landmark(
                 end_lsn, transaction.xid, transaction.commit_time, self.source.forward_origins
             ),
             has_changes=bool(piece.changes or self._open_lanes),
         ):
-            raise self._link.another_history()
+            raise self._slot_check.another_history()
         # The record of a commit that was dispatched lies before the newest position: it came again.
         if transaction.final_lsn < self._tracker.newest_lsn or self._has_passed_stop:
             return
@@ -511,9 +511,12 @@ class Pipeline:
                 async with asyncio.timeout(feedback.interval):
                     await self._stored.wait()
             self._stored.clear()
-            has_room = self._shared.budget.has_room(self)
-            is_to_ask = feedback.is_to_ask(self._stream.heard_at, is_listening=has_room)
-            self._send_status(request_reply=is_to_ask)
+            has_room = self._services.budget.has_room(self)
+            self._send_status(
+                request_reply=feedback.should_request_reply(
+                    self._stream.last_message_at, reader_is_running=has_room
+                )
+            )
             failpoint("acknowledge.after_send")
             self._check_reached_stop()
 
@@ -553,9 +556,9 @@ class Pipeline:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the source last sent anything; 0 while we do not listen."""
-        if not self.is_streaming or not self._shared.budget.has_room(self):
+        if not self.is_streaming or not self._services.budget.has_room(self):
             return 0.0
-        return time.monotonic() - self._stream.heard_at
+        return time.monotonic() - self._stream.last_message_at
 
     @property
     def is_copying(self) -> bool:
@@ -589,7 +592,7 @@ class Pipeline:
         return len(self._relations.lanes()) > 1
 
     def lane_held(self, lane: Lane) -> None:
-        self._shared.drainer.held(lane)
+        self._services.drainer.held(lane)
 
     def lane_live(self, lane: Lane) -> None:
         self._relations.go_home(lane)
@@ -599,7 +602,7 @@ class Pipeline:
         assert last.end_lsn is not None
         self._tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self.heartbeat.look(self._tracker)
-        count_shares(self._shared.metrics, self.source, shares)
+        count_shares(self._services.metrics, self.source, shares)
         self._advanced.set()
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
@@ -619,13 +622,13 @@ class Pipeline:
         waited = None if reason is None else f"the target to take changes again: {reason}"
         relations = [mapped.relation_id for mapped in self._relations.in_lane(lane)]
         with contextlib.suppress(TargetError):  # a full disk may refuse this, too
-            await self._shared.store.set_waiting(relations, waited)
+            await self._services.store.set_waiting(relations, waited)
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
             if self._relations.state(mapped) is State.ERROR:
                 log.info(
-                    "table goes on", source=self.source.label, table=str(mapped.mapping.source)
+                    "table recovered", source=self.source.label, table=str(mapped.mapping.source)
                 )
                 await self._store_streaming_state(mapped, State.CATCHING_UP)
 
@@ -673,10 +676,10 @@ class Pipeline:
         backoff = Backoff()
         while True:
             try:
-                await self._shared.store.set_streaming_state(mapped.relation_id, state, error)
+                await self._services.store.set_streaming_state(mapped.relation_id, state, error)
                 return
             except TargetError as exc:  # what cannot be said now is said when the target is back
-                self._shared.metrics.count_error(exc, self.source.database, self.source.sid)
+                self._services.metrics.count_error(exc, self.source.database, self.source.sid)
                 await backoff.wait()
 
     # ---- other rules ---------------------------------------------------------------------------
@@ -691,7 +694,7 @@ class Pipeline:
             return False
         async with connection(source) as plain:
             mappings, found = await resolve_at(
-                plain, source, self._shared.target_namespace, may_miss=True
+                plain, source, self._services.target_namespace, may_miss=True
             )
             wanted = {mapping.source: mapping for mapping in mappings}
             gone = [m for m in self._relations if not m.fills_like(wanted.get(m.mapping.source))]
@@ -709,14 +712,14 @@ class Pipeline:
                 self._publishing.change(self.source)
                 for mapped in added:
                     await self._remove(mapped)
-                    await self._shared.store.forget_relation(mapped.relation_id)
+                    await self._services.store.forget_relation(mapped.relation_id)
                 raise
             self.source = source
             for mapped in gone:
                 await self._remove(mapped)
             for mapped in self._relations:
                 self._relations.replace_mapping(mapped, wanted[mapped.mapping.source])
-            await forget_unmapped(self._shared.store, self._record.source_id, mappings)
+            await forget_unmapped(self._services.store, self._record.source_id, mappings)
             refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
             if refilled:
                 added += await self._register(refilled, found)
@@ -730,7 +733,7 @@ class Pipeline:
         while lane.queued_count:
             await asyncio.sleep(0.02)
         lane.is_ending = True
-        await self._shared.drainer.forget({lane})
+        await self._services.drainer.forget({lane})
         lane.close()
         self._open_lanes.pop(lane, None)
         self._tracker.durable(lane.pending, EVERYTHING)

@@ -32,8 +32,8 @@ from streamer.source.publication import (
     Publication,
     concerns,
     ensure_publications,
+    membership_fingerprint,
     publication_faults,
-    publication_mark,
     read_publications,
 )
 
@@ -204,7 +204,7 @@ class Publishing:
                 "renamed"
             )
         known = self._known.get(mapped.relation_id, Known())
-        mark = publication_mark(publications.values(), identity)
+        mark = membership_fingerprint(publications.values(), identity)
         if known.mark in (None, mark) or needs_copy(known.identity, identity):
             return None
         return (
@@ -292,7 +292,9 @@ class Publishing:
             before = self._known.get(mapped.relation_id, Known())
             if identity is None:
                 continue
-            known = Known(publication_mark(publications.values(), identity), identity.published)
+            known = Known(
+                membership_fingerprint(publications.values(), identity), identity.published
+            )
             if mapped in verdicts.stopped or (
                 mapped.is_set_aside and mapped not in verdicts.copied
             ):

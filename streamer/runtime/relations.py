@@ -18,7 +18,7 @@ from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.store import RelationRecord, Store
 from streamer.runtime.lag import lane_lag_seconds
-from streamer.runtime.services import Health, Shared
+from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
 from streamer.sync.prepare import with_definition
@@ -36,9 +36,9 @@ def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
 class Relations:
     """See the module. Owned by a pipeline, which owns the lanes too."""
 
-    def __init__(self, label: str, shared: Shared, owner: LaneOwner, health: Health) -> None:
+    def __init__(self, label: str, services: Services, owner: LaneOwner, health: Health) -> None:
         self._label = label
-        self._shared = shared
+        self._services = services
         self._owner = owner
         self._health = health
         self._by_id: dict[int, MappedRelation] = {}
@@ -179,7 +179,7 @@ class Relations:
         """
         changed = [m for m in self if wanted.get(m.mapping.source) != m.mapping]
         return not (
-            (gone and self._shared.by_transaction)
+            (gone and self._services.by_transaction)
             or any(is_copied(mapped) for mapped in changed)
             or any(
                 mapped.mapping.source in wanted
@@ -260,7 +260,7 @@ class Relations:
 
     def _home_lane(self, mapped: MappedRelation) -> Lane:
         """Return the lane where *mapped* belongs when it is in step."""
-        if not self._shared.by_transaction:
+        if not self._services.by_transaction:
             lane = self._lanes.get(mapped)
             return lane or self._new_lane(str(mapped.mapping.source))
         if self._common_lane is None:
@@ -269,13 +269,13 @@ class Relations:
 
     def _new_lane(self, table: str | None) -> Lane:
         """Make a lane, for one table alone or for all."""
-        workers, name = self._shared.workers, table or self._label
+        workers, name = self._services.workers, table or self._label
         number = worker_number(self._label, name, len(workers))
         return Lane(
             f"{self._label} {name}",
             workers[number],
             self._owner,
-            lambda: LaneSpool(self._shared.spools),
+            lambda: LaneSpool(self._services.spools),
             table=table,
         )
 

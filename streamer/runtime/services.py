@@ -1,4 +1,4 @@
-"""What pipelines share, and what each tells of itself."""
+"""The services that all pipelines of a process use, and the health that each one reports."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -18,8 +18,8 @@ from streamer.target.connection import TargetAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all pipelines of a process share."""
+class Services:
+    """The services that all pipelines of a process use."""
 
     address: TargetAddress
     store: Store
@@ -39,8 +39,8 @@ class Shared:
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications are ours from the next start on."""
 
-    def under(self, claim: Claim) -> "Shared":
-        """Return the same for the holder of *claim*: the target is where that was taken only."""
+    def under(self, claim: Claim) -> "Services":
+        """Return services whose connections to the target must reach the server of *claim*."""
         address = replace(self.address, claim=claim)
         return replace(self, address=address, store=self.store.under(claim))
 

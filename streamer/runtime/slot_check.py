@@ -45,8 +45,8 @@ from streamer.source.waits import Reported
 log = structlog.get_logger()
 
 
-class Link:
-    """The tie of one source, for one attempt to stream it."""
+class SlotCheck:
+    """Checks the slot of one source, for one attempt to stream it."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Link:
         resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
         return f"these tables need a resync: {tables}; run: {resync}"
 
-    async def _tell(self, awaited: str) -> None:
+    async def _report_wait(self, awaited: str) -> None:
         what = f"making a slot waits for {awaited}"
         if self._reported.is_new(awaited):
             log.warning("the start waits", source=self._source.label, waiting_for=what)
@@ -229,7 +229,9 @@ class Link:
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()
         await drop_slot(plain, self._source.slot)
-        snapshot = await create_slot(self._source, self._source.slot, self._server, tell=self._tell)
+        snapshot = await create_slot(
+            self._source, self._source.slot, self._server, tell=self._report_wait
+        )
         failpoint("sync.slot_created")
         try:
             await self._store.set_identity(

@@ -1,7 +1,7 @@
 """Who owns a source's slot and publications, decided before anything is changed there."""
 
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.services import Shared
+from streamer.runtime.services import Services
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.connection import Connection
 from streamer.source.ownership import check_owner, read_found
@@ -10,7 +10,7 @@ from streamer.source.ownership import check_owner, read_found
 async def claim_source(
     plain: Connection,
     source: SourceMapping,
-    shared: Shared,
+    services: Services,
     guard: BacklogGuard,
     installation: str,
     *,
@@ -22,8 +22,8 @@ async def claim_source(
     not ours. Raises SourceTakenError.
     """
     found = await read_found(plain, source)
-    if source.label in shared.take_over:
-        shared.take_over.discard(source.label)
+    if source.label in services.take_over:
+        services.take_over.discard(source.label)
     else:
         guard.is_taken = True
         check_owner(found, source, installation, is_known=is_known)

@@ -1,9 +1,8 @@
-"""Writes to the bookkeeping what only this process knows, for `streamer status`: how many changes
-wait in it, since when a table lags, which sessions it waits for, and that a heartbeat is overdue.
+"""Writes the facts that only this process knows to the target, for `streamer status`.
 
-Only when that has changed, and every few seconds at most: where nothing is held nothing is written.
-What a process that died has written counts no longer, because what it held comes again. So the
-first round of the next process writes all there is.
+They are: how many changes each table holds, since when it lags, which sessions it waits for, and
+whether a heartbeat is overdue. A round every two seconds writes only the values that have changed.
+The first round writes everything, because the rows of a process that died are stale.
 """
 
 import asyncio
@@ -23,9 +22,9 @@ from streamer.progress.store import HeldRecord, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
-from streamer.runtime.services import Shared
+from streamer.runtime.services import Services
 
-TELL_SECONDS: Final = 2.0
+REPORT_SECONDS: Final = 2.0
 _PID: Final = re.compile(r"\bpid (\d+)")
 _QUEUE: Final = (
     f"one of the {CONCURRENT_MAX} connections by which held tables are applied: other held tables "
@@ -35,40 +34,43 @@ LAG_SECONDS_MIN: Final = 2.0
 """A table that lags less is not written down, or every busy table would be, all the time."""
 
 
-async def tell(
-    shared: Shared,
+async def report_status(
+    services: Services,
     source: SourceRecord,
     relations: Relations,
     tracker: ProgressTracker,
     heartbeat: Heartbeat,
 ) -> None:
-    """Tell of a source until cancelled; of its tables' positions whenever they are wanted."""
+    """Write a source's status every `REPORT_SECONDS` until cancelled.
+
+    The positions of its tables are written whenever an operator waits for them.
+    """
     wanted = relations.positions_wanted
-    teller = _Teller(shared, source, relations, heartbeat)
+    report = _StatusReport(services, source, relations, heartbeat)
     visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:
         try:
-            await set_visible(shared.store, visible)  # at first none: those of another attempt
-            await teller.tell()
+            await set_visible(services.store, visible)  # at first none: those of another attempt
+            await report.write()
         except TargetError as exc:  # written later: it is no reason to stop a stream
-            shared.metrics.count_error(exc, source.database, source.sid)
+            services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_SECONDS):
+            async with asyncio.timeout(REPORT_SECONDS):
                 await wanted.wait()
         if wanted.is_set():
             wanted.clear()
             visible = _visible(relations, tracker)
 
 
-class _Teller:
-    """What was written last of one source."""
+class _StatusReport:
+    """Remembers the values that were written last for one source."""
 
     def __init__(
-        self, shared: Shared, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+        self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
     ) -> None:
         self._waits = relations.table_waits
-        self._store = shared.store
+        self._store = services.store
         self._source_id = source.source_id
         self._relations = relations
         self._heartbeat = heartbeat
@@ -81,8 +83,8 @@ class _Teller:
             if Hold.SYNC not in relations.lane(mapped).hold
         }
 
-    async def tell(self) -> None:
-        """Write what has changed."""
+    async def write(self) -> None:
+        """Write the values that have changed."""
         held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
         if held != self._held:
             await self._store.set_held(self._source_id, held)
@@ -90,10 +92,10 @@ class _Teller:
         if self._was_overdue is not (overdue is not None):
             await self._store.set_heartbeat_overdue(self._source_id, overdue)
             self._was_overdue = overdue is not None
-        await self._tell_lag()
-        await self._tell_waiting()
+        await self._write_lag()
+        await self._write_waiting()
 
-    async def _tell_lag(self) -> None:
+    async def _write_lag(self) -> None:
         now = datetime.now(UTC)
         since = {m.relation_id: _lag_since(self._relations, m, now) for m in self._relations}
         missing = object()
@@ -106,7 +108,7 @@ class _Teller:
             await set_lag_since(self._store, changed)
         self._lag_since = since
 
-    async def _tell_waiting(self) -> None:
+    async def _write_waiting(self) -> None:
         """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
 
         Between two attempts a drainer waits for nobody, and what was written last stands.
@@ -119,7 +121,7 @@ class _Teller:
             lane = self._relations.lane(mapped)
             if lane.backend_pid is not None:
                 busy[lane.backend_pid] = mapped
-            elif lane.queues_since is not None and now - lane.queues_since > TELL_SECONDS:
+            elif lane.queues_since is not None and now - lane.queues_since > REPORT_SECONDS:
                 reasons[mapped] = _QUEUE
             elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
                 done.append(mapped.relation_id)

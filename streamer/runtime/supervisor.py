@@ -24,7 +24,7 @@ from streamer.postgres.conninfo import reach_hint
 from streamer.progress.lock import SourceLock
 from streamer.progress.store import SourceRecord
 from streamer.runtime.pipeline import Pipeline
-from streamer.runtime.services import Health, Shared
+from streamer.runtime.services import Health, Services
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.connection import require_configured
 from streamer.source.feedback import SILENT_SECONDS
@@ -40,7 +40,7 @@ class Supervisor:
     """Runs one source, attempt after attempt."""
 
     def __init__(
-        self, source: SourceMapping, shared: Shared, holder: str, guard: BacklogGuard
+        self, source: SourceMapping, services: Services, holder: str, guard: BacklogGuard
     ) -> None:
         self.source = source
         self.guard = guard
@@ -50,9 +50,9 @@ class Supervisor:
         self.stop_lsn: Lsn | None = None
         self.failure: StreamerError | None = None
         """The error that needs a person, while there is one."""
-        self._shared = shared
+        self._services = services
         self._holder = holder
-        self._lock = SourceLock(shared.address, source, holder)
+        self._lock = SourceLock(services.address, source, holder)
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """Why binary transport was given up; it is not tried again with this configuration."""
@@ -212,7 +212,7 @@ class Supervisor:
         require_configured(self.source)
         await self._may_stream.wait()
         self.pipeline = pipeline = Pipeline(
-            self.source, self._shared, self._lock, self.guard, self._binary_obstacle
+            self.source, self._services, self._lock, self.guard, self._binary_obstacle
         )
         pipeline.stop_lsn = self.stop_lsn
         self.health = pipeline.health
@@ -229,16 +229,16 @@ class Supervisor:
             self.pipeline = None
 
     async def _report(self, error: StreamerError) -> None:
-        self._shared.metrics.count_error(error, self.source.database, self.source.sid)
+        self._services.metrics.count_error(error, self.source.database, self.source.sid)
         if isinstance(error, SourceConnectionError) and error.hint is None:
             error.hint = reach_hint(self.source.url.reveal())
         waits = error.retry is Retry.TIMED
         self.health.state = "waiting" if waits else "error"
         self.health.error = str(error)
         with contextlib.suppress(StreamerError):
-            for record in await self._shared.store.sources():
+            for record in await self._services.store.sources():
                 if _is_record_of(record, self.source):
-                    await self._shared.store.report_failure(
+                    await self._services.store.report_failure(
                         record.source_id, self.health.state, str(error), self._holder
                     )
 

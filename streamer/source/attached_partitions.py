@@ -126,8 +126,9 @@ async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
 
 
 async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
-    """Whether a partition had rows before it was one; None if that cannot be seen now, because it
-    is locked or gone. In case of doubt it had: saying so costs a comparison, not to a gap.
+    """Return whether the partition held rows when it was attached, or None if it is locked or gone.
+
+    When unsure, return True: a false alarm costs a comparison, a miss costs data.
     """
     if (pages := await _count_pages(connection, leaf)) in (0, None):
         return None if pages is None else False

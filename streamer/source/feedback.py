@@ -36,12 +36,13 @@ class Feedback:
         interval = min(STATUS_SECONDS_MAX, third) if third else STATUS_SECONDS_MAX
         return cls(label, interval, max(SILENCE_SECONDS_MIN, 4 * interval))
 
-    def is_to_ask(self, heard_at: float, *, is_listening: bool) -> bool:
-        """Whether to ask the source for a reply, last heard at *heard_at* (`time.monotonic`).
+    def should_request_reply(self, last_message_at: float, *, reader_is_running: bool) -> bool:
+        """Return whether the next status update should request a reply from the source.
 
-        Raises SourceConnectionError when it is gone; not if we had not listened.
+        *last_message_at* is a time of `time.monotonic`. A reader that waits for room in memory does
+        not run, so the source cannot be heard. Raises SourceConnectionError when it is gone.
         """
-        quiet = time.monotonic() - heard_at
-        if quiet > self.silence and is_listening:
+        quiet = time.monotonic() - last_message_at
+        if quiet > self.silence and reader_is_running:
             raise SourceConnectionError(f'source "{self.label}" has not answered for {quiet:.0f} s')
         return quiet > self.interval / 2

@@ -54,7 +54,7 @@ class Landmark:
         )
 
 
-class Landmarks:
+class HistoryCheck:
     """Looks for the transaction that has to come again, and keeps those that may be next.
 
     Of many transactions in flight only some are kept. A position between one that is kept and one
@@ -76,8 +76,8 @@ class Landmarks:
         self._last_lsn: Lsn | None = None
         """The end of the last one that was taken out, if there is a gap behind it."""
 
-    def came(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
-        """A transaction has come; False if the one that was expected cannot come any more.
+    def saw_transaction(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
+        """Return False if the stream has passed the expected transaction without delivering it.
 
         Without *has_changes* it may be left out another time (`pgoutput` sends an empty transaction
         if it was streamed before it was found to be empty), so it is never expected.
@@ -113,8 +113,8 @@ class Landmarks:
             at = landmark.end_lsn if landmark.end_lsn in self._before_gap else None
         return lsn if at is None else at
 
-    def passed(self, lsn: Lsn) -> bool:
-        """Everything up to *lsn* has come; False if what was expected has not."""
+    def saw_position(self, lsn: Lsn) -> bool:
+        """Return False if the stream is at *lsn* and the expected transaction has not come."""
         return self._expected is None or lsn < self._expected.end_lsn
 
     def newest_through(self, lsn: Lsn) -> Landmark | None:

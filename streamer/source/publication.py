@@ -87,14 +87,13 @@ class Publication:
         return self.mark.partition(".")[0]
 
 
-def publication_mark(
+def membership_fingerprint(
     publications: Iterable[Publication], identity: RelationIdentity | None
 ) -> str | None:
-    """Return what tells a relation's present membership from one made anew; None if it has none.
+    """Return a fingerprint of a relation's membership in publications; None without one.
 
-    Taken out and put in again, or in a publication that was altered or made anew, a relation may
-    have missed changes: from PostgreSQL 18 on the server only warns, and goes on without them.
-    Pure.
+    It changes when the membership is dropped and re-created. The relation may have missed changes
+    in between: from PostgreSQL 18 on the server logs a warning and continues without them. Pure.
     """
     if identity is None:
         return None
@@ -397,7 +396,11 @@ async def ensure_publications(
         except psycopg.Error as exc:
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
-            log.info("a filter is left to the target", source=source.label, reason=first_line(exc))
+            log.info(
+                "row filter not published, filtering at the target",
+                source=source.label,
+                reason=first_line(exc),
+            )
         else:
             return {}
     return await _ensure_needed(connection, source, identities, existing, version)

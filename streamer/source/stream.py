@@ -98,7 +98,7 @@ class ChangeStream(Protocol):
     """What a pipeline reads from: a slot, or a journal of what came from it."""
 
     @property
-    def heard_at(self) -> float: ...
+    def last_message_at(self) -> float: ...
     def read(self) -> Burst: ...
     async def wait_readable(self) -> None: ...
     def send_status(
@@ -116,7 +116,7 @@ class ReplicationStream:
         self._pgconn = connection.pgconn
         self._label = label
         self.received_lsn = NOTHING
-        self.heard_at = time.monotonic()
+        self.last_message_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
 
     @classmethod
@@ -195,7 +195,7 @@ class ReplicationStream:
         A part of a message counts as a sign of life: the rest of a large one may take minutes.
         """
         await self._wait()
-        self.heard_at = time.monotonic()
+        self.last_message_at = time.monotonic()
 
     def read(self) -> Burst:
         """Take what has arrived, without waiting; an empty burst if nothing has.
@@ -244,7 +244,7 @@ class ReplicationStream:
         if payloads:
             if len(data) > _XLOG_DATA_HEADER and data[0] == _XLOG_DATA:
                 self.received_lsn = max(self.received_lsn, Lsn(_lsn_at(data, 1)[0]))
-            self.heard_at = time.monotonic()
+            self.last_message_at = time.monotonic()
 
     def _take_large(self, frame: memoryview, burst: Burst) -> bytes:
         """Take a large frame without copying it; return its first bytes."""
@@ -265,7 +265,7 @@ class ReplicationStream:
         burst.source_time = source_time
         burst.reply_requested = burst.reply_requested or reply == 1
         self.received_lsn = max(self.received_lsn, burst.wal_end_lsn)
-        self.heard_at = time.monotonic()
+        self.last_message_at = time.monotonic()
 
     def _raise_ended(self) -> None:
         result = self._pgconn.get_result()

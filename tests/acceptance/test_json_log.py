@@ -43,7 +43,7 @@ def test_lines_name_source_table_and_lsn(
         stopped = eventually(lambda: said("table stopped"), what=process.output)
         eventually(lambda: said("rows are in quarantine"), what=process.output)
         target.execute("alter table t drop constraint t_v_check")
-        eventually(lambda: said("table goes on"), what=process.output)
+        eventually(lambda: said("table recovered"), what=process.output)
         assert command(path, "quarantine", "retry").returncode == 0
         eventually(lambda: said("rows in quarantine were applied again"), what=process.output)
         # The connection is lost: nobody in there says of which source, but it is known.
@@ -60,7 +60,7 @@ def test_lines_name_source_table_and_lsn(
 
     names = {line["event"] for line in found}
     about_tables = {
-        *("table copied", "table stopped", "table goes on"),
+        *("table copied", "table stopped", "table recovered"),
         *("rows are in quarantine", "rows in quarantine were applied again"),
     }
     assert about_tables < names

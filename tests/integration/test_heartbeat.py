@@ -150,8 +150,8 @@ async def test_who_may_not_execute_it_streams_without_heartbeats(
         source.execute("insert into t values (1)")
         await s.caught_up()
         assert heartbeat(s) is None
-        assert s.engine._shared is not None
-        assert s.engine._shared.without_heartbeat == {"shop"}  # and so the log said it once
+        assert s.engine._services is not None
+        assert s.engine._services.without_heartbeat == {"shop"}  # and so the log said it once
     (finding,) = [f for f in (await check(s.settings, s.mapping)).findings if "emit" in str(f)]
     assert finding.severity is Severity.INFO
     assert finding.fix is not None

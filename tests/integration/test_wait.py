@@ -56,7 +56,7 @@ async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
             assert target.value("select count(*) from free") == 1
             late = await missing(3, "locked", "free")
             assert late is not None
-            assert 'after 3 s: table "public.locked" of "shop" is at ' in late
+            assert 'after 3 s: table "public.locked" of "shop": visible ' in late
             assert await missing(3, database="shop") is not None
             assert await missing(40, database="crm") is None
             user.execute("rollback")

@@ -23,8 +23,8 @@ class Beating:
 
     def __init__(self) -> None:
         self.target = TargetHealth()
-        shared: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set(), target=self.target)
-        self.heartbeat = Heartbeat(SOURCE, shared)
+        services: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set(), target=self.target)
+        self.heartbeat = Heartbeat(SOURCE, services)
         self.tracker = ProgressTracker(Lsn(1))
         self.now = 100.0
         self.beats: list[Beat] = []

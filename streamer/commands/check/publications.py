@@ -21,9 +21,9 @@ from streamer.source.identity import RelationIdentity
 from streamer.source.publication import (
     Changes,
     Fault,
+    membership_fingerprint,
     publication_changes,
     publication_faults,
-    publication_mark,
 )
 
 
@@ -153,7 +153,7 @@ def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
         record = target.record(facts.source, mapping)
         if record is None or target.needs_copy(facts.source, mapping):
             continue
-        mark = publication_mark(facts.publications.values(), relation.identity)
+        mark = membership_fingerprint(facts.publications.values(), relation.identity)
         if record.publication_mark not in (None, mark):
             table, source = str(mapping.source), facts.source
             resync = command("resync", table, database=source.database, sid=source.sid)

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 MANUAL_RETRY_SECONDS: Final = 15.0
 BEGIN_SECONDS: Final = 10.0
-"""How long a slot is waited for, and then whoever waits for the journal."""
+"""How long the journal waits for the slot to become free, and the pipeline for the journal."""
 
 
 class Verdict(enum.Enum):
@@ -137,7 +137,7 @@ class Journaling:
             self._is_known.set()
         if self.journal is not None:
             log.info(
-                "a journal is there",
+                "resuming journal",
                 source=self.source.label,
                 bytes=self.journal.size_bytes,
                 start_lsn=str(self.journal.start_lsn),
@@ -232,7 +232,7 @@ class Journaling:
         identity = Identity(server.system_identifier, self.source.slot)
         self.journal = await asyncio.to_thread(Journal.create, self._path, identity, start_lsn)
         log.warning(
-            "the slot is read into a journal",
+            "journaling started: slot is now read to disk",
             source=self.source.label,
             directory=str(self._path),
             lsn=str(start_lsn),
@@ -300,7 +300,7 @@ class Journaling:
             await asyncio.to_thread(remove_journal, self._path)
             return
         await asyncio.to_thread(journal.remove)
-        log.info("the journal is done with", source=self.source.label)
+        log.info("journal drained and deleted", source=self.source.label)
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:

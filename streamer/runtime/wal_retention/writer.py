@@ -103,8 +103,11 @@ class Journaler:
 
     async def _give_feedback(self) -> None:
         while True:
-            is_to_ask = self._feedback.is_to_ask(
-                self._stream.heard_at, is_listening=self._gatherer.size <= UNWRITTEN_BYTES_MAX
+            should_request_reply = self._feedback.should_request_reply(
+                self._stream.last_message_at,
+                reader_is_running=self._gatherer.size <= UNWRITTEN_BYTES_MAX,
             )
-            self._stream.send_status(self._journal.end_lsn, NOTHING, request_reply=is_to_ask)
+            self._stream.send_status(
+                self._journal.end_lsn, NOTHING, request_reply=should_request_reply
+            )
             await asyncio.sleep(self._feedback.interval)

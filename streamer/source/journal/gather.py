@@ -14,7 +14,7 @@ from typing import Final
 from streamer.decode import pgoutput
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
-from streamer.source.history import Landmark, Landmarks
+from streamer.source.history import HistoryCheck, Landmark
 from streamer.source.journal.records import Kind, Record, pack
 
 RECORD_BYTES: Final = 1024 * 1024
@@ -46,7 +46,7 @@ class Gatherer:
         self.size = 0
         """Bytes that were not taken yet, about."""
         self._last = last
-        self._landmarks = Landmarks(last, start_lsn)
+        self._history = HistoryCheck(last, start_lsn)
         self._transaction: pgoutput.Begin | None = None
         self._is_known = False
         self._relations: dict[bytes, bytes] = {}
@@ -108,7 +108,7 @@ class Gatherer:
             )
         self._transaction = None
         landmark = Landmark(commit.end_lsn, begin.xid, begin.commit_time)
-        if not self._landmarks.came(landmark):
+        if not self._history.saw_transaction(landmark):
             return False
         if self._is_known:
             return True
@@ -127,7 +127,7 @@ class Gatherer:
         """The source is at *wal_end_lsn*; False if it has another history. Call it between
         transactions only.
         """
-        if not self._landmarks.passed(wal_end_lsn):
+        if not self._history.saw_position(wal_end_lsn):
             return False
         if wal_end_lsn > self.end_lsn:
             self.end_lsn = self._position = wal_end_lsn

@@ -31,7 +31,7 @@ class JournalStream:
         return (self._segment.number, self._offset) >= self._journal.end
 
     @property
-    def heard_at(self) -> float:
+    def last_message_at(self) -> float:
         """A file does not fall silent."""
         return time.monotonic()
 
