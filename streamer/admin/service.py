@@ -548,7 +548,7 @@ def _entry(act: Act) -> Row:
         "at": act.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "actor": act.actor,
         "action": act.action,
-        "object": "table",
+        "object": act.object,
         "object_id": None,
         "label": act.label,
         "before": None,

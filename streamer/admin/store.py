@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from streamer.admin.models import COLUMNS, default_settings, row_settings
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
+from streamer.progress.audit import KEPT_DAYS, TEARDOWN
 from streamer.progress.lost import MappingTrouble
 
 log = structlog.get_logger()
@@ -386,6 +387,12 @@ class AdminStore:
             await writer.execute("delete from revision where number = ?", [number])
             await _audit(writer, actor, "refused", "mapping", number, f"revision {number}")
 
+    async def write_teardown(self, actor: str, labels: list[str]) -> None:
+        """Write that an operator tears sources down: the target's audit may go with the last."""
+        async with self._writes() as writer:
+            for label in labels:
+                await _audit(writer, actor, TEARDOWN, "source", None, label)
+
     async def restore(self, content: Content | None, actor: str) -> None:
         """Let the draft be what a revision has; nothing, without one."""
         content = content or {"databases": [], "urls": [], "tables": [], "settings": {}}
@@ -566,6 +573,8 @@ async def _migrate(store: AdminStore) -> None:
                 "insert into migration values (?, ?, ?)",
                 [migration.number, migration.name, _now()],
             )
+    async with store._writes() as writer:
+        await _prune_audit(writer)
 
 
 def statements(sql: str) -> Iterator[str]:
@@ -733,6 +742,13 @@ async def _audit(
             None if after is None else json.dumps(after),
         ],
     )
+    await _prune_audit(writer)
+
+
+async def _prune_audit(writer: aiosqlite.Connection) -> None:
+    """Remove audit rows that are too old."""
+    oldest = _as_text(datetime.now(UTC) - timedelta(days=KEPT_DAYS))
+    await writer.execute("delete from audit where at < ?", [oldest])
 
 
 def _key(kind: str, row: Row) -> tuple[Any, ...]:
@@ -751,4 +767,8 @@ def _label(kind: str, row: Row) -> str:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _as_text(datetime.now(UTC))
+
+
+def _as_text(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

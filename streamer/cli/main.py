@@ -14,7 +14,14 @@ from streamer import __version__
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import users as user_commands
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, UrlOption
-from streamer.cli.terminal import GLOBALS, fail, load, print_json, run_to_end
+from streamer.cli.terminal import (
+    GLOBALS,
+    fail,
+    load,
+    print_json,
+    run_to_end,
+    with_mapping_database,
+)
 from streamer.commands import indexes as indexes_command
 from streamer.commands import quarantine as quarantine_command
 from streamer.commands import requests as requests_command
@@ -425,7 +432,16 @@ def teardown(
         names = ", ".join(source.label for source in sources)
         fail(f"this drops the replication slots of {names}; say --yes to do it", 2)
     address = TargetAddress.parse(settings.target.url)
-    results = run_to_end(teardown_command.teardown(address, sources, settings.spool.path))
+    actor = requests_command.command_actor()
+    has_database = settings.mapping_database is not None
+    if has_database:
+        labels = [source.label for source in sources]
+        with_mapping_database(settings, lambda store: store.write_teardown(actor, labels))
+    results = run_to_end(
+        teardown_command.teardown(
+            address, sources, settings.spool.path, actor=None if has_database else actor
+        )
+    )
     if as_json:
         print_json([{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results])
     for result in results:

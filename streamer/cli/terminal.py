@@ -3,16 +3,20 @@
 import asyncio
 import json
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.observability import logs
+
+if TYPE_CHECKING:
+    from streamer.admin.store import AdminStore
+    from streamer.config.settings import Settings
 
 T = TypeVar("T")
 
@@ -56,6 +60,23 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
             traceback.print_exc()
         text = str(exc) or type(exc).__name__
         fail(f"internal error: {type(exc).__name__}: {text}; --log-level debug shows where", 4)
+
+
+def with_mapping_database(
+    settings: "Settings", work: "Callable[[AdminStore], Coroutine[Any, Any, T]]"
+) -> T:
+    """Do *work* with the mapping database itself, not with the process that runs on it."""
+    from streamer.admin.service import keyring_of
+    from streamer.admin.store import open_store
+
+    async def run() -> T:
+        store = await open_store(settings.mapping_database, keyring_of(settings))
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return run_to_end(run())
 
 
 def print_json(value: Any) -> None:

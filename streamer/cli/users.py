@@ -5,41 +5,20 @@ takes the change over within a second.
 """
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
 
 from streamer.cli.options import JsonOption
-from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
+from streamer.cli.terminal import GLOBALS, fail, print_json, with_mapping_database
 from streamer.config import static
 from streamer.config.settings import Role, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from streamer.admin.store import AdminStore
-
-T = TypeVar("T")
 
 PASSWORD_LENGTH_MIN: Final = 12
 
 users = typer.Typer(help="Users of the page and the API.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(help="The user's name.", metavar="NAME")]
-
-
-def _with_store(settings: Settings, work: "Callable[[AdminStore], Coroutine[Any, Any, T]]") -> T:
-    from streamer.admin.service import keyring_of
-    from streamer.admin.store import open_store
-
-    async def run() -> T:
-        store = await open_store(settings.mapping_database, keyring_of(settings))
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
-    return run_to_end(run())
 
 
 def _settings() -> Settings:
@@ -82,7 +61,7 @@ def add_user(
             err=True,
         )
     hashed = hash_password(password)
-    is_new = _with_store(
+    is_new = with_mapping_database(
         settings, lambda store: store.set_user(name, role.value, hashed, command_actor())
     )
     typer.echo(f"{'added' if is_new else 'changed'}: {name} ({role.value})")
@@ -93,7 +72,7 @@ def remove_user(name: NameArgument) -> None:
     """Remove a user and end the user's sessions."""
     from streamer.commands.requests import command_actor
 
-    _with_store(_editable(name), lambda store: store.remove_user(name, command_actor()))
+    with_mapping_database(_editable(name), lambda store: store.remove_user(name, command_actor()))
     typer.echo(f"removed: {name}")
 
 
@@ -106,7 +85,7 @@ def list_users(as_json: JsonOption = False) -> None:
         for user in settings.admin.users
     ]
     if settings.mapping_database is not None and settings.mapping_database.exists():
-        stored = _with_store(settings, lambda store: store.users())
+        stored = with_mapping_database(settings, lambda store: store.users())
         rows += [{"name": u["name"], "role": u["role"], "from": "database"} for u in stored]
     if as_json:
         print_json(rows)

@@ -3,9 +3,11 @@
 from contextlib import suppress
 from dataclasses import replace
 
+from streamer.commands.requests import command_actor
 from streamer.errors import TargetContentionError, TargetError
 from streamer.indexes.foreign_keys import MissingIndex, build, drop_leftovers, survey, survey_source
 from streamer.mapping.rules import Mapping
+from streamer.progress.audit import BUILD_INDEX
 from streamer.progress.store import Store
 from streamer.target.connection import TargetAddress
 
@@ -29,7 +31,7 @@ async def missing_fk(
             # Building takes its time: another table may have begun to lag since.
             now = await _survey(address, mapping, target_namespace, store)
             current = next((m for m in now if m.name == missing.name), None)
-            results.append(await _make(address, current or replace(missing, state="built")))
+            results.append(await _make(address, store, current or replace(missing, state="built")))
         return results
     finally:
         await store.close()
@@ -42,9 +44,11 @@ async def _survey(
     return await survey(address, store, sources)
 
 
-async def _make(address: TargetAddress, missing: MissingIndex) -> MissingIndex:
+async def _make(address: TargetAddress, store: Store, missing: MissingIndex) -> MissingIndex:
     if missing.state != "missing":
         return missing
+    options = {"index": missing.name, "sql": missing.sql}
+    await store.write_act(command_actor(), BUILD_INDEX, str(missing.target), options)
     try:
         await build(address, missing)
     except TargetError as exc:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from streamer.errors import MappingError
 from streamer.mapping.rules import Mapping, SourceMapping, parse_name
+from streamer.progress.audit import TEARDOWN
 from streamer.progress.store import Store
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
@@ -29,15 +30,21 @@ def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[Sour
 
 
 async def teardown(
-    address: TargetAddress, sources: list[SourceMapping], spools: Path
+    address: TargetAddress, sources: list[SourceMapping], spools: Path, *, actor: str | None
 ) -> list[Teardown]:
     """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and the
     schema when nothing is left in it.
+
+    *actor*: the operator, for the target's audit. None: the mapping database has the act, which
+    outlives the bookkeeping.
     """
     store = Store(address, "streamer teardown")
     try:
         exists = await store.exists()
         installation = await store.installation() if exists else None
+        if exists and actor is not None:
+            for source in sources:
+                await store.write_act(actor, TEARDOWN, source.label)
         results = [await teardown_source(source, installation) for source in sources]
         for source in sources:
             remove_journal(directory_of(spools, source.slot))

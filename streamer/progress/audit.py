@@ -1,17 +1,26 @@
-"""The audit of operators' acts: resync, pause, resume, and what is done with rows in quarantine."""
+"""The audit of operators' acts on tables, rows in quarantine, indexes and sources.
+
+Each act removes the acts that are older than `KEPT_DAYS`.
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from streamer.target.connection import TargetConnection
+
+TEARDOWN: Final = "teardown"
+BUILD_INDEX: Final = "build index"
+_OBJECTS: Final = {TEARDOWN: "source", BUILD_INDEX: "index"}
+KEPT_DAYS: Final = 400
+"""The age at which both audits, of the target and of the mapping database, drop a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What an operator asked for. ``label``: of which source and table."""
+    """An operator's act. ``label``: the source and its table, the source, or the target table."""
 
     id: int
     at: datetime
@@ -19,6 +28,11 @@ class Act:
     action: str
     label: str
     options: str
+
+    @property
+    def object(self) -> str:
+        """The kind of thing that ``label`` names."""
+        return _OBJECTS.get(self.action, "table")
 
 
 async def write_acts(
@@ -39,6 +53,35 @@ async def write_acts(
         actor,
         action.replace("_", " "),
         json.dumps(options or {}),
+    )
+    await prune_acts(connection)
+
+
+async def write_act(
+    connection: TargetConnection,
+    actor: str,
+    action: str,
+    label: str,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Write an act on *label*, before the work it names begins."""
+    await connection.execute(
+        "insert into streamer.audit (actor, action, label, options)"
+        " values ($1, $2, $3, $4::text::jsonb)",
+        actor,
+        action,
+        label,
+        json.dumps(options or {}),
+    )
+    await prune_acts(connection)
+
+
+async def prune_acts(connection: TargetConnection) -> None:
+    """Remove the acts that are too old."""
+    await connection.execute(
+        "delete from streamer.audit"
+        " where at < pg_catalog.now() - pg_catalog.make_interval(days => $1)",
+        KEPT_DAYS,
     )
 
 

@@ -19,7 +19,7 @@ from streamer.mapping.resync import Resync
 from streamer.mapping.rules import Initial, RelationMapping, SourceLabel
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
-from streamer.progress.audit import write_acts
+from streamer.progress.audit import prune_acts, write_act, write_acts
 from streamer.progress.former import bring_back, keep_former
 from streamer.source.history import Landmark
 from streamer.target.claim import LOCK_CLASS, Claim
@@ -79,6 +79,7 @@ async def migrate(connection: TargetConnection) -> None:
                     migration.number,
                     migration.name,
                 )
+        await prune_acts(connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +406,15 @@ class Store:
                 await connection.execute(f"drop table if exists {tables}")
                 await connection.execute(_DROP_SCHEMA_SQL)
                 await connection.execute(origin.DROP_SQL)
+
+    # ---- audit ---------------------------------------------------------------------------------
+
+    async def write_act(
+        self, actor: str, action: str, label: str, options: dict[str, Any] | None = None
+    ) -> None:
+        """Write an operator's act that makes no request."""
+        async with self.connection() as connection, transaction(connection):
+            await write_act(connection, actor, action, label, options)
 
     # ---- relations -----------------------------------------------------------------------------
 

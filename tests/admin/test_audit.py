@@ -1,15 +1,24 @@
 """Operators' acts are in the audit with actor and time, and refused logins in the log."""
 
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
 import structlog
 
 from streamer.admin.access import FAILURES_MAX
+from streamer.admin.keyring import Keyring
+from streamer.admin.store import Query, open_store
 from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
 from streamer.mapping.rules import Secret
+from streamer.progress.audit import KEPT_DAYS, read_acts
 from streamer.progress.store import Store
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
 from tests.support.postgres import Database
+from tests.support.process import command
 
 
 async def test_acts_of_page_api_and_command_line_are_in_one_audit(
@@ -71,3 +80,60 @@ async def test_refused_tokens_and_logins_are_logged_with_address_and_user(
     assert throttled["throttled"] == "address 127.0.0.1"
     assert "wrong-password" not in str(logs)
     assert "wrong-token" not in str(logs)
+
+
+@pytest.mark.parametrize("at", ["a write", "a start"])
+async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at: str) -> None:
+    too_old = datetime.now(UTC) - timedelta(days=KEPT_DAYS, minutes=1)
+    young = too_old + timedelta(hours=1)
+    path, keyring = tmp_path / "mapping.sqlite", Keyring.temporary()
+    store = Store(TargetAddress.parse(Secret(target.url)))
+    admin = await open_store(path, keyring)
+    await store.migrate()
+    target.execute(
+        "insert into streamer.audit (at, actor, action, label, options) values"
+        f" ('{too_old}', 'eve', 'resync', 'old', '{{}}'), ('{young}', 'eve', 'resync', 'young', '{{}}')"
+    )
+    with sqlite3.connect(path) as connection:
+        connection.executemany(
+            "insert into audit (at, actor, action, object, label)"
+            " values (?, 'eve', 'create', 'table', ?)",
+            [(too_old.isoformat(), "old"), (young.isoformat(), "young")],
+        )
+    if at == "a write":
+        await store.write_act("eve", "build index", "new")
+        await admin.write_teardown("eve", ["new"])
+    else:
+        await admin.close()
+        await store.migrate()
+        admin = await open_store(path, keyring)
+    async with store.connection() as connection_to_target:
+        acts, _ = await read_acts(connection_to_target, 10)
+    entries, _ = await admin.audit(Query())
+    await store.close()
+    await admin.close()
+    kept = ["new", "young"] if at == "a write" else ["young"]
+    assert [act.label for act in acts] == kept
+    assert [entry["label"] for entry in entries] == kept
+
+
+def test_a_teardown_is_in_the_audit_that_outlives_it(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f'target: {{url: "{target.url}"}}\nmapping_database: {tmp_path / "mapping.sqlite"}\n'
+    )
+    for arguments in (
+        ("sources", "add", "shop", source.url),
+        ("tables", "add", "shop", "t"),
+        ("apply", "--force"),
+        ("teardown", "--yes"),
+    ):
+        done = command(config, *arguments)
+        assert done.returncode == 0, done.stderr
+    with sqlite3.connect(tmp_path / "mapping.sqlite") as connection:
+        newest = connection.execute(
+            "select actor, action, object, label from audit order by id desc limit 1"
+        ).fetchone()
+    assert newest == (command_actor(), "teardown", "source", "shop")

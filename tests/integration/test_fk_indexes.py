@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.commands.indexes import missing_fk
+from streamer.commands.requests import command_actor
 from streamer.indexes import builder as index_builder
 from streamer.indexes import foreign_keys as fk_indexes
 from streamer.target.connection import TargetAddress
@@ -90,6 +91,10 @@ async def test_what_is_missing_is_built_and_nothing_else(
         }
         built = await look(streamer, apply=True)
         assert [(m["state"], m["reason"]) for m in built] == [("built", None)] * 5
+        assert target.execute(
+            "select actor, label, options ->> 'index' from streamer.audit"
+            " where action = 'build index' order by id"
+        ) == [(command_actor(), m["target"], m["index"]) for m in built]
         assert await look(streamer) == []
         assert ours(target) == [
             ('"o"""', "sid, parent", True),

@@ -125,6 +125,8 @@ async def test_traps_in_public_on_both_sides_are_never_entered(
             assert (await diagnose(streamer.settings, streamer.mapping)).is_well
         address = TargetAddress.parse(streamer.settings.target.url)
         sources = list(streamer.mapping.sources)
-        assert all(done.error is None for done in await teardown(address, sources, tmp_path))
+        assert all(
+            done.error is None for done in await teardown(address, sources, tmp_path, actor="test")
+        )
         for db in (source, target):
             assert db.value("select is_called from public.trapped") is False, db.name

@@ -64,7 +64,9 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
         try:
             assert "streamer run --take-over shop" in await refused(second)
             address = TargetAddress.parse(second.settings.target.url)
-            (result,) = await teardown(address, list(second.mapping.sources), tmp_path / "none")
+            (result,) = await teardown(
+                address, list(second.mapping.sources), tmp_path / "none", actor="test"
+            )
             assert "so slot and publications stay" in (result.error or "")
         finally:
             await second.stop()

@@ -20,7 +20,7 @@ SCHEMA = "select to_regnamespace('streamer') is not null"
 async def tear_down(streamer: Streamer) -> None:
     address = TargetAddress.parse(streamer.settings.target.url)
     spools = streamer.settings.spool.path
-    results = await teardown(address, list(streamer.mapping.sources), spools)
+    results = await teardown(address, list(streamer.mapping.sources), spools, actor="test")
     assert [result.error for result in results] == [None]
 
 
@@ -60,10 +60,14 @@ async def test_indexes_that_a_copy_has_put_off_are_made_again(
         await streamer.caught_up()
     target.execute(
         "insert into streamer.deferred_index (target, definition)"
-        " values ('public.t', 'create index put_off on public.t (id)')"
+        " values ('public.t', 'create index put_off on public.t (id)');"
+        # The bookkeeping stays for another source, and with it the audit.
+        "insert into streamer.source (database, slot, publication) values ('other', 's', 'p')"
     )
     await tear_down(streamer)
 
+    acts = target.execute("select actor, action, label from streamer.audit")
+    assert acts == [("test", "teardown", "shop")]
     assert target.value("select to_regclass('put_off') is not null")
 
 
