@@ -10,7 +10,7 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 processes := --numprocesses logical --maxprocesses 4 --dist worksteal
 build_tools := uv hatchling editables setuptools
 
-.PHONY: help demo test matrix torture check fix bench lock
+.PHONY: help demo test matrix torture check fix docs bench lock
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make torture  random work and random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
 	@echo "make check   lint, format and types"
 	@echo "make fix     what of that mends itself"
+	@echo "make docs    the documentation as a site, in build/docs"
 	@echo "make bench   every benchmark"
 	@echo "make lock    resolve the lock files again; ARGS=--upgrade for the newest of everything"
 
@@ -46,6 +47,11 @@ fix: $(installed)
 	@$(python) -m ruff check --fix
 	@$(python) -m ruff format
 
+# The variable silences the announcement that MkDocs 2 will drop themes; docs/decisions.md has more.
+docs: $(installed)
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --strict
+	@echo "open build/docs/index.html"
+
 bench: $(installed)
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \
 		name=$$(basename $$file .py); \
@@ -55,7 +61,7 @@ bench: $(installed)
 
 lock: $(installed)
 	@$(lock) $(ARGS) --output-file requirements.lock pyproject.toml
-	@$(lock) $(ARGS) --output-file requirements-dev.lock --extra dev pyproject.toml
+	@$(lock) $(ARGS) --output-file requirements-dev.lock --extra dev --extra docs pyproject.toml
 	@printf '%s\n' $(build_tools) | \
 		$(lock) $(ARGS) --no-annotate --output-file requirements-build.lock -
 

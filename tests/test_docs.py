@@ -24,6 +24,7 @@ DOCS: Final = ROOT / "docs"
 EXAMPLE: Final = ROOT / "config.example.yaml"
 DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
+PAGE_WORDS_MAX: Final = 1500
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
 
 
@@ -219,6 +220,35 @@ def test_the_functions_that_an_expression_may_call_are_listed() -> None:
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def pages_in(navigation: Any) -> Iterator[str]:
+    """Yield the paths of the pages that the navigation of the site lists."""
+    if isinstance(navigation, str):
+        yield navigation
+    else:
+        for inner in navigation.values() if isinstance(navigation, dict) else navigation:
+            yield from pages_in(inner)
+
+
+def test_the_navigation_of_the_site_lists_every_page_once() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    listed = list(pages_in(site["nav"]))
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == pages - {"progress.md"}
+
+
+def test_a_page_answers_one_question() -> None:
+    long = {
+        str(path.relative_to(DOCS)): words
+        for path in DOCS.rglob("*.md")
+        if path.parent.name != "reference" and path.name not in ("decisions.md", "progress.md")
+        if (words := len(path.read_text(encoding="utf-8").split())) > PAGE_WORDS_MAX
+    }
+
+    assert not long
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
