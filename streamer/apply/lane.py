@@ -16,8 +16,8 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.plan import ApplyPlan
@@ -29,7 +29,11 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
+from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
+
+CONFIRMED_MAX: Final = 4
+"""RELATION messages remembered for a plan: streamed transactions have one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,17 @@ class RelationSource:
     is_partitioned: bool = False
     types: dict[str, str] = field(default_factory=dict)
 
+    def with_definition(self, relation: SourceRelation) -> "RelationSource":
+        """Return these facts with those of *relation*, as the source's catalogs have it."""
+        return replace(
+            self,
+            primary_key=relation.primary_key,
+            unique_keys=relation.unique_keys,
+            has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
+            is_partitioned=relation.is_partitioned,
+            types={column.name: column.type for column in relation.columns},
+        )
+
 
 class MappedRelation:
     """A source relation that is mapped: its place in the bookkeeping and how far the target has it.
@@ -59,6 +74,7 @@ class MappedRelation:
     """
 
     __slots__ = (
+        "_confirmed",
         "end_lsn",
         "is_set_aside",
         "is_to_declare",
@@ -98,6 +114,8 @@ class MappedRelation:
         """
         self.source = source
         self.plan: ApplyPlan | None = None
+        self._confirmed: list[Relation] = []
+        """RELATION messages that repeat the definition of ``plan``, newest last."""
         self.quarantine = Quarantine()
 
     def has(self, transaction: Transaction) -> bool:
@@ -105,13 +123,27 @@ class MappedRelation:
         return transaction.final_lsn < self.skip_through_lsn
 
     def plan_for(self, relation: Relation) -> ApplyPlan | None:
-        """Return the plan for *relation* if it is the current one."""
+        """Return the plan for *relation* if it is the current one.
+
+        The source repeats RELATION after every change of the table's definition, also after one
+        that RELATION does not show, such as another primary key. So each message needs a plan, or
+        a confirmation that the plan still fits.
+        """
         plan = self.plan
         if plan is None:
             return None
-        if plan.relation is relation or plan.relation == relation:
+        if plan.relation is relation or any(relation is known for known in self._confirmed):
             return plan
         return None
+
+    def set_plan(self, plan: ApplyPlan) -> None:
+        """Apply what comes next by *plan*."""
+        self.plan = plan
+        self._confirmed.clear()
+
+    def confirm(self, relation: Relation) -> None:
+        """Apply changes under *relation* by the plan there is."""
+        self._confirmed = [*self._confirmed[1 - CONFIRMED_MAX :], relation]
 
     def forget(self, plan: ApplyPlan) -> None:
         """Make another plan for what comes next."""

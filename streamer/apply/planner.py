@@ -20,6 +20,7 @@ from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
 from streamer.target.add_columns import (
     AskSource,
@@ -39,6 +40,9 @@ from streamer.target.connection import (
 
 AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
 """Asks the source of a database and sid what columns a table has now."""
+
+AskRelation = Callable[[str, str | None, RelationName], Awaitable[SourceRelation | None]]
+"""Asks the source of a database and sid for the definition of a table; None if it is not there."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
@@ -65,7 +69,9 @@ class Planner:
         ask_source: AskSource,
         ask_expressions: AskExpressions,
         ask_columns: AskColumns,
+        ask_relation: AskRelation,
     ) -> None:
+        self._ask_relation = ask_relation
         self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
@@ -105,7 +111,22 @@ class Planner:
         async with self._target(mapped) as connection:
             return await read_relation(connection, mapped.mapping.target)
 
+    async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
+        """Read the source's keys anew; return the plan there is if it fits *relation* as well."""
+        before = mapped.source
+        name = mapped.mapping.source
+        definition = await self._ask_relation(before.database, before.sid, name)
+        if definition is not None and mapped.relid in (None, definition.oid):
+            mapped.source = before.with_definition(definition)
+        plan = mapped.plan
+        if plan is None or plan.relation != relation or mapped.source != before:
+            return None
+        mapped.confirm(relation)
+        return plan
+
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+        if (confirmed := await self._confirm(mapped, relation)) is not None:
+            return confirmed
         target = await self._read(mapped)
         types = mapped.source.types
         known, now = await self._compare_columns(mapped, relation)
@@ -154,7 +175,7 @@ class Planner:
                     mapped.relation_id,
                     {name: column.number for name, column in now.items()} | stay,
                 )
-        mapped.plan = plan
+        mapped.set_plan(plan)
         return plan
 
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:

@@ -42,6 +42,7 @@ from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.catalog import SourceRelation, ask_relation
 from streamer.source.columns import ColumnNow, ask_columns
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
@@ -133,7 +134,11 @@ class Engine:
         store = Store(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
         planner = Planner(
-            self._address, self._name_types, self._describe_expressions, self._ask_columns
+            self._address,
+            self._name_types,
+            self._describe_expressions,
+            self._ask_columns,
+            self._ask_relation,
         )
         try:
             async with asyncio.TaskGroup() as guarding:
@@ -169,32 +174,38 @@ class Engine:
     def _healths(self) -> list[tuple[str, Health]]:
         return [(each.source.label, each.health) for each in self.supervisors]
 
-    async def _name_types(
-        self, database: str, sid: str | None, keys: Sequence[TypeKey]
-    ) -> dict[TypeKey, str]:
+    def _source_of(self, database: str, sid: str | None) -> SourceMapping | None:
         for supervisor in self.supervisors:
             source = supervisor.source
             if (source.database, source.sid) == (database, sid):
-                return await read_type_names(source, keys)
-        return {}
+                return source
+        return None
+
+    async def _name_types(
+        self, database: str, sid: str | None, keys: Sequence[TypeKey]
+    ) -> dict[TypeKey, str]:
+        source = self._source_of(database, sid)
+        return {} if source is None else await read_type_names(source, keys)
 
     async def _describe_expressions(
         self, database: str, sid: str | None, mapping: RelationMapping
     ) -> ExpressionFacts:
-        for supervisor in self.supervisors:
-            source = supervisor.source
-            if (source.database, source.sid) == (database, sid):
-                return await read_expressions(source, mapping)
-        return ExpressionFacts({}, {})
+        source = self._source_of(database, sid)
+        return (
+            ExpressionFacts({}, {}) if source is None else await read_expressions(source, mapping)
+        )
 
     async def _ask_columns(
         self, database: str, sid: str | None, name: RelationName
     ) -> dict[str, ColumnNow]:
-        for supervisor in self.supervisors:
-            source = supervisor.source
-            if (source.database, source.sid) == (database, sid):
-                return await ask_columns(source, name)
-        return {}
+        source = self._source_of(database, sid)
+        return {} if source is None else await ask_columns(source, name)
+
+    async def _ask_relation(
+        self, database: str, sid: str | None, name: RelationName
+    ) -> SourceRelation | None:
+        source = self._source_of(database, sid)
+        return None if source is None else await ask_relation(source, name)
 
     async def _migrate(self, store: Store) -> None:
         backoff = Backoff()

@@ -21,7 +21,6 @@ from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
-from streamer.sync.prepare import with_definition
 from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
 
@@ -324,4 +323,4 @@ def relation_source(
 ) -> RelationSource:
     """Return what applying changes needs to know of a relation; little, if it is not there."""
     facts = RelationSource(source.database, source.sid, claim, binary_types)
-    return facts if relation is None else with_definition(facts, relation)
+    return facts if relation is None else facts.with_definition(relation)

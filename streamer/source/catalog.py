@@ -10,6 +10,7 @@ from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnre
 from streamer.lsn import Lsn
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all, fetch_one
+from streamer.source.connection import connection as own_connection
 from streamer.source.guard_facts import read_identities
 from streamer.source.identity import RelationIdentity
 
@@ -286,6 +287,12 @@ async def read_relations(
         row["unique_keys"] = tuple(map(tuple, row["unique_keys"]))
         relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
+
+
+async def ask_relation(source: SourceMapping, name: RelationName) -> SourceRelation | None:
+    """Return the definition of a table of *source*, over a connection of its own."""
+    async with own_connection(source) as plain:
+        return (await read_relations(plain, [name])).get(name)
 
 
 async def read_flush_lsn(connection: Connection) -> Lsn:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from streamer.apply.check_expressions import confirm_expressions
-from streamer.apply.lane import MappedRelation, RelationSource
+from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
@@ -45,18 +45,6 @@ from streamer.target.catalog import TargetRelation, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
 log = structlog.get_logger()
-
-
-def with_definition(facts: RelationSource, relation: SourceRelation) -> RelationSource:
-    """Return *facts* with what the definition of *relation* says. Pure."""
-    return replace(
-        facts,
-        primary_key=relation.primary_key,
-        unique_keys=relation.unique_keys,
-        has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
-        is_partitioned=relation.is_partitioned,
-        types={column.name: column.type for column in relation.columns},
-    )
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +80,7 @@ class TableCopy:
         """*relation* is the definition that the copy is made by, and the stream after it."""
         self.relation = relation
         self.mapped.relid = relation.oid
-        self.mapped.source = with_definition(self.mapped.source, relation)
+        self.mapped.source = self.mapped.source.with_definition(relation)
 
     @property
     def column_numbers(self) -> dict[str, int]:
@@ -200,7 +188,7 @@ class Preparation:
         """Refuse now what the stream would refuse later; add columns as it would."""
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
-        facts_now = with_definition(mapped.source, relation)
+        facts_now = mapped.source.with_definition(relation)
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:

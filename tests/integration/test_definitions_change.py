@@ -312,3 +312,31 @@ async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Data
         assert brought == {"public.made": False, "public.late": True, "hidden.late": True}
     finally:
         source.execute("drop owned by reader; drop role reader")
+
+
+async def test_a_key_that_changes_live_no_longer_tells_rows_apart(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """With REPLICA IDENTITY FULL, RELATION says nothing of the primary key."""
+    columns = "id int not null, part int not null, keep bool, v text"
+    source.execute(
+        f"create table t ({columns}, primary key (id)); alter table t replica identity full"
+    )
+    target.execute(f"create table t ({columns})")
+    async with stream('t: {initial: none, filter: "coalesce(keep, false)"}') as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 1, true, 'a'), (2, 1, true, 'b')")
+        await streamer.caught_up()
+        source.execute(
+            "alter table t drop constraint t_pkey, add primary key (id, part);"
+            "insert into t values (1, 2, false, 'x')"
+        )
+        await streamer.caught_up()
+        source.execute("update t set v = 'y' where id = 1 and part = 2")
+        await streamer.caught_up()
+        source.execute("delete from t where part = 2; update t set v = 'c' where id = 2")
+        await streamer.caught_up()
+        assert target.execute("select id, part, v from t order by id") == [
+            (1, 1, "a"),
+            (2, 1, "c"),
+        ]
