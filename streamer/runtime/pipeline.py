@@ -693,6 +693,7 @@ class Pipeline:
         if not self.is_streaming:
             return False
         async with connection(source) as plain:
+            await check_same_server_plainly(plain, self._server)
             mappings, found = await resolve_at(
                 plain, source, self._services.target_namespace, may_miss=True
             )

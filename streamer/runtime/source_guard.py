@@ -88,6 +88,7 @@ class SourceWatch:
             self._publishing.renew(mapped)
             self._blocked.setdefault(mapped, "")
         async with connection(self._source) as plain:
+            await check_same_server_plainly(plain, self._server)
             await self._settle(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:

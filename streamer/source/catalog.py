@@ -13,6 +13,7 @@ from streamer.source.connection import Connection, fetch_all, fetch_one
 from streamer.source.connection import connection as own_connection
 from streamer.source.guard_facts import read_identities
 from streamer.source.identity import RelationIdentity
+from streamer.source.place import Place
 
 VERSION_MIN: Final = 12_00_00
 
@@ -40,6 +41,11 @@ class SourceServer:
     @property
     def major(self) -> int:
         return self.version // 10000
+
+    @property
+    def place(self) -> Place:
+        """Where every other connection to this source must lead."""
+        return self.system_identifier, self.timeline
 
 
 @dataclass(frozen=True, slots=True)

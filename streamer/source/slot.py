@@ -27,7 +27,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
-from streamer.source.timeline import check_same_server
+from streamer.source.timeline import check_same_server, check_same_server_plainly
 from streamer.source.waits import Tell, read_blockers
 
 LOOK_SECONDS: Final = 1.0
@@ -231,7 +231,7 @@ async def create_slot(
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
     try:
-        return await _watched(creating, source, connection.info.backend_pid, tell)
+        return await _watched(creating, source, server, connection.info.backend_pid, tell)
     except BaseException:
         creating.cancel()
         await connection.close()
@@ -262,7 +262,11 @@ async def _create(
 
 
 async def _watched(
-    creating: "asyncio.Future[ExportedSnapshot]", source: SourceMapping, pid: int, tell: Tell
+    creating: "asyncio.Future[ExportedSnapshot]",
+    source: SourceMapping,
+    server: SourceServer,
+    pid: int,
+    tell: Tell,
 ) -> ExportedSnapshot:
     """Wait for a slot to be made; end its walsender when that is given up.
 
@@ -273,6 +277,7 @@ async def _watched(
         return creating.result()
     told = ""
     async with plain_connection(source) as plain:
+        await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():

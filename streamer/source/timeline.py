@@ -7,21 +7,13 @@ fork point mean the same on both.
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 """
 
-from typing import Final
-
 import psycopg
 
 from streamer.errors import SourceConnectionError
 from streamer.lsn import Lsn
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, fetch_one
-
-_PLACE_SQL: Final = """
-select c.system_identifier::text as systemid,
-       case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_walfile_name(
-           pg_catalog.pg_current_wal_lsn()) end as segment
-from pg_catalog.pg_control_system() c
-"""
+from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
 
 
 def parse_fork(history: str, timeline: int) -> Lsn | None:
@@ -51,24 +43,18 @@ async def check_same_server(connection: Connection, server: SourceServer) -> Non
     SourceConnectionError.
     """
     row = await fetch_one(connection, "IDENTIFY_SYSTEM")
-    _check_place(str(row["systemid"]), int(row["timeline"]), server)
+    _require_same(server.place, (str(row["systemid"]), int(row["timeline"])))
 
 
 async def check_same_server_plainly(connection: Connection, server: SourceServer) -> None:
     """The same for an ordinary connection, as far as its role may read that."""
     try:
-        row = await fetch_one(connection, _PLACE_SQL)
+        row = await fetch_one(connection, PLACE_SQL)
     except psycopg.errors.InsufficientPrivilege:
         return
-    segment = row["segment"]
-    timeline = server.timeline if segment is None else int(segment[:8], 16)
-    _check_place(row["systemid"], timeline, server)
+    _require_same(server.place, place_of(row["systemid"], row["segment"], server.place))
 
 
-def _check_place(system_identifier: str, timeline: int, server: SourceServer) -> None:
-    if (system_identifier, timeline) != (server.system_identifier, server.timeline):
-        raise SourceConnectionError(
-            "connections to the source reach different servers: one has system identifier "
-            f"{server.system_identifier} and timeline {server.timeline}, another "
-            f"{system_identifier} and {timeline}"
-        )
+def _require_same(expected: Place, reached: Place) -> None:
+    if difference := find_difference(expected, reached):
+        raise SourceConnectionError(difference)

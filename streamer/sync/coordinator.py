@@ -54,6 +54,7 @@ from streamer.progress.store import Store
 from streamer.source.catalog import SourceServer, read_relations
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
+from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import Reported, read_locked, set_lock_timeout, watched
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.launcher import SparkLauncher
@@ -68,6 +69,7 @@ from streamer.sync.stage import (
     drop_stage,
     exchange_rows,
 )
+from streamer.target.claim import Claim
 from streamer.target.connection import (
     TargetAddress,
     TargetConnection,
@@ -263,6 +265,7 @@ class SyncCoordinator:
         try:
             await self._end_former_tasks()
             async with connection(self._source) as source:
+                await check_same_server_plainly(source, self._server)
                 await set_lock_timeout(source)
                 mapped = [mapped.relation_id for mapped in batch]
                 copies, again = await watched(
@@ -285,7 +288,7 @@ class SyncCoordinator:
                 )
                 await self._tell(copies, None)
                 failpoint("sync.slot_created")
-            snapshot = await HeldSnapshot.take_over(self._source, exported)
+            snapshot = await HeldSnapshot.take_over(self._source, self._server, exported)
         finally:
             if exported is not None:
                 await exported.close()
@@ -321,6 +324,11 @@ class SyncCoordinator:
             async with asyncio.timeout(TERMINATE_SECONDS):
                 while await target.fetch_value(sql, self._task_name):
                     await asyncio.sleep(0.1)
+
+    @property
+    def _claim(self) -> Claim:
+        assert self._address.claim is not None, "only the holder of the source's lock copies"
+        return self._address.claim
 
     @property
     def _task_name(self) -> str:
@@ -537,7 +545,7 @@ class SyncCoordinator:
         """See to what a job has not copied (`streamer.sync.parts.NotCopiedError`); return why
         copies have to begin again, and whether parts wait for a lock.
 
-        Raises SnapshotExpiredError.
+        Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """
         by_id = {copy.mapped.relation_id: copy for copy in copies}
         again, is_busy = [], False
@@ -546,6 +554,12 @@ class SyncCoordinator:
             match failure["kind"]:
                 case "snapshot":
                     raise SnapshotExpiredError(f"the snapshot of the copy is gone: {error}")
+                case "elsewhere":
+                    await self._check_claim()
+                    raise SparkJobError(
+                        f"a Spark task is not where this process is: {error}",
+                        hint="check that the Spark workers reach the same source and target hosts",
+                    )
                 case "busy":
                     is_busy = True
                 case "changed" if not copy.is_done:
@@ -555,6 +569,11 @@ class SyncCoordinator:
                     copy.is_done = True
                     await self._fail(copy.mapped, f'copying "{copy.name}": {error}')
         return again, is_busy
+
+    async def _check_claim(self) -> None:
+        """Raises TargetMovedError if this process cannot prove its claim any more either."""
+        async with target_connection(self._address, self._application_name):
+            pass
 
     async def _delay(self, copies: list[TableCopy], error: StreamerError) -> None:
         """Show why copies do not get on."""
@@ -576,7 +595,7 @@ class SyncCoordinator:
         """A job ended well and has copied nothing: its tasks did not find what they were to do."""
         error = SparkJobError(
             f"Spark has run {len(parts)} parts and copied none",
-            hint="do the urls of source and target mean the same servers where its workers run?",
+            hint="check that the Spark workers reach the same source and target hosts",
         )
         self._metrics.count_error(error, self._source.database, self._source.sid)
         backoff.log(log, "the Spark job is started again", error)
@@ -648,6 +667,8 @@ class SyncCoordinator:
                 "target_url": with_password_of(os.environ, self._settings.target_url),
                 "snapshot_name": snapshot.snapshot_name,
                 "application_name": self._task_name,
+                "place": self._server.place,
+                "claim": self._claim.proof,
                 "rows_per_second": task_rate(rate, self._settings.jobs, len(tasks)),
             },
         }

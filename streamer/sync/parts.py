@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg import pq
@@ -30,6 +30,8 @@ from streamer.failpoints import failpoint
 from streamer.postgres import origin, session
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
+from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
+from streamer.target.claim import PROOF_SQL
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
@@ -49,10 +51,18 @@ class CopyEnds:
     target_url: str
     snapshot_name: str
     application_name: str
+    place: Place
+    """The source's server: the snapshot is there."""
+    claim: tuple[int, int, int, str]
+    """The proof of the right to write, as `streamer.target.claim` has it."""
     rows_per_second: float | None = None
 
     def __repr__(self) -> str:
         return f"CopyEnds(snapshot_name={self.snapshot_name!r})"
+
+    @classmethod
+    def from_json(cls, ends: dict[str, Any]) -> Self:
+        return cls(**ends | {"place": tuple(ends["place"]), "claim": tuple(ends["claim"])})
 
 
 @contextmanager
@@ -70,7 +80,8 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
 class NotCopiedError(Exception):
     """A part cannot be copied as it was planned. ``kind``: what the coordinator is told.
 
-    ``snapshot``: the snapshot is gone, and with it the round. ``changed``: the table is not what
+    ``snapshot``: the snapshot is gone, and with it the round. ``elsewhere``: a connection reached
+    another server, or another process has taken the source over. ``changed``: the table is not what
     the snapshot has. ``busy``: another session at the source holds a lock on it. ``refused``: a
     server refuses what the part does.
     """
@@ -93,7 +104,7 @@ def copy_tasks(
 ) -> Iterator[dict[str, Any]]:
     """Copy the parts of tasks; yield what a server refused. *ends*: or the file that holds them."""
     if isinstance(ends, str):
-        ends = CopyEnds(**json.loads(Path(ends).read_text(encoding="utf-8")))
+        ends = CopyEnds.from_json(json.loads(Path(ends).read_text(encoding="utf-8")))
     for parts in part_lists:
         yield from copy_parts(parts, ends)
 
@@ -112,6 +123,7 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                 connect(ends.source_url, ends.application_name) as source,
                 connect(ends.target_url, ends.application_name) as target,
             ):
+                begin_reading(source, ends)
                 copier = PartCopier(source, target, ends)
                 while remaining:
                     part = remaining[0]
@@ -125,7 +137,7 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                 raise PassingError(message) from None
             failed = part or remaining[0]
             yield {"relation_id": failed["relation_id"], "kind": kind, "error": message}
-            if kind == "snapshot":
+            if kind in ("snapshot", "elsewhere"):
                 return
             remaining.pop(0)
             given_up.add(failed["relation_id"])
@@ -151,11 +163,13 @@ def _describe(error: Exception) -> str:
 
 
 def _record_error(part: dict[str, Any], ends: CopyEnds, message: str) -> None:
+    source_and_token = ends.claim[1], ends.claim[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
             "update streamer.sync_partition set error = %s"
-            " where relation_id = %s and part = %s and attempt = %s",
-            (message, part["relation_id"], part["part"], part["attempt"]),
+            " where relation_id = %s and part = %s and attempt = %s"
+            " and exists (select from streamer.source where id = %s and lock_token = %s)",
+            (message, part["relation_id"], part["part"], part["attempt"], *source_and_token),
         )
 
 
@@ -170,10 +184,9 @@ class PartCopier:
     ) -> None:
         self._source = source
         self._target = target
+        self._token = ends.claim[-1]
         self._pace = Pace(ends.rows_per_second)
-        source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
-        source.execute("begin isolation level repeatable read read only")
-        _import(source, ends.snapshot_name)
+        _prove(target, ends)
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
@@ -195,7 +208,9 @@ class PartCopier:
         self._source.execute("savepoint part")
         self._hold(part)
         with self._target.transaction():
-            row = self._target.execute(_LOCK_PART_SQL, key).fetchone()
+            row = self._target.execute(_LOCK_PART_SQL, (self._token, *key)).fetchone()
+            if row is not None and not row[2]:
+                raise NotCopiedError("elsewhere", "another process has taken the source over")
             is_wanted = row is not None and bool(row[0])
             if row is not None and is_wanted:
                 self._pace.begin(is_throttled=row[1])
@@ -359,7 +374,8 @@ select true from streamer.sync_partition
 where relation_id = %s and part = %s and attempt = %s and finished_at is null
 """
 _LOCK_PART_SQL: Final = """
-select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false)
+select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false),
+    s.lock_token is not distinct from %s
 from streamer.sync_partition p join streamer.relation r on r.id = relation_id
 join streamer.source s on s.id = r.source_id
 where relation_id = %s and part = %s and p.attempt = %s for update of p
@@ -375,6 +391,41 @@ _GONE: Final = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.WrongObjectType,
 )
+
+
+def begin_reading(source: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+    """Begin the transaction that reads under the snapshot. Raises NotCopiedError."""
+    _check_place(source, ends.place)
+    source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
+    source.execute("begin isolation level repeatable read read only")
+    _import(source, ends.snapshot_name)
+
+
+def _check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
+    try:
+        row = source.execute(PLACE_SQL).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return  # the snapshot has to be there all the same
+    assert row is not None
+    if difference := find_difference(expected, place_of(row[0], row[1], expected)):
+        raise NotCopiedError("elsewhere", difference)
+
+
+def _prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+    """Refuse a target where the source's lock is not held by the process that planned the copy.
+
+    A session stays on its server, so this is proved once. Each part proves the token again, in the
+    transaction that writes: another process may have taken the source over on this server.
+    """
+    try:
+        row = psycopg.RawCursor(target).execute(PROOF_SQL, ends.claim).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        row = None  # the bookkeeping is not even there
+    if row is None or not row[0]:
+        raise NotCopiedError(
+            "elsewhere",
+            "the target is not the server on which the source's lock is held",
+        )
 
 
 def _import(source: "psycopg.Connection[Any]", snapshot_name: str) -> None:

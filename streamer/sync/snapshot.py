@@ -21,7 +21,7 @@ from streamer.errors import SnapshotExpiredError, SourceConnectionError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.quoting import quote_qualified
-from streamer.source.catalog import SourceRelation, read_relations
+from streamer.source.catalog import SourceRelation, SourceServer, read_relations
 from streamer.source.connection import (
     Connection,
     connect,
@@ -31,6 +31,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.slot import ExportedSnapshot
+from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import set_lock_timeout
 from streamer.sync.plan import Heap
 
@@ -49,7 +50,9 @@ class HeldSnapshot:
         self.source_time = source_time
 
     @classmethod
-    async def take_over(cls, source: SourceMapping, exported: ExportedSnapshot) -> Self:
+    async def take_over(
+        cls, source: SourceMapping, server: SourceServer, exported: ExportedSnapshot
+    ) -> Self:
         """Hold the snapshot that a slot has exported, and let a temporary slot go.
 
         Raises SnapshotExpiredError, SourceConnectionError.
@@ -57,6 +60,7 @@ class HeldSnapshot:
         plain = await connect(source)
         try:
             with translating(source.label):
+                await check_same_server_plainly(plain, server)
                 await set_lock_timeout(plain)
                 await plain.execute(f"set application_name = '{APPLICATION_NAME}'")
                 await plain.execute("begin isolation level repeatable read read only")

@@ -51,8 +51,12 @@ SHIPPED: Final = (
     "streamer.postgres.row_values",
     "streamer.postgres.session",
     "streamer.postgres.sqlstate",
+    "streamer.source",
+    "streamer.source.place",
     "streamer.sync",
     "streamer.sync.parts",
+    "streamer.target",
+    "streamer.target.claim",
 )
 """All of ours that a task imports, with its packages."""
 
@@ -165,7 +169,7 @@ def write_shipped(path: Path) -> None:
 def run_job(session: SparkSession, path: Path) -> list[dict[str, Any]]:
     """Run the job described in a file; return the relations that failed."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    tasks, ends = job["tasks"], CopyEnds(**job["ends"])
+    tasks, ends = job["tasks"], CopyEnds.from_json(job["ends"])
     context = session.sparkContext
     # Of this thread. Interrupting a task ends its Python worker, and so its connections.
     context.setJobGroup(str(path), "streamer sync", interruptOnCancel=True)

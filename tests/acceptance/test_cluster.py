@@ -24,6 +24,7 @@ from streamer.mapping.rules import Secret
 from streamer.progress.store import Store
 from streamer.sync import spark_job
 from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, eventually
@@ -273,7 +274,8 @@ def test_a_job_by_spark_submit(
     target.execute("create table t (id int, v text)")
     asyncio.run(make_bookkeeping(target))
     target.execute(
-        "insert into streamer.source (database, slot, publication) values ('shop', 's', 'p');"
+        "insert into streamer.source (database, slot, publication, lock_token)"
+        " values ('shop', 's', 'p', 'token');"
         "insert into streamer.relation (source_id, source, target, type, state, attempt)"
         " values (1, 'public.t', 'public.t', 'clone', 'copying', 1);"
         "insert into streamer.sync_partition (relation_id, part, attempt, description)"
@@ -301,7 +303,19 @@ def test_a_job_by_spark_submit(
         exporter.execute("set transaction isolation level repeatable read")
         row = exporter.execute("select pg_export_snapshot()").fetchone()
         assert row is not None
-        ends = {"source_url": source.url, "target_url": target.url, "snapshot_name": row[0]}
+        blocker.execute("select pg_advisory_lock(%s::int8::bit(32)::int4, 1)", (LOCK_CLASS,))
+        blocker.commit()
+        (place,) = source.execute(
+            "select system_identifier::text, timeline_id from pg_control_system(),"
+            " pg_control_checkpoint()"
+        )
+        ends: dict[str, Any] = {
+            "source_url": source.url,
+            "target_url": target.url,
+            "snapshot_name": row[0],
+            "place": place,
+            "claim": (LOCK_CLASS, 1, blocker.info.backend_pid, "token"),
+        }
         job = tmp_path / "job.json"
         job.write_text(
             json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})

@@ -38,7 +38,7 @@ def _run_task(path: str, parts: list[dict[str, Any]], ends: CopyEnds) -> list[di
 def _run_job(path: str) -> None:
     try:
         job = json.loads(Path(path).read_text(encoding="utf-8"))
-        ends = CopyEnds(**job["ends"])
+        ends = CopyEnds.from_json(job["ends"])
         with ThreadPoolExecutor(4) as pool:
             done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))
     except Exception as exc:  # noqa: BLE001  # reported to whoever started us

@@ -178,7 +178,7 @@ async def copy_in_threads(self: SparkLauncher, job: dict[str, Any]) -> list[dict
     """Do a job with the code that Spark's tasks run, in place of `SparkLauncher.submit`."""
 
     def copy() -> list[dict[str, Any]]:
-        ends = CopyEnds(**job["ends"])
+        ends = CopyEnds.from_json(job["ends"])
         return [failure for task in job["tasks"] for failure in copy_parts(task, ends)]
 
     return await asyncio.to_thread(copy)

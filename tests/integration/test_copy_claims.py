@@ -1,0 +1,84 @@
+"""A part of a copy writes only where the source's lock is held by the process that planned it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.parts import CopyEnds, copy_parts
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+
+
+async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server_of_the_stream(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key); insert into t values (1), (2)")
+    target.execute("create table t (id int primary key)")
+    submit = SparkLauncher.submit
+    found: dict[str, tuple[str, int]] = {}
+
+    async def copy(job: dict[str, Any], **changed: Any) -> tuple[str, int]:
+        ends = CopyEnds.from_json(job["ends"] | changed)
+        (task,) = job["tasks"]
+        failures = await asyncio.to_thread(lambda: list(copy_parts(task, ends)))
+        rows = target.execute("select id from t")
+        return ", ".join(failure["kind"] for failure in failures), len(rows)
+
+    async def orphan_first(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Copy as a task would that outlived its process, before the task that is wanted."""
+        if not found:
+            lock_class, source_id, pid, token = job["ends"]["claim"]
+            # WHEN another process has stored its token after this one was planned
+            target.execute("update streamer.source set lock_token = 'another'")
+            found["taken over"] = await copy(job)
+            target.execute(f"update streamer.source set lock_token = '{token}'")
+            # OR a promoted standby has the token, and not the lock
+            not_held = (lock_class, source_id, pid + 1, token)
+            found["failed over"] = await copy(job, claim=not_held)
+            # OR the source's url leads to another server, or another timeline
+            system_identifier, timeline = job["ends"]["place"]
+            found["other source"] = await copy(job, place=("1", timeline))
+            found["promoted source"] = await copy(job, place=(system_identifier, timeline + 1))
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", orphan_first)
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        # THEN the task writes nothing, and the one that is wanted copies all
+        nothing = ("elsewhere", 0)
+        assert found == {
+            "taken over": nothing,
+            "failed over": nothing,
+            "other source": nothing,
+            "promoted source": nothing,
+        }
+        assert_same(source, target, "t")
+
+
+async def test_a_copy_whose_tasks_reach_another_server_shows_that_and_ends_when_they_do_not(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    submit = SparkLauncher.submit
+    is_astray = True
+
+    async def lead_astray(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        if is_astray:
+            job["ends"]["place"] = ("1", 1)
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", lead_astray)
+    async with stream("t:") as streamer:
+
+        async def is_shown() -> bool:
+            tables = (await streamer.status())["tables"]
+            return any("check that the Spark workers reach" in (t["error"] or "") for t in tables)
+
+        await streamer.eventually(is_shown, 60)
+        is_astray = False
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")

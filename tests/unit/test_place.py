@@ -1,0 +1,19 @@
+from streamer.source.place import find_difference, place_of
+
+EXPECTED = ("7001", 1)
+
+
+def test_a_session_on_the_same_server_and_timeline_differs_in_nothing() -> None:
+    reached = place_of("7001", "000000010000000000000003", EXPECTED)
+    assert find_difference(EXPECTED, reached) is None
+
+
+def test_a_promoted_standby_is_another_place() -> None:
+    reached = place_of("7001", "0000000A0000000000000003", EXPECTED)
+    assert reached == ("7001", 10)
+    assert "timeline 1, another 7001 and 10" in str(find_difference(EXPECTED, reached))
+
+
+def test_a_standby_does_not_tell_its_timeline() -> None:
+    assert find_difference(EXPECTED, place_of("7001", None, EXPECTED)) is None
+    assert find_difference(EXPECTED, place_of("7002", None, EXPECTED)) is not None
