@@ -24,6 +24,7 @@ DOCS: Final = ROOT / "docs"
 EXAMPLE: Final = ROOT / "config.example.yaml"
 DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
+README_LINES_MAX: Final = 150
 PAGE_WORDS_MAX: Final = 1500
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
 
@@ -238,6 +239,16 @@ def test_the_navigation_of_the_site_lists_every_page_once() -> None:
 
     assert len(listed) == len(set(listed))
     assert set(listed) == pages - {"progress.md"}
+
+
+def test_the_readme_is_short_and_its_configuration_is_that_of_the_tutorial() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [
+        re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for text in (readme, page("tutorial"))
+    ]
+
+    assert len(readme.splitlines()) <= README_LINES_MAX
+    assert blocks[0] == blocks[1]
 
 
 def test_a_page_answers_one_question() -> None:
