@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -57,6 +57,7 @@ class AdminServer:
         self._service.engine = engine
         self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish
+        engine.metrics.mapping_error.set_function(lambda: float(self._service.trouble is not None))
         install(app, self._service, self._access, events)
         events.start()
         return events
@@ -103,13 +104,17 @@ async def take_over_users(service: AdminService, access: Access) -> None:
 
 async def _watch(service: AdminService, access: Access) -> None:
     """Look at the mapping database again and again: at its file, and at its users."""
+    failure = None
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         await service.store.watch()
         try:
             await take_over_users(service, access)
+            failure = None
         except StoreError as exc:
-            log.warning("users cannot be read", error=str(exc))
+            if str(exc) != failure:
+                failure = str(exc)
+                log.warning("users cannot be read", error=failure)
 
 
 @asynccontextmanager
@@ -124,7 +129,15 @@ async def opened_admin(
             log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
     await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
-    await take_over_users(service, access)
+    try:
+        # Without its users the server might let everybody in.
+        await take_over_users(service, access)
+    except BaseException:
+        await service.close()
+        raise
+    with suppress(StoreError):  # the watch reports it
+        await service.store.content()  # shown and exported if the file is damaged later
+        await service.store.prune_audit()
     watching = asyncio.create_task(_watch(service, access), name="mapping database")
     try:
         yield AdminServer(service, access)

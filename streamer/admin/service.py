@@ -21,6 +21,7 @@ import structlog
 from streamer.admin import models
 from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
+from streamer.admin.mapping_file import DAMAGED_HINT, find_damage
 from streamer.admin.plan import Plan, make_plan
 from streamer.admin.sides import look_at
 from streamer.admin.store import AdminStore, Content, Query, Row, open_store
@@ -39,6 +40,7 @@ from streamer.errors import (
     MappingError,
     NotFoundError,
     ReadOnlyError,
+    StoreError,
     StreamerError,
     TakenError,
     TargetError,
@@ -632,6 +634,24 @@ async def load_applied(settings: Settings) -> Mapping:
         return await applied_mapping(store, settings)
     finally:
         await store.close()
+
+
+async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
+    """Return the mapping that is applied, and what is wrong with its database.
+
+    For a command that shows what there is: a damaged file is part of that.
+    """
+    path = settings.mapping_database
+    assert path is not None
+    try:
+        mapping = await load_applied(settings)
+    except StoreError as exc:
+        empty = Mapping((), settings.target.schema_)
+        return empty, MappingTrouble(exc.message, exc.hint or "")
+    damage = await asyncio.to_thread(lambda: find_damage(path) if path.exists() else None)
+    if damage is None:
+        return mapping, None
+    return mapping, MappingTrouble(f"mapping database {path} is damaged ({damage})", DAMAGED_HINT)
 
 
 async def open_service(settings: Settings, config: Path, mapping: Mapping) -> AdminService:

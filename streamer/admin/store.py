@@ -7,22 +7,21 @@ before they get here; a row that leaves has ``***`` for them, unless the mapping
 """
 
 import asyncio
-import contextlib
 import json
-import os
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiosqlite
 import structlog
 
 from streamer.admin.keyring import Keyring
+from streamer.admin.mapping_file import DAMAGED_HINT, MappingFile, is_damage
 from streamer.admin.models import COLUMNS, default_settings, row_settings
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
 from streamer.migrations import read_migrations
@@ -32,6 +31,7 @@ from streamer.progress.lost import MappingTrouble
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
 Row = dict[str, Any]
 Content = dict[str, Any]
 """The draft or a revision: rows of databases, urls and tables, and the settings; encrypted."""
@@ -63,15 +63,8 @@ def _translating(path: Path | None) -> Iterator[None]:
         yield
     except (sqlite3.DatabaseError, OSError) as exc:
         hint = "see that it is an SQLite file which may be written, and that its disk has room"
-        if getattr(exc, "sqlite_errorcode", None) in (
-            sqlite3.SQLITE_NOTADB,
-            sqlite3.SQLITE_CORRUPT,
-        ):
-            hint = (
-                "move the file and its -wal away, restore a backup with its .key file, or start "
-                "streamer run and then run: streamer import backup.yaml, streamer apply; progress "
-                "and slots are kept"
-            )
+        if is_damage(exc):
+            hint = DAMAGED_HINT
         raise StoreError(f"mapping database {path}: {exc}", hint=hint) from exc
 
 
@@ -84,7 +77,7 @@ class AdminStore:
         keyring: Keyring,
         writer: aiosqlite.Connection,
         reader: aiosqlite.Connection,
-        identity: "Identity | None" = None,
+        file: MappingFile | None = None,
     ) -> None:
         self.path = path
         self.keyring = keyring
@@ -92,8 +85,9 @@ class AdminStore:
         self._reader = reader
         self._lock = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._identity = identity
-        self._told: MappingTrouble | None = None
+        self._file = file
+        self._read: dict[str, Any] = {}
+        self._logged: MappingTrouble | None = None
         self.trouble: MappingTrouble | None = None
         """What `watch` or a change found to be wrong with the file."""
 
@@ -105,23 +99,33 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Look at the file, and log what has become of it.
-
-        SQLite goes on with a file that was deleted or replaced, and its changes would be lost with
-        the process. So they are refused; what is in the file can still be read.
-        """
-        before, now = self._told, await self.look()
-        self._told = now
-        if now is not None and before is None:
-            log.error("the mapping database is gone", error=now.error, hint=now.hint)
+        """Examine the file, and log what has become of it. Changes are refused from then on."""
+        before, now = self._logged, await self._look(is_thorough=True)
+        self._logged = now
+        if now is not None and now != before:
+            log.error("the mapping database cannot be used", error=now.error, hint=now.hint)
         elif now is None and before is not None:
             log.info("the mapping database is back", path=self.path)
 
-    async def look(self) -> MappingTrouble | None:
-        """Return what is wrong with the file; None while it is the one that was opened."""
-        if self.path is not None and self._identity is not None:
-            self.trouble = await asyncio.to_thread(_find_trouble, self.path, self._identity)
+    async def _look(self, *, is_thorough: bool = False) -> MappingTrouble | None:
+        if self._file is not None:
+            self.trouble = await asyncio.to_thread(self._file.look, is_thorough=is_thorough)
         return self.trouble
+
+    async def _kept(self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]") -> T:
+        """Read the part *name* of a file that works; of a damaged one, return the last reading.
+
+        The screens and an export need it while the process streams on.
+        """
+        if self._file is None or self._file.damage is None or name not in self._read:
+            try:
+                async with self._reads() as reader:
+                    self._read[name] = await read(reader)
+            except StoreError:
+                if self._file is None or self._file.damage is None or name not in self._read:
+                    raise
+        found: T = self._read[name]
+        return found
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -130,12 +134,25 @@ class AdminStore:
         """Have a reader for a block that sees one state of the database."""
         lock = self._lock if self._reader is self._writer else self._reading
         async with lock:
-            with _translating(self.path):
+            with self._noticing_damage(), _translating(self.path):
                 try:
                     await self._reader.execute("begin")
                     yield self._reader
                 finally:
                     await self._reader.rollback()
+
+    @contextmanager
+    def _noticing_damage(self) -> Iterator[None]:
+        """Let damage that SQLite meets in a statement be the state of the file."""
+        try:
+            yield
+        except StoreError as exc:
+            if self._file is None or not is_damage(exc.__cause__):
+                raise
+            self._file.damage = self._file.damage or str(exc.__cause__)
+            self.trouble = self._file.look(is_thorough=False)
+            assert self.trouble is not None
+            raise StoreError(self.trouble.error, hint=self.trouble.hint) from exc
 
     async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
         """Return a part of the rows of *kind*, and how many there are. Raises InvalidError."""
@@ -176,18 +193,11 @@ class AdminStore:
 
     async def content(self) -> Content:
         """Return the whole draft."""
-        async with self._reads() as reader:
-            return await _content(reader)
+        return await self._kept("content", _content)
 
     async def latest(self) -> tuple[int, Content] | None:
         """Return the newest revision with its number; None before the first."""
-        async with self._reads() as reader:
-            rows = list(
-                await reader.execute_fetchall(
-                    "select number, content from revision order by number desc limit 1"
-                )
-            )
-        return (rows[0][0], json.loads(rows[0][1])) if rows else None
+        return await self._kept("latest", _latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
         """Return what was changed, the newest first."""
@@ -206,11 +216,7 @@ class AdminStore:
 
     async def users(self) -> list[Row]:
         """Return the users that were added, with the hashes of their passwords."""
-        async with self._reads() as reader:
-            rows = await reader.execute_fetchall(
-                "select name, role, password_hash from user order by name"
-            )
-        return [dict(row) for row in rows]
+        return await self._kept("users", _users)
 
     async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
         """Add a user, or change one; tell whether it is new."""
@@ -274,9 +280,9 @@ class AdminStore:
     async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
         """Have the writer for a block that is one transaction."""
         async with self._lock:
-            if (trouble := await self.look()) is not None:
+            if (trouble := await self._look()) is not None:
                 raise StoreError(trouble.error, hint=trouble.hint)
-            with _translating(self.path):
+            with self._noticing_damage(), _translating(self.path):
                 try:
                     await self._writer.execute("begin immediate")
                     yield self._writer
@@ -393,6 +399,11 @@ class AdminStore:
             for label in labels:
                 await _audit(writer, actor, TEARDOWN, "source", None, label)
 
+    async def prune_audit(self) -> None:
+        """Remove audit rows that are too old. Raises StoreError."""
+        async with self._writes() as writer:
+            await _prune_audit(writer)
+
     async def restore(self, content: Content | None, actor: str) -> None:
         """Let the draft be what a revision has; nothing, without one."""
         content = content or {"databases": [], "urls": [], "tables": [], "settings": {}}
@@ -485,7 +496,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             connection = await _connect(":memory:")
             store = AdminStore(path, keyring, connection, connection)
         else:
-            identity = await asyncio.to_thread(_touch, path)
+            file = await asyncio.to_thread(MappingFile, path)
             writer = await _connect(path)
             try:
                 await writer.execute("pragma journal_mode = wal")
@@ -496,44 +507,13 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             except BaseException:
                 await writer.close()
                 raise
-            store = AdminStore(path, keyring, writer, reader, identity)
+            store = AdminStore(path, keyring, writer, reader, file)
         try:
             await _migrate(store)
         except BaseException:
             await store.close()
             raise
         return store
-
-
-Identity = tuple[int, int]
-"""Device and inode of a file."""
-
-
-def _touch(path: Path) -> Identity:
-    """Make the file for its owner alone; SQLite gives its journal the same mode."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _find_trouble(path: Path, identity: Identity) -> MappingTrouble | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        what = "was deleted"
-    except OSError as exc:
-        what = f"cannot be reached: {exc.strerror}"
-    else:
-        if (found.st_dev, found.st_ino) == identity:
-            return None
-        what = "was replaced by another file"
-    return MappingTrouble(
-        f"mapping database {path} {what} while this process runs; streaming goes on, and "
-        "nothing can be changed",
-        "save what this process still has: streamer export > backup.yaml; then put the file back, "
-        "or restart and run: streamer import backup.yaml, then streamer apply",
-    )
 
 
 async def _connect(path: Path | str) -> aiosqlite.Connection:
@@ -573,8 +553,6 @@ async def _migrate(store: AdminStore) -> None:
                 "insert into migration values (?, ?, ?)",
                 [migration.number, migration.name, _now()],
             )
-    async with store._writes() as writer:
-        await _prune_audit(writer)
 
 
 def statements(sql: str) -> Iterator[str]:
@@ -656,6 +634,22 @@ async def _content(connection: aiosqlite.Connection) -> Content:
         content[name] = [{**dict(row), "settings": json.loads(row["settings"])} for row in rows]
     content["settings"] = await _settings(connection)
     return content
+
+
+async def _latest(connection: aiosqlite.Connection) -> tuple[int, Content] | None:
+    rows = list(
+        await connection.execute_fetchall(
+            "select number, content from revision order by number desc limit 1"
+        )
+    )
+    return (rows[0][0], json.loads(rows[0][1])) if rows else None
+
+
+async def _users(connection: aiosqlite.Connection) -> list[Row]:
+    rows = await connection.execute_fetchall(
+        "select name, role, password_hash from user order by name"
+    )
+    return [dict(row) for row in rows]
 
 
 async def _settings(connection: aiosqlite.Connection) -> Row:

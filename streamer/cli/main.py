@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from streamer.cli.terminal import (
     GLOBALS,
     fail,
     load,
+    load_to_show,
     print_json,
     run_to_end,
     with_mapping_database,
@@ -147,14 +149,13 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is where, from the databases alone."""
-    settings, mapping = load()
+    settings, mapping, state = load_to_show()
     address = TargetAddress.parse(settings.target.url)
+    read = partial(status_command.read_report, address, mapping, state)
     if watch:
-        run_to_end(
-            status_view.watch(address, mapping, interval, Console(), is_wide=wide, as_json=as_json)
-        )
+        run_to_end(status_view.watch(read, interval, Console(), is_wide=wide, as_json=as_json))
         return
-    report = run_to_end(status_command.read_report(address, mapping))
+    report = run_to_end(read())
     if as_json:
         print_json(report.to_json())
     else:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from streamer.commands.status import MappingState
 from streamer.config import static
 from streamer.errors import StreamerError
+from streamer.mapping.rules import Mapping
 from streamer.observability import logs
 
 if TYPE_CHECKING:
@@ -83,12 +85,28 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def load(*, needs_sources: bool = False) -> Any:
-    """Return the settings, and the mapping that is applied."""
+def _settings_and_mapping() -> tuple[Any, Mapping]:
     try:
-        settings, mapping = static.load(GLOBALS.config, GLOBALS.overrides)
+        return static.load(GLOBALS.config, GLOBALS.overrides)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
+
+
+def load_to_show() -> tuple[Any, Mapping, MappingState]:
+    """Return the settings, the mapping that is applied, and what is wrong with its database."""
+    settings, mapping = _settings_and_mapping()
+    path = settings.mapping_database
+    if path is None:
+        return settings, mapping, MappingState()
+    from streamer.admin.service import read_applied
+
+    mapping, trouble = run_to_end(read_applied(settings))
+    return settings, mapping, MappingState(trouble, None if path.exists() else path)
+
+
+def load(*, needs_sources: bool = False) -> Any:
+    """Return the settings, and the mapping that is applied."""
+    settings, mapping = _settings_and_mapping()
     if settings.mapping_database is not None:
         from streamer.admin.service import load_applied
 

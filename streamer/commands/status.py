@@ -5,6 +5,7 @@ runs.
 import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 from streamer.errors import SourceConnectionError, SourceError, TargetError
@@ -145,13 +146,26 @@ class StatusReport:
         return "; ".join(filter(None, (trouble.error, trouble.hint))) if trouble else ""
 
 
-async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
+@dataclass(frozen=True, slots=True)
+class MappingState:
+    """What is known of the mapping before the target is asked."""
+
+    trouble: MappingTrouble | None = None
+    missing: Path | None = None
+    """The mapping database, if there is no such file: before its first start there is none."""
+
+
+async def read_report(
+    address: TargetAddress, mapping: Mapping, state: MappingState | None = None
+) -> StatusReport:
     """Read the status of the target and every source; an outage of either is part of the report."""
+    state = state or MappingState()
     target = await look_once(address, "streamer status")
     if target.is_well or target.is_read_only:
         try:
             statuses = await read_status(address, mapping)
-            return StatusReport(target, statuses, await _find_lost(address, mapping))
+            trouble = state.trouble or await _find_lost(address, mapping, state.missing)
+            return StatusReport(target, statuses, trouble)
         except TargetError as exc:
             target.judge(exc, address)
     statuses = [
@@ -159,14 +173,16 @@ async def read_report(address: TargetAddress, mapping: Mapping) -> StatusReport:
         for source in mapping.sources
     ]
     await _add_all_positions(statuses, mapping, _Bookkeeping())
-    return StatusReport(target, statuses)
+    return StatusReport(target, statuses, state.trouble)
 
 
-async def _find_lost(address: TargetAddress, mapping: Mapping) -> MappingTrouble | None:
+async def _find_lost(
+    address: TargetAddress, mapping: Mapping, missing: Path | None
+) -> MappingTrouble | None:
     if mapping.sources:
         return None
     books = await _read_bookkeeping(address)
-    return find_lost_mapping(0, list(books.sources))
+    return find_lost_mapping(0, list(books.sources), missing)
 
 
 async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:

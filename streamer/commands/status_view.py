@@ -12,7 +12,7 @@ import sys
 import termios
 import tty
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -22,12 +22,11 @@ from rich.live import Live
 from rich.text import Text
 
 from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
-from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
+from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.hints import command
-from streamer.mapping.rules import Mapping
 from streamer.observability.logs import redact
+from streamer.progress.lost import MappingTrouble
 from streamer.runtime.target_watch import TargetHealth
-from streamer.target.connection import TargetAddress
 
 STATE_STYLES = {
     "streaming": "green",
@@ -43,12 +42,14 @@ STATE_STYLES = {
 }
 _GAP: Final = 2
 
+ReadReport = Callable[[], Awaitable[StatusReport]]
+
 
 def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
     """Return the status as lines for people. Columns are left out to fit *width*; None: none is."""
     ordered = sorted(report.sources, key=lambda status: not _is_troubled(status))
     lines = [_target_line(report.target), _summary(report.sources)]
-    problems = [*_target_problems(report.target)]
+    problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
     problems += [line for status in ordered for line in _problems(status)]
     if problems:
         lines += [Text(), Text("Problems:", "bold"), *problems]
@@ -66,6 +67,12 @@ def _target_problems(target: TargetHealth) -> Iterator[Text]:
         yield Text(f"  target {target.name}: {redact(target.error)}")
     if target.hint is not None:
         yield Text(f"    to do: {redact(target.hint)}")
+
+
+def _mapping_problems(trouble: MappingTrouble | None) -> Iterator[Text]:
+    if trouble is not None:
+        yield Text(f"  mapping: {redact(trouble.error)}")
+        yield Text(f"    to do: {redact(trouble.hint)}")
 
 
 def _is_troubled(status: SourceStatus) -> bool:
@@ -237,8 +244,7 @@ def _held(row: TableStatus) -> str:
 
 
 async def watch(
-    address: TargetAddress,
-    mapping: Mapping,
+    read: ReadReport,
     interval: float,
     console: Console,
     *,
@@ -251,17 +257,17 @@ async def watch(
     An outage of the target is shown, and waited for.
     """
     if console.is_terminal and not as_json:
-        showing = _watch_screen(address, mapping, interval, console, is_wide=is_wide)
+        showing = _watch_screen(read, interval, console, is_wide=is_wide)
     else:
-        showing = _watch_lines(address, mapping, interval, console, as_json=as_json)
+        showing = _watch_lines(read, interval, console, as_json=as_json)
     await until_interrupted(showing)
 
 
 async def _watch_lines(
-    address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, as_json: bool
+    read: ReadReport, interval: float, console: Console, *, as_json: bool
 ) -> None:
     while True:
-        report = await read_report(address, mapping)
+        report = await read()
         if as_json:
             found = report.to_json() | {"error": report.target.error}
             console.file.write(json.dumps(found, default=str) + "\n")
@@ -273,9 +279,9 @@ async def _watch_lines(
 
 
 async def _watch_screen(
-    address: TargetAddress, mapping: Mapping, interval: float, console: Console, *, is_wide: bool
+    read: ReadReport, interval: float, console: Console, *, is_wide: bool
 ) -> None:
-    report = await read_report(address, mapping)
+    report = await read()
     pager = Pager()
     with (
         _keys() as keys,
@@ -297,7 +303,7 @@ async def _watch_screen(
                 continue
             except TimeoutError:
                 pass
-            report = await read_report(address, mapping)
+            report = await read()
             looked_at = asyncio.get_running_loop().time()
 
 

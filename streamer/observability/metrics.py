@@ -71,6 +71,11 @@ class Metrics:
             ("worker",),
             registry=add,
         )
+        self.mapping_error = Gauge(
+            "streamer_mapping_error",
+            "1 while the mapping database is damaged, deleted or replaced, or the mapping is lost",
+            registry=add,
+        )
         self._collectors: list[_Collector] = []
         self.changes_of_sources: dict[str, int] = {}
         """The changes of `changes_applied` by the label of their source."""

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 _NAMES_MAX: Final = 5
+_SAVE_FIRST: Final = (
+    "if streamer run still runs, save its mapping first: streamer export > backup.yaml; then "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +22,23 @@ class MappingTrouble:
         return {"error": self.error, "hint": self.hint}
 
 
-def find_lost_mapping(mapped: int, labels: Sequence[str]) -> MappingTrouble | None:
-    """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds."""
+def find_lost_mapping(
+    mapped: int, labels: Sequence[str], missing: Path | None = None
+) -> MappingTrouble | None:
+    """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds.
+
+    *missing*: the mapping database, if there is no such file.
+    """
     if mapped or not labels:
         return None
     names = ", ".join(f'"{label}"' for label in sorted(labels)[:_NAMES_MAX])
     more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
+    state = "the mapping is empty" if missing is None else f"there is no {missing}"
+    first = "" if missing is None else _SAVE_FIRST
     return MappingTrouble(
-        f"the mapping is empty, but the target holds the progress of {names}{more}; "
+        f"{state}, but the target holds the progress of {names}{more}; "
         "streamer keeps it and the slots, and streams nothing",
-        "restore the mapping database with its .key file and restart, or run: "
+        f"{first}restore the mapping database with its .key file and restart, or run: "
         "streamer import BACKUP.yaml, then streamer apply; streaming goes on where it stopped. "
         "If the sources are not wanted any more, import them and run streamer teardown",
     )

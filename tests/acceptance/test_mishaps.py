@@ -24,6 +24,7 @@ from tests.support.proxy import Proxy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 DDL = "create table t (id int primary key, v text)"
+SAVE = "streamer export > backup.yaml"
 RESYNC = r"streamer resync '\*\.\*' --database shop"
 
 
@@ -311,9 +312,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
     with site.running():
         for path in tmp_path.glob("mapping.sqlite*"):
             path.unlink()
-        remedy = site.sees(
-            "was deleted", "streamer export > backup.yaml", in_views=("readyz", "page")
-        )
+        remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE)
         (tmp_path / "backup.yaml").write_text(site.run(remedy.partition(" >")[0]))
         assert site.process.terminate() == 0
     source.execute("insert into t values (2, 'meanwhile')")
@@ -327,22 +326,34 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
-    (tmp_path / "backup.yaml").write_text(site.run("streamer export"))
+    database, backup = tmp_path / "mapping.sqlite", tmp_path / "backup.yaml"
     with site.running():
-        pass
-    database = tmp_path / "mapping.sqlite"
-    database.write_bytes(b"no database at all " * 1000)
+        with database.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"no page of a database " * 2000)
+        remedy = site.sees("is damaged|is malformed", SAVE)
+        metrics = site.get("/metrics")
+        assert metrics is not None
+        assert "streamer_mapping_error 1.0" in metrics.text
+        # The stream goes on with the mapping that the process has, and edits are refused.
+        source.execute("insert into t values (2, 'meanwhile')")
+        eventually(lambda: target.value("select count(*) from t") == 2)
+        refused = command(site.config, "tables", "add", "shop", "other")
+        assert refused.returncode != 0
+        assert "is damaged" in refused.stderr
+        backup.write_text(site.run(remedy.partition(" >")[0]))
+        assert site.process.terminate() == 0
     refused = command(site.config, "run")
     assert refused.returncode == 2
     assert str(database) in refused.stderr
-    assert "streamer import" in refused.stderr
-    # What it says: the file goes away, and the backup is imported.
+    assert "streamer import backup.yaml" in refused.stderr
+    # As every screen said: the file goes away, and the backup is imported.
     for path in tmp_path.glob("mapping.sqlite*"):
         path.rename(tmp_path / f"broken-{path.name}")
-    source.execute("insert into t values (2, 'meanwhile')")
+    source.execute("insert into t values (3, 'not running')")
     with site.running(until_ready=False):
         site.sees("the target holds", "streamer import")
-        site.run(f"streamer import {tmp_path / 'backup.yaml'}")
+        site.run(f"streamer import {backup}")
         site.run("streamer apply")
         site.is_mended()
 

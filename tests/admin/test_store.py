@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,73 @@ async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
         await open_store(tmp_path / "nowhere" / "mapping.sqlite", Keyring.temporary())
     assert path.read_text().startswith("not a database")
+
+
+def overwrite_pages(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"no page of a database " * 4096)
+
+
+def overwrite_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"no header of a database " * 10)
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(0)
+
+
+@pytest.mark.parametrize("damage", [overwrite_pages, overwrite_header, truncate])
+async def test_damage_in_place_refuses_changes_and_keeps_the_last_reading(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path, keyring = tmp_path / "mapping.sqlite", Keyring.temporary()
+    store = await open_store(path, keyring)
+    await store.create("database", database("shop"), "test")
+    await store.add_revision(await store.content(), "test")
+    await store.close()
+    intact = path.read_bytes()
+    store = await open_store(path, keyring)
+    content, latest = await store.content(), await store.latest()
+    await store.watch()
+    assert store.trouble is None
+
+    damage(path)
+    await store.watch()
+    assert store.trouble is not None
+    assert "is damaged" in store.trouble.error
+    assert "streamer export > backup.yaml" in store.trouble.hint
+    with pytest.raises(StoreError, match="is damaged"):
+        await store.create("database", database("other"), "test")
+    assert (await store.content(), await store.latest()) == (content, latest)
+
+    # Only a restart ends it: connections of this process may have read either state.
+    path.write_bytes(intact)
+    await store.watch()
+    assert store.trouble is not None
+    await store.close()
+    path.write_bytes(intact)
+    store = await open_store(path, keyring)
+    await store.watch()
+    assert store.trouble is None
+    assert await store.content() == content
+    await store.close()
+
+
+async def test_damage_that_a_statement_meets_is_noticed_before_the_next_look(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mapping.sqlite"
+    await (await open_store(path, Keyring.temporary())).close()
+    store = await open_store(path, Keyring.temporary())
+    overwrite_pages(path)
+    with pytest.raises(StoreError):
+        await store.create("database", database("shop"), "test")
+    with pytest.raises(StoreError, match="is damaged"):
+        await store.create("database", database("shop"), "test")
+    await store.close()
 
 
 async def test_two_processes_edit_one_database(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""The file of the mapping database, as a process that runs on it finds it.
+
+SQLite goes on with a file that was deleted or replaced, and its changes would be lost with the
+process. It also serves pages of a damaged file from its cache. So the file itself is examined:
+its identity before every change, and its content after every write to it.
+
+A file that comes back is used again. A damaged file is not, because the connections of this process
+may hold pages of either state: only a restart ends that.
+"""
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from streamer.progress.lost import MappingTrouble
+
+_BUSY_SECONDS: Final = 1.0
+DAMAGED_HINT: Final = (
+    "if streamer run still runs, save its mapping: streamer export > backup.yaml, and stop it; "
+    "then move the file with its -wal and -shm away, start streamer run, and run: "
+    "streamer import backup.yaml, then streamer apply; or restore a backup of the file with its "
+    ".key; progress and slots are kept"
+)
+_RESTORE: Final = (
+    "stop it, move the file with its -wal and -shm away, start streamer run, and run: "
+    "streamer import backup.yaml, then streamer apply"
+)
+
+Identity = tuple[int, int]
+"""Device and inode of a file."""
+
+
+class MappingFile:
+    """The file at *path*, made for its owner alone if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+        """SQLite's description of the damage; stays until the process ends."""
+        self._identity = _touch(path)
+        self._examined: list[tuple[int, int]] | None = None
+
+    def look(self, *, is_thorough: bool) -> MappingTrouble | None:
+        """Return what is wrong with the file; None if nothing is.
+
+        *is_thorough*: also examine the content, if the file was written since the last time.
+        """
+        gone = _find_other_file(self.path, self._identity)
+        if gone is not None:
+            return _trouble(self.path, gone, "then put the file back, or " + _RESTORE)
+        if is_thorough and self.damage is None:
+            written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
+            if written != self._examined:
+                self.damage = find_damage(self.path)
+                self._examined = written
+        if self.damage is not None:
+            advice = f"then {_RESTORE}; or restore a backup of the file with its .key and restart"
+            return _trouble(self.path, f"is damaged ({self.damage})", advice)
+        return None
+
+
+def find_damage(path: Path) -> str | None:
+    """Return what SQLite finds wrong with the content of a file; None if nothing, or if busy."""
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as plain:
+            for (line,) in plain.execute("pragma quick_check(1)"):
+                if line != "ok":
+                    return " ".join(str(line).split())
+            # An empty file is a database, too.
+            plain.execute("select max(number) from migration").fetchall()
+    except sqlite3.DatabaseError as exc:
+        if is_busy(exc):
+            return None
+        return str(exc)
+    return None
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite means that the file is damaged."""
+    return _primary_code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+def is_busy(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite means that another connection has a lock."""
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _primary_code(error: BaseException | None) -> int:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return 0 if code is None else code & 0xFF
+
+
+def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
+    return MappingTrouble(
+        f"mapping database {path} {state} while this process runs; streaming goes on, and "
+        "nothing can be changed",
+        f"save what this process still has: streamer export > backup.yaml; {advice}",
+    )
+
+
+def _touch(path: Path) -> Identity:
+    """Make the file; SQLite gives its journal the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _find_other_file(path: Path, identity: Identity) -> str | None:
+    """Return what has become of the file at *path*; None while it is the one with *identity*."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return "was deleted"
+    except OSError as exc:
+        return f"cannot be reached ({exc.strerror})"
+    if (found.st_dev, found.st_ino) != identity:
+        return "was replaced by another file"
+    return None
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Return what changes with every write to a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
