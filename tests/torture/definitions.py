@@ -28,7 +28,7 @@ def _change(world: World, source: Source, statements: str) -> bool:
             connection.execute("set lock_timeout = '10s'")
             connection.execute(f"begin; {statements}; commit".encode())
     except _LOCKED:
-        world.note("  skipped, the table stays locked")
+        world.skip("the table stays locked")
         return False
     return True
 
@@ -75,7 +75,7 @@ def add_and_fill(world: World) -> None:
                 f"set lock_timeout = '5s'; alter table filled add column if not exists {name} int"
             )
         except _LOCKED:
-            world.note("  skipped, the target's table stays locked")
+            world.skip("the target's table stays locked")
             return
         is_filled = _change(
             world,

@@ -3,6 +3,7 @@
 import contextlib
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -176,9 +177,7 @@ def torture(options: Options, directory: Path) -> World:
                 deadline = time.monotonic() + options.seconds
                 deck = _Deck(options, world.random)
                 while time.monotonic() < deadline:
-                    fault = deck.deal()
-                    world.note(fault.__name__.replace("_", " "))
-                    fault(world)
+                    world.make(deck.deal())
                     world._assert_alive()
                     world.operate()
                     time.sleep(world.random.random() * 1.5)
@@ -194,4 +193,22 @@ def torture(options: Options, directory: Path) -> World:
 def describe(world: World) -> str:
     """Return what was done, for who has to find out why."""
     done = textwrap.indent("\n".join(world.schedule), "  ")
-    return f"torture {world.options}\nin {world.directory}\n{done}"
+    return f"torture {world.options}\nin {world.directory}\n{done}\n{summarize(world)}"
+
+
+def summarize(world: World) -> str:
+    """Return the faults of the run with their numbers: made, made in part, and never made."""
+    chosen = [name for name in NAMES if world.options.has(name) and name not in WORK_ONLY]
+    never = [name for name in chosen if not world.met[name] and not world.skipped[name]]
+    return "\n".join(
+        f"{title}: {', '.join(names) or 'none'}"
+        for title, names in (
+            ("faults met", _counted(world.met)),
+            ("faults skipped in part", _counted(world.skipped)),
+            ("faults not met", never),
+        )
+    )
+
+
+def _counted(faults: Counter[str]) -> list[str]:
+    return [f"{name} {count}" for name, count in sorted(faults.items())]

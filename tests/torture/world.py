@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -82,6 +84,10 @@ class World:
     """The tables that are paused and copied again; all others must survive without."""
     process: Process | None = None
     schedule: list[str] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)
+    """How often each fault was made. A fault that skipped something counts under `skipped`."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    _has_skipped: bool = False
     acknowledged: int = 0
     began: float = field(default_factory=time.monotonic)
     excused: set[tuple[str, str]] = field(default_factory=set)
@@ -95,6 +101,19 @@ class World:
         self.schedule.append(line)
         with (self.directory / "schedule.txt").open("a") as file:  # to follow a run
             file.write(f"{line}\n")
+
+    def make(self, fault: Callable[["World"], None]) -> None:
+        """Make a fault, and count it among the faults of this run."""
+        name = fault.__name__
+        self.note(name.replace("_", " "))
+        self._has_skipped = False
+        fault(self)
+        (self.skipped if self._has_skipped else self.met)[name] += 1
+
+    def skip(self, why: str) -> None:
+        """Note that the present fault leaves out a step, and does not count as met."""
+        self._has_skipped = True
+        self.note(f"  skipped, {why}")
 
     # ---- the program ---------------------------------------------------------------------------
 
@@ -198,7 +217,7 @@ class World:
                 if self.target.execute(state) and self.source_server.execute(slot):
                     return True
             time.sleep(0.1)
-        self.note(f"  skipped, {source.slot} does not stream")
+        self.skip(f"{source.slot} does not stream")
         return False
 
     def is_copied(self, table: str, seconds: float = 60.0) -> bool:
@@ -212,7 +231,7 @@ class World:
             if self.target.execute(copied):
                 return True
             time.sleep(0.2)
-        self.note(f"  skipped, {table} is not copied")
+        self.skip(f"{table} is not copied")
         return False
 
     def operate(self) -> None:
