@@ -182,12 +182,19 @@ class ExportedSnapshot:
     """
 
     def __init__(
-        self, connection: Connection, slot: str, snapshot_name: str, consistent_point: Lsn
+        self,
+        connection: Connection,
+        slot: str,
+        snapshot_name: str,
+        consistent_point: Lsn,
+        source_time: str,
     ) -> None:
+        """*source_time*: no transaction behind the consistent point has committed before."""
         self._connection = connection
         self.slot = slot
         self.snapshot_name = snapshot_name
         self.consistent_point = consistent_point
+        self.source_time = source_time
 
     @property
     def is_alive(self) -> bool:
@@ -251,13 +258,21 @@ async def _create(
         export = "(SNAPSHOT 'export', FAILOVER true)"
     with translating(source.label):
         await check_same_server(connection, server)
+        # Before the slot: a transaction that commits behind its consistent point does so later.
+        clock = await connection.execute("select pg_catalog.clock_timestamp()::text as now")
+        time_row = await clock.fetchone()
         slot = quote_identifier(name)
         command = f"CREATE_REPLICATION_SLOT {slot} {kind}LOGICAL pgoutput {export}"
         cursor = await connection.execute(command.encode())
         row = await cursor.fetchone()
     assert row is not None
+    assert time_row is not None
     return ExportedSnapshot(
-        connection, name, row["snapshot_name"], Lsn.parse(row["consistent_point"])
+        connection,
+        name,
+        row["snapshot_name"],
+        Lsn.parse(row["consistent_point"]),
+        time_row["now"],
     )
 
 

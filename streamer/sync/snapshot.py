@@ -67,13 +67,13 @@ class HeldSnapshot:
                 await _import(plain, exported.snapshot_name)
                 row = await fetch_one(
                     plain,
-                    "select pg_catalog.now()::text as now, pg_catalog.pg_export_snapshot() as name",
+                    "select pg_catalog.pg_export_snapshot() as name",
                 )
             await exported.close()
         except BaseException:
             await plain.close()
             raise
-        return cls(plain, row["name"], exported.consistent_point, row["now"])
+        return cls(plain, row["name"], exported.consistent_point, exported.source_time)
 
     @property
     def is_alive(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from streamer.progress.store import Store
 from streamer.sync import coordinator
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.snapshot import HeldSnapshot
 from streamer.target import connection as target_module
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
@@ -266,6 +267,27 @@ async def test_history_keeps_its_versions(
         source.execute("update t set v = 'third'")
         await streamer.caught_up()
         assert_same(source, target, "t", current)
+
+
+async def test_a_change_behind_the_snapshot_is_no_older_than_the_versions_that_the_copy_closes(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    take_over = HeldSnapshot.take_over
+
+    async def take_over_late(*arguments: Any) -> HeldSnapshot:
+        source.execute("insert into t values (2, 'behind the snapshot')")
+        return await take_over(*arguments)
+
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        target.execute("insert into t (id, v) values (2, 'never there')")
+        monkeypatch.setattr(HeldSnapshot, "take_over", take_over_late)
+        await resync(streamer)
+        committed = source.value("select pg_xact_commit_timestamp(xmin) from t")
+        closed: Any = target.value("select kvsz_end from t where v = 'never there'")
+        assert closed <= committed
+        assert target.execute("select kvsz_start from t where v <> 'never there'") == [(committed,)]
 
 
 async def test_history_without_a_key(

@@ -451,14 +451,21 @@ end"""
             case TableType.HISTORY:
                 return self._open_version("s.at", first=True, values=self._values(False, ""))
 
+    _LAST_END: ClassVar[str] = f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})"
+    """Where the last closed version of a key ends. A source's clock may have been set back, and a
+    copy closes versions at a time that is near the right one."""
+
+    def _matches_version_key(self) -> str:
+        return self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
+
     def _open_version(self, since: str, *, first: bool, values: list[str]) -> str:
         begin = since
         prelude = ""
         if first and self.plan.version_key:
-            same_key = self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
+            same_key = self._matches_version_key()
             prelude = (
-                f"select case when count(*) = 0 then {HISTORY_BEGIN} else greatest({since}, "
-                f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})) end "
+                f"select case when count(*) = 0 then {HISTORY_BEGIN} else "
+                f"greatest({since}, {self._LAST_END}) end "
                 f"from {self.plan.table} t where {same_key} into streamer_since;\n"
             )
             # Only a key that is checked late may be there twice, and then the target checks it.
@@ -533,9 +540,14 @@ end"""
 
     def _open_next_version(self, partial: bool) -> str:
         table = self.plan.table
-        deleted = "false"
+        deleted, later = "false", ""
         if self.plan.version_key:
             deleted = f"not ({self._same_key()})"
+            # The new key may have versions of its own, and this one must not overlap them.
+            later = (
+                f"\nif {deleted} then select greatest(streamer_since, {self._LAST_END}) "
+                f"from {table} t where {self._matches_version_key()} into streamer_since; end if;"
+            )
         close = (
             f"update {table} t "
             f"set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
@@ -550,7 +562,7 @@ end"""
             f"insert into {table} ({names}) overriding system value "
             f"select {written} from {table} t where {self._AT_FOUND};"
         )
-        return f"{close}\n{reopen}"
+        return f"{close}{later}\n{reopen}"
 
     def _ordered_delete(self) -> str:
         if self.plan.identity is Identity.NONE:
