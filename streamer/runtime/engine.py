@@ -36,8 +36,10 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
 from streamer.runtime.gauges import Facts, families, read_facts
+from streamer.runtime.installation import Installation
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.services import Health, Services
+from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.wait_log import report_waits
@@ -96,6 +98,7 @@ class Engine:
         self._condition = condition
         self._is_partial = is_partial
         self._address = TargetAddress.parse(settings.target.url)
+        self._installation = Installation(settings.spool.path, settings.target.url.reveal())
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lost: MappingTrouble | None = None
         self._stopping = asyncio.Event()
@@ -212,6 +215,7 @@ class Engine:
         while not self._stopping.is_set():
             try:
                 await store.migrate()
+                self._installation.learn(await store.installation())
                 return
             except StreamerError as exc:
                 if exc.retry is not Retry.TIMED:
@@ -395,7 +399,10 @@ class Engine:
         if source.label not in self._guards:
             spool = self._settings.spool
             guard = BacklogGuard(
-                self._guarded(source), spool.path, is_lasting=spool.directory is not None
+                self._guarded(source),
+                spool.path,
+                SlotOwner(self._installation),
+                is_lasting=spool.directory is not None,
             )
             task = self._guarding.create_task(guard.run(), name=f"guard {source.label}")
             self._guards[source.label] = guard, task
@@ -484,11 +491,10 @@ class Engine:
                     "hint": target.hint or "",
                 }
             )
+        for guard, _ in self._guards.values():  # they also run while the target is waited for
+            reasons += guard.troubles()
         for supervisor in self.supervisors:
             health, label = supervisor.health, supervisor.source.label
-            journaling = supervisor.guard.journaling
-            if journaling.is_wanted and journaling.error is not None:
-                reasons.append({"source": label, "state": "journal", "error": journaling.error})
             state, error = supervisor.condition
             if state != "streaming":
                 reasons.append({"source": label, "state": state, "error": error or ""})

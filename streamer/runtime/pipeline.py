@@ -41,7 +41,6 @@ from streamer.runtime.requests import Requests
 from streamer.runtime.services import Health, Services
 from streamer.runtime.shutdown import endless, finishes_before
 from streamer.runtime.slot_check import SlotCheck
-from streamer.runtime.slot_owner import claim_source
 from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.source_survey import look
 from streamer.runtime.status_report import report_status
@@ -218,11 +217,15 @@ class Pipeline:
     ) -> tuple[Lsn, ExportedSnapshot | None]:
         """Tie source and target together; return where to start, and the snapshot of a new slot."""
         store, source = self._services.store, self.source
-        installation = await self._services.store.installation()
-        is_known = self._record.acknowledged_lsn != NOTHING
-        await claim_source(
-            plain, source, self._services, self._guard, installation, is_known=is_known
+        installation = await store.installation()
+        await self._guard.owner.claim(
+            plain,
+            source,
+            installation,
+            is_known=self._record.acknowledged_lsn != NOTHING,
+            is_taken_over=source.label in self._services.take_over,
         )
+        self._services.take_over.discard(source.label)
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
         mappings, relations = await resolve_at(

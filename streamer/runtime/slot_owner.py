@@ -1,30 +1,88 @@
-"""Who owns a source's slot and publications, decided before anything is changed there."""
+"""Who owns a source's slot and publications, decided before anything is changed there.
 
+Two parts of the program use the slot. The pipeline claims it once the target is reached. The
+backlog guard drops it or reads it into a journal, also while the target is away, and needs a proof
+each time: the id of this installation in the publications' comments, or a claim of the pipeline.
+"""
+
+from typing import Final
+
+from streamer.errors import SourceTakenError
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.services import Services
-from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.runtime.installation import Installation
 from streamer.source.connection import Connection
-from streamer.source.ownership import check_owner, read_found
+from streamer.source.ownership import Found, check_owner, read_found, take_over_hint
+
+_UNKNOWN_HINT: Final = (
+    "restore the connection to the target; until then the source keeps the WAL. With "
+    "spool.directory on a file system that survives a restart, streamer keeps its id there"
+)
 
 
-async def claim_source(
-    plain: Connection,
-    source: SourceMapping,
-    services: Services,
-    guard: BacklogGuard,
-    installation: str,
-    *,
-    is_known: bool,
-) -> None:
-    """Refuse slot and publications of another installation, unless they are to be taken over.
+class SlotOwner:
+    """Decides for one source. `claim` is the pipeline's, `prove` the backlog guard's."""
 
-    *is_known*: the target has a position of the slot. The backlog guard leaves a slot alone that is
-    not ours. Raises SourceTakenError.
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._tolerated: tuple[str, ...] | None = None
+        """Installations whose marks stay although the pipeline has claimed the slot; None
+        without a claim."""
+
+    async def claim(
+        self,
+        plain: Connection,
+        source: SourceMapping,
+        installation: str,
+        *,
+        is_known: bool,
+        is_taken_over: bool,
+    ) -> None:
+        """Refuse slot and publications of another installation, unless they are taken over.
+
+        *is_known*: the target has a position of the slot. Raises SourceTakenError.
+        """
+        self._installation.learn(installation)
+        found = await read_found(plain, source)
+        self._tolerated = None
+        if not is_taken_over:
+            check_owner(found, source, installation, is_known=is_known)
+        self._tolerated = found.installations
+
+    async def prove(self, plain: Connection, source: SourceMapping) -> None:
+        """Raise SourceTakenError unless the slot is proven to be ours."""
+        found = await read_found(plain, source)
+        problem = unproven(found, source, self._installation.id, self._tolerated)
+        if problem is not None:
+            is_foreign = self._installation.id is not None and found.installations
+            raise SourceTakenError(
+                f'source "{source.label}": {problem}',
+                hint=take_over_hint(source) if is_foreign else _UNKNOWN_HINT,
+            )
+
+
+def unproven(
+    found: Found, source: SourceMapping, installation: str | None, tolerated: tuple[str, ...] | None
+) -> str | None:
+    """Return why the slot is not proven to be ours; None if it is. Pure.
+
+    *tolerated*: installations whose marks the pipeline found when it claimed the slot.
     """
-    found = await read_found(plain, source)
-    if source.label in services.take_over:
-        services.take_over.discard(source.label)
-    else:
-        guard.is_taken = True
-        check_owner(found, source, installation, is_known=is_known)
-    guard.is_taken = False
+    others = [
+        other for other in found.installations if other not in (installation, *(tolerated or ()))
+    ]
+    if tolerated is None and installation is None:
+        return (
+            f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
+            "target, and spool.directory has no installation id that proves whose slot this is"
+        )
+    if others:
+        return (
+            f'streamer leaves replication slot "{source.slot}" alone: publication '
+            f'"{source.publication}" belongs to installation {others[0]}'
+        )
+    if tolerated is None and installation not in found.installations:
+        return (
+            f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
+            "target, and no publication has a comment that proves whose slot this is"
+        )
+    return None

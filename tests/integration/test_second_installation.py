@@ -1,5 +1,6 @@
 """A second installation with a copied configuration does no harm to the first."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 
 from streamer.commands.check.command import check
 from streamer.commands.check.findings import Severity
+from streamer.commands.embedded import free_port
 from streamer.commands.teardown import teardown
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.runtime.wal_retention import guard
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
+from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,6 +88,62 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             assert other.execute("select id from t") == [(3,)]
         finally:
             await second.stop()
+
+
+LIMIT = "max_retained_wal: 1MB\non_max_retained_wal: "
+
+
+async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy uses the same spool directory; its target does not answer."""
+    monkeypatch.setattr(guard, "MEASURE_SECONDS", 0.2)
+    source.execute("create table t (id int primary key, v text)")
+    slot = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'streamer_shop'"
+
+    async def keeps_away(policy: str, reason: str) -> None:
+        path = tmp_path / f"second-{policy}.yaml"
+        other = Database(target.server, "nowhere")
+        other.port = free_port()
+        write_config(path, source, other, "t: {initial: none}", group=LIMIT + policy)
+        second, before = Streamer(path), source.execute(slot)
+        second.start()
+        try:
+            deadline = asyncio.get_running_loop().time() + SECONDS
+            while not any(reason in each.get("error", "") for each in second.engine.readiness()):
+                assert source.execute(slot) == before
+                assert asyncio.get_running_loop().time() < deadline, second.engine.readiness()
+                await asyncio.sleep(0.1)
+            assert source.execute(slot) == before
+        finally:
+            await second.stop()
+
+    async with stream("t: {initial: none}", group=LIMIT + "spool") as first:
+        await first.caught_up(SECONDS)
+    source.execute("insert into t select g, repeat('x', 1000) from generate_series(1, 3000) g")
+    for policy in ("spool", "drop"):
+        await keeps_away(policy, "no installation id")
+    # The first one proves with its stored id what is its own, and leaves a journal.
+    (stored,) = (tmp_path / "spool").glob("installation-*")
+    assert stored.stat().st_mode & 0o777 == 0o600
+    target_proxy.leave()
+    before = source.execute(slot)
+    async with stream("t: {initial: none}", group=LIMIT + "spool"):
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while source.execute(slot) == before:
+            assert asyncio.get_running_loop().time() < deadline, "the slot is not read"
+            await asyncio.sleep(0.1)
+    source.execute("insert into t select g, repeat('x', 1000) from generate_series(3001, 6000) g")
+    await keeps_away("spool", "no installation id")  # nor does it go on with that journal
+    target_proxy.heal()
+    async with stream("t: {initial: none}", group=LIMIT + "spool") as first:
+        await first.caught_up(SECONDS)
+        assert target.value("select count(*) from t") == 6000
 
 
 async def test_a_slot_that_somebody_has_read_from_is_refused(

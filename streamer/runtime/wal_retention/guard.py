@@ -19,13 +19,14 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import enduring
-from streamer.errors import SourceError, StreamerError
+from streamer.errors import SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping
 from streamer.progress.store import Store
+from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.journaling import Journaling
-from streamer.source.connection import connection
+from streamer.source.connection import Connection, connection
 from streamer.source.retained_wal import Retained, read_retained
 from streamer.source.slot import drop_slot
 
@@ -128,17 +129,20 @@ class Runner(Protocol):
 class BacklogGuard:
     """Guards one source. `run` is its owner's task, also while the target is waited for."""
 
-    def __init__(self, source: SourceMapping, spools: Path, *, is_lasting: bool) -> None:
+    def __init__(
+        self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
+    ) -> None:
         """*is_lasting*: what is in the directory *spools* survives a restart of the machine."""
         self.source = source
-        self.journaling = Journaling(source, spools, is_lasting=is_lasting)
+        self.owner = owner
+        self.journaling = Journaling(source, spools, owner, is_lasting=is_lasting)
         self.runner: Runner | None = None
         self.backlog: Backlog | None = None
         """As measured last; None if there is nothing to guard."""
         self.given_up: str | None = None
         """Why the slot was dropped, while it is gone."""
-        self.is_taken = False
-        """The slot belongs to another installation, or that has not been found out yet."""
+        self.obstacle: str | None = None
+        """Why the guard leaves the slot alone at the limit: it may be another installation's."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True
@@ -151,6 +155,19 @@ class BacklogGuard:
         self.source = source
         self.journaling.change(source)
         self._changed.set()
+
+    def troubles(self) -> list[dict[str, str]]:
+        """Return why the guard does not bound the WAL that the source keeps, for readiness."""
+        journaling = self.journaling
+        found = {
+            "journal": journaling.error if journaling.is_wanted else None,
+            "backlog": self.obstacle,
+        }
+        return [
+            {"source": self.source.label, "state": state, "error": error}
+            for state, error in found.items()
+            if error is not None
+        ]
 
     @property
     def is_throttling(self) -> bool:
@@ -182,7 +199,7 @@ class BacklogGuard:
                 async with connection(self.source) as plain:
                     while self._is_needed and not self._changed.is_set():
                         retained = await read_retained(plain, self.source)
-                        await self._judge(retained)
+                        await self._judge(plain, retained)
                         backoff = Backoff(first=MEASURE_SECONDS)
                         await self._pause(MEASURE_SECONDS)
             except SourceError as exc:
@@ -194,7 +211,7 @@ class BacklogGuard:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def _judge(self, retained: Retained | None) -> None:
+    async def _judge(self, plain: Connection, retained: Retained | None) -> None:
         limit = self.source.max_retained_wal_bytes
         before = self.backlog.state if self.backlog is not None else Level.OK
         size = 0 if retained is None else retained.retained_bytes
@@ -217,20 +234,37 @@ class BacklogGuard:
         if self.journaling.is_wanted or self.journaling.journal is not None:
             await self._see_to_the_end(retained.unconfirmed_bytes)
         elif limit is not None and size >= limit:
-            await self._act(retained, limit)
+            await self._act(plain, retained, limit)
+        else:
+            self.obstacle = None
         self._was_active = retained.is_active
 
     # ---- at the limit --------------------------------------------------------------------------
 
     def _may_take_over(self, retained: Retained) -> bool:
-        if self.is_taken:
-            return False
         if self.runner is not None and self.runner.is_streaming:
             return True
         is_idle = not retained.is_active and not self._was_active
         return is_idle and not (self.runner is not None and self.runner.waits_for_another)
 
-    async def _act(self, retained: Retained, limit: int) -> None:
+    async def _is_ours(self, plain: Connection) -> bool:
+        """Prove that the slot is ours; say once why not."""
+        try:
+            await self.owner.prove(plain, self.source)
+        except SourceTakenError as exc:
+            if self.obstacle != str(exc):
+                self.obstacle = str(exc)
+                log.error(
+                    "the limit of retained WAL is reached, and streamer does nothing about it",
+                    source=self.source.label,
+                    error=self.obstacle,
+                    hint=exc.hint,
+                )
+            return False
+        self.obstacle = None
+        return True
+
+    async def _act(self, plain: Connection, retained: Retained, limit: int) -> None:
         policy = self.source.on_max_retained_wal
         if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
             return
@@ -245,6 +279,8 @@ class BacklogGuard:
                 )
             return
         self._told_open_transaction = False
+        if not await self._is_ours(plain):
+            return
         if policy is OnMaxRetainedWal.DROP:
             await self._give_up(retained, limit)
             return

@@ -31,6 +31,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
+from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.writer import Journaler
 from streamer.source.catalog import SourceServer, check_same_history, read_server
 from streamer.source.connection import Connection, connection
@@ -69,8 +70,11 @@ def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Ls
 class Journaling:
     """The journal of one source, if it has one. `run` belongs to whoever guards the source."""
 
-    def __init__(self, source: SourceMapping, spools: Path, *, is_lasting: bool) -> None:
+    def __init__(
+        self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
+    ) -> None:
         self.source = source
+        self._owner = owner
         self._is_lasting = is_lasting
         self.journal: Journal | None = None
         self.error: str | None = None
@@ -183,6 +187,7 @@ class Journaling:
             server = await read_server(replication)
         async with connection(source) as plain:
             await self._until_free(plain)
+            await self._owner.prove(plain, source)
             start_lsn = await self._check(plain, server)
             if self.journal is not None:
                 await asyncio.to_thread(self.journal.rewind)

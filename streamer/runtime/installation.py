@@ -1,0 +1,77 @@
+"""The id of this installation, also while the target is away.
+
+The target's bookkeeping holds the id. A process that starts while the target is away would not know
+its own id, and could not tell its publications from those of another installation. A copy of the id
+is therefore kept in ``spool.directory``, in a file that is named after the target: another target
+means another installation, also in the same directory.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from streamer.postgres.conninfo import parse_conninfo
+
+log = structlog.get_logger()
+
+_PLACE: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
+_ID_LENGTH_MAX: Final = 200
+
+
+def installation_file(directory: Path, target_url: str) -> Path:
+    """Return the file in *directory* that keeps the id of the installation with this target."""
+    given = parse_conninfo(target_url)
+    place = [given.get(name) or os.environ.get(f"PG{name.upper()}", "") for name in _PLACE]
+    # libpq's variable for the name of the database does not follow from the parameter's name.
+    place.append("" if given.get("dbname") else os.environ.get("PGDATABASE", ""))
+    digest = hashlib.sha256("\0".join(place).encode()).hexdigest()
+    return directory / f"installation-{digest[:16]}"
+
+
+class Installation:
+    """The id of this installation, or None until the target or a stored copy has shown it."""
+
+    def __init__(self, directory: Path, target_url: str) -> None:
+        self._path = installation_file(directory, target_url)
+        self.id = self._read()
+
+    def _read(self) -> str | None:
+        try:
+            text = self._path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return text if 0 < len(text) <= _ID_LENGTH_MAX else None
+
+    def learn(self, installation: str) -> None:
+        """Keep the id that the target's bookkeeping has. A directory that refuses it is logged."""
+        if installation == self.id and self._path.exists():
+            return
+        self.id = installation
+        try:
+            self._write(installation)
+        except OSError as exc:
+            log.warning(
+                "the id of this installation cannot be stored; started while the target is away, "
+                "streamer will not touch a replication slot",
+                file=str(self._path),
+                error=exc.strerror,
+            )
+
+    def _write(self, installation: str) -> None:
+        directory = self._path.parent
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp gives mode 0600. A rename leaves the old file or the new one after a crash.
+        descriptor, name = tempfile.mkstemp(prefix=".installation-", dir=directory)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f"{installation}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self._path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
