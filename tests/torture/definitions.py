@@ -155,7 +155,11 @@ def swap_by_rename(world: World) -> None:
 
 
 def _others_go_on(world: World, source: Source) -> None:
-    """Changes of another table must become visible, whatever has become of this one."""
+    """Changes of another table must become visible, whatever has become of this one.
+
+    With ``consistency: transaction`` a table that an earlier fault has stopped keeps back the others
+    until the operator has it copied.
+    """
     mark = f"mark {len(world.schedule)}"
     source.execute(
         f"insert into quiet values (1, '{mark}') on conflict (id) do update set v = '{mark}'"
@@ -163,6 +167,7 @@ def _others_go_on(world: World, source: Source) -> None:
     seen = f"select 1 from quiet where id = 1 and v = '{mark}'"
 
     def is_seen() -> bool:
+        world.operate()
         try:
             return bool(world.target.execute(seen))
         except psycopg.errors.UndefinedTable:  # still to be copied
