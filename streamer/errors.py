@@ -1,8 +1,12 @@
-"""What can go wrong, and what each failure asks of whoever runs the failing part.
+"""The errors that streamer raises on purpose, with the reaction that each one needs.
 
-An error class says what happened; its ``code`` is its name in status, metrics and the API; its
-``retry`` says whether trying again can help; its ``hint`` says what to do. Where it happened is
-added on the way up with ``add_note``. Messages never hold connection strings or passwords.
+The class names the failure; ``code`` is its name in log, status, metrics and the API. ``retry``
+tells the supervisor whether another attempt can succeed. ``hint`` of an instance names the command
+to run. Callers add the place with ``add_note``. Messages never contain connection strings or
+passwords.
+
+``make reference`` writes code, first sentence of the docstring, ``advice`` and ``runbook`` of each
+class to ``docs/reference/error-codes.md``.
 """
 
 import enum
@@ -11,215 +15,261 @@ from typing import ClassVar
 
 
 class Retry(enum.Enum):
-    """What to do with the part that failed this way."""
+    """The supervisor's reaction to an error."""
 
-    TIMED = "timed"  # transient: again after a back-off
-    MANUAL = "manual"  # somebody must change something first
-    NEVER = "never"  # a defect or something unsupported: trying again cannot help
+    TIMED = "timed"  # transient: retry after a back-off
+    MANUAL = "manual"  # an operator must change something first
+    NEVER = "never"  # a defect or an unsupported feature: a retry cannot help
 
 
 class StreamerError(Exception):
-    """The streamer failed in a way it has no better name for."""
+    """A defect of streamer."""
 
     code: ClassVar[str] = "internal"
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 4
+    advice: ClassVar[str] = "Report it, with the output of `--log-level debug`."
+    """The operator's next step, for the reference."""
+    runbook: ClassVar[str | None] = None
+    """The page of ``docs/runbooks/`` about this error, without ``.md``."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.change_number: int | None = None
-        """Which of the changes that were written together is at fault, where that is known."""
+        """Number of the change at fault among those written together, if known."""
         self.share_number: int | None = None
-        """The same, in source transactions."""
+        """Number of the source transaction at fault, likewise."""
         self.key: str | None = None
-        """The row at fault, as ``Key (id)=(5)``, where the change tells it."""
+        """Key of the row at fault, as ``Key (id)=(5)``, if the change has it."""
         self.staged_column: int | None = None
-        """The number of the staged value at fault, where a COPY tells it."""
+        """Number of the staged value at fault, if COPY reports it."""
         self.column: str | None = None
-        """The target's column at fault, where the server names it."""
+        """Target column at fault, if the server names it."""
         self.constraint: str | None = None
-        """The constraint that is violated, likewise."""
+        """Violated constraint, likewise."""
         self.subject: object = None
-        """The relation it is about, where that is known."""
+        """The relation concerned, if known."""
         self.lsn: str | None = None
-        """The commit of the source transaction it is about, likewise."""
+        """Commit LSN of the source transaction concerned, likewise."""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class DefectError(StreamerError):
-    """A defect of this program, met in the work for one table or source.
+    """A defect of streamer in the work for one table or source.
 
-    It stops these; the log has the traceback.
+    It stops that table or source; the log has the traceback.
     """
 
     retry = Retry.MANUAL
 
 
 class ConfigurationError(StreamerError):
-    """What the configuration asks for cannot be done."""
+    """The configuration asks for something impossible."""
 
     code = "configuration"
     exit_code = 2
+    advice = "Change the setting that the message names."
 
 
 class SettingsError(ConfigurationError):
-    """A setting is missing, unknown or of a wrong type."""
+    """A setting is missing, unknown or has a wrong type, or an address cannot be used."""
 
     code = "settings"
+    advice = "The message has file, line and key."
 
 
 class MappingError(ConfigurationError):
-    """A rule names no relation, or two rules claim one."""
+    """A rule matches no table, two rules claim one table, or two sources would write the same
+    rows.
+    """
 
     code = "mapping"
     retry = Retry.MANUAL
+    advice = "Correct `tables`, `sid` or `target`."
 
 
 class SourceError(StreamerError):
-    """The publishing side failed in a way that we have no better name for.
+    """The source failed with an error that streamer does not classify.
 
-    Some of that passes: decoding an in-progress transaction that is rolled back meanwhile can fail
-    with "could not map filenumber".
+    Some of these errors are transient. For example, decoding an in-progress transaction that rolls
+    back meanwhile can fail with "could not map filenumber".
     """
 
     code = "source"
     retry = Retry.MANUAL
+    advice = "Read the message; the server's log has more."
 
 
 class SourceConfigurationError(SourceError):
-    """The configuration of this source lacks a variable or a password; others are not concerned."""
+    """An environment variable or a stored password of this source is missing; other sources run."""
 
     code = "source_configuration"
     exit_code = 2
+    advice = "Set the variable that the message names, then send SIGHUP or restart `run`."
 
 
 class SourceConnectionError(SourceError):
-    """The source cannot be reached, or the connection to it was lost."""
+    """The source is unreachable, or the connection to it was lost."""
 
     code = "source_down"
     retry = Retry.TIMED
     exit_code = 3
+    advice = "Check that the server runs and accepts connections."
 
 
 class SourceRejectedError(SourceError):
-    """The source refuses us: authentication, pg_hba.conf, or a missing privilege."""
+    """The source rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "source_auth"
     retry = Retry.MANUAL
     exit_code = 3
+    advice = "Correct the password or `pg_hba.conf`, or run the SQL in the message."
 
 
 class SourceContentionError(SourceError):
-    """A session at the source holds a lock that we need: SQLSTATE 55P03."""
+    """A session at the source has held a lock for more than ten seconds."""
 
     code = "source_busy"
     retry = Retry.TIMED
+    advice = "`streamer status` names the session's pid, role and age of its query."
 
 
 class SourceUnreadyError(SourceError):
-    """The source is not set up for logical replication."""
+    """The source is not set up for logical replication, or has no free slots."""
 
     code = "source_settings"
     retry = Retry.MANUAL
+    advice = "Change the setting in the message; `wal_level` needs a restart of the server."
 
 
 class SourceLimitError(SourceError):
-    """The source cannot send a row: as a message it would be larger than PostgreSQL allows."""
+    """A row exceeds the 1 GB that PostgreSQL allows for one replication message."""
 
     code = "source_limit"
     retry = Retry.MANUAL
+    advice = "See [large values](limits.md#large-values)."
 
 
 class SlotInUseError(SourceError):
-    """Another process streams from our slot."""
+    """Another process streams from the slot."""
 
     code = "slot_in_use"
     retry = Retry.TIMED
+    advice = "Stop the other process."
 
 
 class SlotWaitError(SourceError):
-    """A transaction at the source would not end, and a slot cannot be made before."""
+    """A transaction at the source has been open for a quarter of an hour, and PostgreSQL creates a
+    slot only after it ends.
+    """
 
     code = "slot_wait"
     retry = Retry.MANUAL
+    advice = "End the transaction; the message names its pid. Then run `streamer resume`."
 
 
 class SlotMissingError(SourceError):
-    """The replication slot is gone, so changes may have been missed."""
+    """The replication slot is missing, so changes may be lost."""
 
     code = "slot_missing"
     retry = Retry.MANUAL
+    advice = "Resync the tables that the message names."
+    runbook = "slot-lost"
 
 
 class SlotInvalidatedError(SourceError):
-    """The replication slot was invalidated: WAL that we still need is gone."""
+    """The source invalidated the replication slot, because it removed WAL that streamer still
+    needs.
+    """
 
     code = "slot_invalidated"
     retry = Retry.MANUAL
+    advice = "Resync the tables that the message names."
+    runbook = "slot-lost"
 
 
 class SourceDivergedError(SourceError):
-    """Source, slot and target do not belong to the same history; going on would leave a hole."""
+    """Source, slot and target do not share one history; streaming would lose changes."""
 
     code = "diverged"
     retry = Retry.MANUAL
+    advice = "Resync the tables that the message names."
+    runbook = "restored"
 
 
 class SourceTakenError(SourceError):
-    """The slot or a publication under our names belongs to another installation."""
+    """The slot or a publication with this source's names belongs to another installation, or
+    another program has read from the slot.
+    """
 
     code = "source_taken"
     retry = Retry.MANUAL
+    advice = "Give `database` another name, or run `streamer run --take-over`."
 
 
 class ProtocolError(StreamerError):
     """A replication message is truncated, unknown or out of order."""
 
     code = "protocol"
+    advice = "Report it as a defect, with the message."
 
 
 class IdentityError(ProtocolError):
-    """A change does not say which row it is about in the way its table's definition promises."""
+    """A change does not identify its row in the way that the table's replica identity promises."""
 
     code = "identity"
     retry = Retry.MANUAL
+    advice = (
+        "Give the partition the replica identity of its root table at the source, then run "
+        "`streamer resync`."
+    )
 
 
 class TransportError(StreamerError):
-    """What came in binary cannot be applied as it came; the source has to send it as text."""
+    """A value that arrived in binary format does not fit the target column."""
 
     code = "transport"
     retry = Retry.TIMED
+    advice = "None: the source restarts in text format, and the log names the column."
 
 
 class TargetError(StreamerError):
-    """The target failed in a way that we have no better name for. Some of that passes: "tuple
-    concurrently updated".
+    """The target failed with an error that streamer does not classify, or its bookkeeping is newer
+    than this program.
     """
 
     code = "target"
     retry = Retry.MANUAL
+    advice = "Read the message; upgrade streamer if the bookkeeping is newer."
 
 
 class TargetConnectionError(TargetError):
-    """The target cannot be reached, or the connection was lost."""
+    """The target is unreachable, or the connection to it was lost."""
 
     code = "target_down"
     retry = Retry.TIMED
     exit_code = 3
+    advice = "Check that the server runs and accepts connections."
+    runbook = "target-away"
 
 
 class TargetMovedError(TargetConnectionError):
-    """A connection reached another server than the one on which the source's lock is held.
+    """A connection reached another server than the one that holds the source's lock, as during a
+    failover of the target.
 
-    ``claims``: the claims that could not be proven there, where that is known.
+    ``claims``: the claims that could not be proven there, if known.
     """
 
     code = "target_moved"
+    advice = (
+        "None: the source restarts. If the error stays, the url reaches several primaries: "
+        "stop the old one."
+    )
+    runbook = "failover"
 
     def __init__(self, message: str, *, claims: Collection[object] = ()) -> None:
         super().__init__(message)
@@ -227,37 +277,45 @@ class TargetMovedError(TargetConnectionError):
 
 
 class TargetRejectedError(TargetError):
-    """The target refuses us: authentication, pg_hba.conf, or a missing privilege."""
+    """The target rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "target_auth"
     retry = Retry.MANUAL
     exit_code = 3
+    advice = (
+        "Correct the password or `pg_hba.conf`, grant the privilege, or make the role the owner."
+    )
 
 
 class TargetContentionError(TargetError):
-    """The target is busy, locked or short of resources: SQLSTATE 40001, 40P01, 55P03, 53…"""
+    """The target is short of a resource: a lock, a deadlock, disk space or connections."""
 
     code = "target_busy"
     retry = Retry.TIMED
+    advice = "If the error stays, find the session that holds the lock, or make room."
 
 
 class TargetReadOnlyError(TargetError):
-    """The target answers but accepts no writes, because it is a standby."""
+    """The target is a standby and accepts no writes."""
 
     code = "target_read_only"
     retry = Retry.TIMED
     exit_code = 3
+    advice = "Promote it, or point `target.url` at the primary."
+    runbook = "failover"
 
 
 class TargetFencedError(TargetError):
-    """The progress stored in the target is not the one this process stored: it lost the source's
-    lock to another process, or the target lost commits.
+    """The target's stored progress differs from the progress that this process stored.
 
-    ``relations``: the relations it is about, where that is known.
+    Another process took over the source's lock, or the target was restored or lost commits.
+    ``relations``: the relations concerned, if known.
     """
 
     code = "fenced"
     retry = Retry.TIMED
+    advice = "None: the source restarts; the next attempt names the tables to resync, if any."
+    runbook = "restored"
 
     def __init__(
         self, message: str, *, hint: str | None = None, relations: Collection[object] = ()
@@ -267,25 +325,31 @@ class TargetFencedError(TargetError):
 
 
 class TargetSchemaError(TargetError):
-    """A target relation or column is missing, or its type differs."""
+    """A target table or column is missing, or its type does not fit."""
 
     code = "target_schema"
     retry = Retry.MANUAL
+    advice = "Run the ALTER TABLE in the message, then `streamer resume`."
+    runbook = "table-in-error"
 
 
 class ValueConversionError(TargetError):
-    """A value that the target's type cannot hold."""
+    """The target's type cannot hold a value, text is not valid UTF-8, or a row is too large for
+    COPY.
+    """
 
     code = "value"
     retry = Retry.MANUAL
+    advice = "Change the target's column; see [large values](limits.md#large-values)."
+    runbook = "invalid-utf8"
 
 
 class TextEncodingError(ValueConversionError):
-    """Text that is not valid UTF-8. A source whose encoding is SQL_ASCII may hold it."""
+    """Text is not valid UTF-8; a source with the encoding SQL_ASCII can contain such text."""
 
 
 class RowTooLargeError(ValueConversionError):
-    """A row takes more memory at the target than PostgreSQL allows; see ``change_number``."""
+    """A row needs more memory at the target than PostgreSQL allows; see ``change_number``."""
 
     def __init__(self, change_number: int, size: int) -> None:
         super().__init__(
@@ -297,13 +361,16 @@ class RowTooLargeError(ValueConversionError):
 
 
 class ConflictError(TargetError):
-    """The target refuses a row: a constraint is violated, or the row to change is not there.
+    """A constraint of the target rejects a row, or a row to change is missing and cannot be
+    created.
 
-    ``kind`` is PostgreSQL's word where it has one (conflict.c): insert_exists, update_missing, ….
+    ``kind`` is PostgreSQL's term where it has one (conflict.c): insert_exists, update_missing, ….
     """
 
     code = "conflict"
     retry = Retry.MANUAL
+    advice = "Correct the row or the constraint at the target, then run `streamer resume`."
+    runbook = "table-in-error"
 
     def __init__(self, message: str, *, kind: str = "constraint", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -311,120 +378,141 @@ class ConflictError(TargetError):
 
 
 class SyncError(StreamerError):
-    """Copying a table failed."""
+    """A table cannot be copied."""
 
     code = "sync"
     retry = Retry.MANUAL
+    advice = "Follow the message, then run `streamer resume`."
+    runbook = "table-in-error"
 
 
 class SnapshotExpiredError(SyncError):
-    """The exported snapshot is gone; the copy must begin again with a new one."""
+    """The snapshot of a copy is gone."""
 
     code = "snapshot"
     retry = Retry.TIMED
+    advice = "None: the copy starts again."
 
 
 class SyncAgainError(SyncError):
-    """A table was altered, rewritten or locked meanwhile; its copy begins again."""
+    """A table was altered, rewritten or locked during its copy."""
 
     code = "sync_again"
     retry = Retry.TIMED
+    advice = "None: the copy of that table starts again."
 
 
 class SparkJobError(SyncError):
-    """The Spark job ended without finishing its work."""
+    """The Spark process ended, or its job failed."""
 
     code = "spark"
     retry = Retry.TIMED
+    advice = "If the error stays, check Java, memory and `sync.spark_master`."
 
 
 class SpoolError(StreamerError):
-    """Held changes cannot be kept on disk."""
+    """streamer cannot write held changes to disk."""
 
     code = "spool"
     retry = Retry.TIMED
+    advice = "Make room, or set `spool.directory`."
 
 
 class JournalError(StreamerError):
-    """The journal of a source is damaged, or belongs to another one."""
+    """The journal of a source is damaged, or belongs to another source."""
 
     code = "journal"
     retry = Retry.MANUAL
+    advice = "Resync the tables that the message names."
+    runbook = "target-away"
 
 
 class StoreError(ConfigurationError):
-    """The mapping database cannot be used, or one of its passwords cannot be read."""
+    """The mapping database is unusable, newer than this program, or its passwords cannot be
+    decrypted.
+    """
 
     code = "store"
+    advice = "The message has the file and the next step."
+    runbook = "mapping-lost"
 
 
 class AdminError(StreamerError):
-    """The API refuses what it was asked for. ``status`` is that of the HTTP answer."""
+    """The API rejects the request. ``status`` is the HTTP status of the answer."""
 
     code = "admin"
     retry = Retry.MANUAL
     exit_code = 1
     status: ClassVar[int] = 400
+    advice = "Read the message."
 
 
 class InvalidError(AdminError):
-    """A field is missing, unknown or of a wrong value."""
+    """A field is missing, unknown or has a wrong value."""
 
     code = "invalid"
     exit_code = 2
     status = 422
+    advice = "The message names the field."
 
 
 class AdminConnectionError(AdminError):
-    """The process that was to be asked does not answer."""
+    """The process that the command asks does not answer."""
 
     code = "admin_down"
     exit_code = 3
     status = 503
+    advice = "Check that `streamer run` works, and its address."
 
 
 class UnauthenticatedError(AdminError):
-    """Nobody is logged in, or the token or password is wrong."""
+    """The request has no login, or the token or password is wrong."""
 
     code = "unauthenticated"
     exit_code = 3
     status = 401
+    advice = "Set STREAMER_ADMIN__TOKEN, or log in."
 
 
 class ForbiddenError(AdminError):
-    """Whoever asks may not do that, or the request comes from another site."""
+    """The role of the user allows no changes, or the request comes from another site."""
 
     code = "forbidden"
     exit_code = 3
     status = 403
+    advice = "Use `admin.token` or a user with the role `admin`."
 
 
 class NotFoundError(AdminError):
-    """There is nothing of that name or number."""
+    """No object has that name or number."""
 
     code = "not_found"
     status = 404
+    advice = "List the objects first."
 
 
 class TakenError(AdminError):
-    """Something of that name is there already."""
+    """An object with that name exists already."""
 
     code = "taken"
     status = 409
+    advice = "Choose another name, or change the existing object."
 
 
 class ReadOnlyError(AdminError):
-    """The mapping is in a file, and is changed there."""
+    """The mapping is in a file, so the API cannot change it."""
 
     code = "read_only"
     status = 409
+    advice = "Edit the file and send SIGHUP."
 
 
 class UnreadyError(AdminError):
-    """What is asked for cannot be done as things are."""
+    """The request cannot be served in the present state."""
 
     code = "unready"
     status = 409
+    advice = "The message names the reason."
 
 
 class ThrottledError(AdminError):
@@ -432,6 +520,7 @@ class ThrottledError(AdminError):
 
     code = "throttled"
     status = 429
+    advice = "Wait for the time in the answer."
 
     def __init__(self, message: str, *, seconds: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

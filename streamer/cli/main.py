@@ -1,4 +1,4 @@
-"""The command line itself, and the commands about what runs."""
+"""The command line, and the commands about the stream, its tables and incidents."""
 
 import json
 import signal
@@ -10,11 +10,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from streamer import __version__
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import users as user_commands
-from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, UrlOption
+from streamer.cli.options import (
+    ACCESS,
+    INCIDENTS,
+    MAPPING,
+    PANELS,
+    STREAM,
+    TABLES,
+    DatabaseOption,
+    JsonOption,
+    SidOption,
+    TableArgument,
+    UrlOption,
+    example,
+)
 from streamer.cli.terminal import (
     GLOBALS,
     fail,
@@ -38,9 +52,35 @@ from streamer.mapping.resync import Mode, Resync
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
+
+def _join_lines(command: Any) -> None:
+    """Give each paragraph of a command's help, and of its subcommands, the terminal's width."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(lines.split()) for lines in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _join_lines(inner)
+
+
+class _ByPanel(TyperGroup):
+    """Lists commands in the order of their panels, so that the help shows panels in that order."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        _join_lines(self)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        def place(name: str) -> int:
+            panel = getattr(self.commands[name], "rich_help_panel", None)
+            return PANELS.index(panel) if panel in PANELS else len(PANELS)
+
+        return sorted(super().list_commands(ctx), key=place)
+
+
 app = typer.Typer(
     name="streamer",
-    help="Stream many PostgreSQL databases into one.",
+    cls=_ByPanel,
+    help="Replicate many PostgreSQL databases into one.",
+    epilog="`streamer COMMAND --help` explains a command and shows an example.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -55,20 +95,24 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def options(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")] = Path(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration file.")] = Path(
         "config.yaml"
     ),
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least severe level to log."),
     ] = "info",
     log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Lines for people or for machines.")
+        Literal["text", "json"], typer.Option(help="Format of log lines.")
     ] = "text",
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Stream many PostgreSQL databases into one."""
+    """Replicate many PostgreSQL databases into one."""
     del version
     GLOBALS.config = config
     GLOBALS.log_level = log_level
@@ -76,28 +120,41 @@ def options(
     logs.configure(log_level, log_format)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAM, epilog=example("streamer run --only shop:eu"))
 def run(
     stop_at_lsn: Annotated[
-        str | None, typer.Option(help="Apply everything up to this LSN, then exit.", metavar="LSN")
+        str | None,
+        typer.Option(
+            help="Apply everything up to this LSN of one source, then exit.", metavar="LSN"
+        ),
     ] = None,
     stop_when_caught_up: Annotated[
-        bool, typer.Option(help="Apply everything committed until now, then exit.")
+        bool,
+        typer.Option("--stop-when-caught-up", help="Apply everything committed so far, then exit."),
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run these sources only.", metavar="DATABASE[:SID]"),
+        typer.Option(help="Run only this source; repeatable.", metavar="DATABASE[:SID]"),
     ] = None,
     take_over: Annotated[
         list[str] | None,
         typer.Option(
-            help="Use slot and publications of these sources although another installation may.",
+            help="Use the slot and publications of this source even if another installation owns "
+            "them; repeatable.",
             metavar="DATABASE[:SID]",
         ),
     ] = None,
 ) -> None:
-    """Copy and stream, until told to stop."""
-    # Until the handlers are there a reload is not needed: the configuration is still to be read.
+    """Copy the tables and stream their changes until a signal arrives.
+
+    On SIGTERM or SIGINT, streamer reads nothing more, commits the changes it has, reports them to
+    the sources and exits within 10 seconds. A second signal ends it at once.
+
+    On SIGHUP, streamer reads the configuration again and applies changes of `sources`; tables and
+    sources that stay the same continue. It rejects a faulty file as a whole. Changes of other
+    settings need a restart.
+    """
+    # Ignored until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from streamer.cli import run as run_command
     from streamer.runtime.engine import StopCondition
@@ -117,9 +174,12 @@ def run(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=STREAM, epilog=example("streamer -c config.yaml check"))
 def check(as_json: JsonOption = False) -> None:
-    """Look for everything that would stop `run`; change nothing."""
+    """Report everything that would stop `run`, with the SQL that fixes it.
+
+    The command changes nothing. Its exit code is 1 if it found an error.
+    """
     from streamer.commands.check import command as check_command
 
     settings, mapping = load()
@@ -135,20 +195,22 @@ def check(as_json: JsonOption = False) -> None:
         typer.echo(report.summary)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAM, epilog=example("streamer status --watch --interval 5"))
 def status(
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two looks of --watch.", min=0.2)
+        float, typer.Option(help="Seconds between refreshes with --watch.", min=0.2)
     ] = 2.0,
     wide: Annotated[
-        bool, typer.Option("--wide", help="All columns, however narrow the terminal is.")
+        bool, typer.Option("--wide", help="Print all columns, even in a narrow terminal.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is where, from the databases alone."""
+    """Show the state of every source and table, read from the databases.
+
+    It works whether or not `run` is running. On a terminal, --watch shows pages: space and b turn
+    them. With --json, each refresh is one line.
+    """
     settings, mapping, state = load_to_show()
     address = TargetAddress.parse(settings.target.url)
     read = partial(status_command.read_report, address, mapping, state)
@@ -164,15 +226,19 @@ def status(
         fail(report.failure, report.exit_code)
 
 
-@app.command()
+@app.command(rich_help_panel=INCIDENTS, epilog=example("streamer doctor --bundle report.zip"))
 def doctor(
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Also write all about it, without secrets, to this new file (zip)."),
+        typer.Option(help="Also write a zip file for a bug report, without secrets."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong, and what to do."""
+    """Diagnose problems, and name the next step for each.
+
+    The diagnosis uses the facts of `check` and `status`. The exit code is 1 if there is a problem.
+    Server messages in a bundle can contain values of rows: review it before you share it.
+    """
     from streamer.commands.doctor import bundle as bundle_command
     from streamer.commands.doctor import diagnosis as doctor_command
 
@@ -188,21 +254,27 @@ def doctor(
         for line in doctor_command.sentences(diagnosis):
             typer.echo(line)
         if bundle is not None:
-            typer.echo(f"written: {bundle}; look at it before you pass it on")
+            typer.echo(f"wrote {bundle}; review it before you share it")
     if not diagnosis.is_well:
         raise typer.Exit(1)
 
 
-@app.command("events")
+@app.command("events", rich_help_panel=INCIDENTS, epilog=example("streamer events --follow --json"))
 def show_events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new events until Ctrl-C.")
+    ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also lag and rates, which change every second.")
+        bool, typer.Option("--all", help="Include lag and rates, which change every second.")
     ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of everything; with --follow, what happens from then on."""
+    """Print the state of every source and table; with --follow, also new events.
+
+    The events come from the running process: that of this configuration, or the one at --url, with
+    the token in STREAMER_ADMIN__TOKEN. If none runs, the command reads the bookkeeping tables.
+    """
     from streamer.admin import tail
     from streamer.commands.screen import until_interrupted
 
@@ -221,18 +293,24 @@ def show_events(
     run_to_end(until_interrupted(show()))
 
 
-@app.command()
+@app.command(rich_help_panel=STREAM, epilog=example("streamer wait orders --timeout 300"))
 def wait(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="Wait for these tables only; names or patterns.", metavar="[TABLE…]"),
+        typer.Argument(help="Wait for these tables only: names or patterns.", metavar="TABLE"),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Give up after so many seconds.", min=0)] = 60,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until the command gives up with exit code 1.", min=0)
+    ] = 60,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until everything committed until now is visible and every table is ready."""
+    """Wait until everything committed so far is visible and every table is ready.
+
+    The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
+    not answer counts as behind; the message names it.
+    """
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
     scope = wait_command.Scope(tuple(tables or ()), database, sid)
@@ -262,74 +340,89 @@ def _request(
         print_json({"action": action, "tables": names})
     else:
         for name in names:
-            typer.echo(f"{action} asked for: {name}")
+            typer.echo(f"{action} requested: {name}")
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TABLES,
+    epilog=example("streamer resync orders --database shop --sid eu --mode diff"),
+)
 def resync(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
     mode: Annotated[
-        Mode, typer.Option(help="Write all rows anew, or only those that differ.")
+        Mode, typer.Option(help="reload rewrites all rows, diff only those that differ.")
     ] = Mode.RELOAD,
     force: Annotated[
-        bool, typer.Option("--force", help="Leave out columns that the target lacks.")
+        bool, typer.Option("--force", help="Copy without the columns that the target lacks.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a table again while the others keep streaming."""
+    """Copy a table again while other tables keep streaming.
+
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    Readers of the target see the old rows until the new ones replace them in one transaction.
+    """
     options = Resync(mode, force).to_json()
     _request("resync", table, database, sid, as_json, options)
 
 
-@app.command()
+@app.command(rich_help_panel=TABLES, epilog=example("streamer pause orders"))
 def pause(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold a table's changes until it is resumed."""
+    """Hold a table's changes until `resume`. The source retains their WAL.
+
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    """
     _request("pause", table, database, sid, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=TABLES, epilog=example("streamer resume '*.*' --database shop"))
 def resume(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a table that is paused or in error."""
+    """Continue a table that is paused or in error.
+
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    """
     _request("resume", table, database, sid, as_json)
 
 
 quarantine = typer.Typer(
     name="quarantine",
-    help="Changes that the target refused, where `on_error: quarantine` is set.",
+    help="List, retry or drop changes that the target rejected (`on_error: quarantine`).",
     no_args_is_help=True,
 )
-app.add_typer(quarantine)
+app.add_typer(quarantine, rich_help_panel=INCIDENTS)
 
 IdOption = Annotated[
-    list[int] | None, typer.Option("--id", help="Only this change; can be repeated.", metavar="N")
+    list[int] | None, typer.Option("--id", help="Only this change; repeatable.", metavar="N")
 ]
 OptionalTable = Annotated[
     str | None,
-    typer.Argument(help="The source's table, or a pattern such as '*.*'.", metavar="[TABLE]"),
+    typer.Argument(help="Table of the source, or a pattern such as '*.*'.", metavar="TABLE"),
 ]
 
 
-@quarantine.command("list")
+@quarantine.command("list", epilog=example("streamer quarantine list --table orders"))
 def list_quarantine(
-    table: Annotated[str | None, typer.Option(help="Only of this table, or pattern.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Only tables with this name, or that match this pattern.")
+    ] = None,
     database: DatabaseOption = None,
     sid: SidOption = None,
-    limit: Annotated[int, typer.Option(help="At most so many, the oldest first.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Maximum number of changes.", min=1)] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in quarantine, oldest first."""
+    """List quarantined changes, oldest first."""
     settings, _ = load()
     choice = quarantine_command.Choice(table, database, sid)
     address = TargetAddress.parse(settings.target.url)
@@ -339,7 +432,7 @@ def list_quarantine(
     elif rows:
         quarantine_command.render_rows(rows, Console())
     else:
-        typer.echo("nothing is in quarantine")
+        typer.echo("no changes are in quarantine")
 
 
 def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: bool) -> None:
@@ -349,12 +442,12 @@ def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: boo
     if as_json:
         print_json({"action": action, "tables": [{"table": t, "rows": n} for t, n in asked]})
     elif not asked:
-        typer.echo("nothing is in quarantine")
+        typer.echo("no changes are in quarantine")
     for name, count in [] if as_json else asked:
-        typer.echo(f"{action} asked for: {name}, {count} changes")
+        typer.echo(f"{action} requested: {name}, {count} changes")
 
 
-@quarantine.command("retry")
+@quarantine.command("retry", epilog=example("streamer quarantine retry orders"))
 def retry_quarantine(
     table: OptionalTable = None,
     number: IdOption = None,
@@ -362,42 +455,51 @@ def retry_quarantine(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply changes again, with all others of the same rows; what is refused again stays."""
+    """Apply changes again, in source order, with all others of the same rows.
+
+    Changes that the target rejects again stay in quarantine.
+    """
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
     _ask_quarantine("retry", choice, as_json)
 
 
-@quarantine.command("drop")
+@quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
 def drop_quarantine(
     table: OptionalTable = None,
     number: IdOption = None,
     database: DatabaseOption = None,
     sid: SidOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give changes up; later ones of the same rows are applied again."""
+    """Delete changes from quarantine. The target never receives them.
+
+    Later changes of the same rows are applied again.
+    """
     if table is None and not number:
-        fail("say of which TABLE, or which changes with --id", 2)
+        fail("give a TABLE, or changes with --id", 2)
     if not yes:
-        fail("what is dropped is lost to the target; say --yes to do it", 2)
+        fail("the target never receives dropped changes; add --yes to confirm", 2)
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
     _ask_quarantine("drop", choice, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=TABLES, epilog=example("streamer indexes --missing-fk --apply"))
 def indexes(
     missing_fk: Annotated[
-        bool, typer.Option("--missing-fk", help="Those that foreign keys lack at the target.")
+        bool, typer.Option("--missing-fk", help="Indexes under foreign keys of the target.")
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Build them where tables are in step.")
+        bool, typer.Option("--apply", help="Build them, on tables that are ready.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show indexes that the target should have; with --apply, build them."""
+    """List indexes that the target lacks; with --apply, build them.
+
+    The exit code is 1 if indexes are missing at the end.
+    """
     if not missing_fk:
-        fail("say which indexes: --missing-fk", 2)
+        fail("choose the indexes to list: --missing-fk", 2)
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
     found = run_to_end(
@@ -416,14 +518,21 @@ def indexes(
         typer.echo("no index is missing under a foreign key")
 
 
-@app.command()
+@app.command(
+    rich_help_panel=STREAM,
+    epilog=example("streamer teardown --database shop --sid eu --yes"),
+)
 def teardown(
     database: DatabaseOption = None,
     sid: SidOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop slots, publications and bookkeeping; rows in the target stay."""
+    """Drop slots, publications and bookkeeping. Rows in the target stay.
+
+    Statements that the role may not execute, or that an unreachable source needs, are printed as
+    SQL; the exit code is then 3. Other programs' objects in the schema `streamer` stay.
+    """
     settings, mapping = load()
     try:
         sources = teardown_command.choose(mapping, database, sid)
@@ -431,7 +540,7 @@ def teardown(
         fail(str(exc), exc.exit_code)
     if not yes:
         names = ", ".join(source.label for source in sources)
-        fail(f"this drops the replication slots of {names}; say --yes to do it", 2)
+        fail(f"this drops the replication slots of {names}; add --yes to confirm", 2)
     address = TargetAddress.parse(settings.target.url)
     actor = requests_command.command_actor()
     has_database = settings.mapping_database is not None
@@ -454,13 +563,20 @@ def teardown(
         raise typer.Exit(3)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAM, epilog=example("streamer demo --seconds 60 --keep"))
 def demo(
-    seconds: Annotated[float, typer.Option(help="How long the shops are busy.", min=0)] = 20,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Duration of the workload, in seconds.", min=0)
+    ] = 20,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave servers and streamer running at the end.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show it all on this machine: servers, copy, stream and a comparison."""
+    """Demonstrate streamer on this machine: three servers, copy, stream and comparison.
+
+    The exit code is 0 only if sources and target are equal at the end.
+    """
     from streamer.commands.demo import show as demo_command
 
     code = run_to_end(demo_command.demo(seconds, keep=keep, as_json=as_json))
@@ -469,16 +585,16 @@ def demo(
 
 
 app.add_typer(mapping_commands.app)
-app.add_typer(mapping_commands.sources, name="sources")
-app.add_typer(mapping_commands.tables, name="tables")
-app.add_typer(mapping_commands.admin, name="admin")
-app.add_typer(user_commands.users, name="users")
+app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
+app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)
+app.add_typer(user_commands.users, name="users", rich_help_panel=ACCESS)
+app.add_typer(mapping_commands.admin, name="admin", rich_help_panel=ACCESS)
 
 _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 
 
 def _globals_first(arguments: list[str]) -> list[str]:
-    """Move options that stand before a command to there, wherever they were written."""
+    """Move global options before the command, wherever the operator wrote them."""
     first: list[str] = []
     rest: list[str] = []
     items = iter(arguments)

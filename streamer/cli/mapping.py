@@ -1,4 +1,4 @@
-"""The commands about the mapping: that of a process, or that in the file."""
+"""Commands about the mapping: of the process that runs, or of the file."""
 
 import asyncio
 import sys
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from streamer.cli.options import DatabaseOption, JsonOption, TableArgument, UrlOption
+from streamer.cli.options import (
+    MAPPING,
+    DatabaseOption,
+    JsonOption,
+    TableArgument,
+    UrlOption,
+    example,
+)
 from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
 from streamer.config import static
 from streamer.config.yaml_file import read_text
@@ -22,13 +29,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer()
-sources = typer.Typer(help="Source databases of the mapping.", no_args_is_help=True)
-tables = typer.Typer(help="Tables of the mapping.", no_args_is_help=True)
-admin = typer.Typer(help="Credentials and keys of the admin.", no_args_is_help=True)
+sources = typer.Typer(help="List and edit the source databases of the draft.", no_args_is_help=True)
+tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_help=True)
+admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)
 
 
 def _ask(url: str | None, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
-    """Do *work* with the mapping: that of a process, or that in the file."""
+    """Run *work* on the mapping of the running process, or of the file if none runs."""
     from streamer.admin.client import open_client
 
     async def ask() -> T:
@@ -59,7 +66,7 @@ def _print_rows(
 
 
 def _from_stdin(text: str | None, what: str) -> str | None:
-    """Return *text*; for ``-`` a line of stdin, asked for where that is a terminal."""
+    """Return *text*; for ``-`` a line of stdin, with a prompt on a terminal."""
     if text != "-":
         return text
     if sys.stdin.isatty():
@@ -70,7 +77,9 @@ def _from_stdin(text: str | None, what: str) -> str | None:
 
 def _check_password(password: str | None) -> None:
     if password is not None and password != "-" and not password.startswith("${"):
-        fail("--password: everybody on this machine could read it; give ${NAME}, or - for stdin", 2)
+        fail(
+            "--password: other users of this machine could read it; pass ${NAME}, or - for stdin", 2
+        )
 
 
 def _said(what: str, *, as_json: bool, row: Any = None) -> None:
@@ -80,7 +89,7 @@ def _said(what: str, *, as_json: bool, row: Any = None) -> None:
         typer.echo(f"{what}; `streamer apply` applies the draft")
 
 
-@sources.command("list")
+@sources.command("list", epilog=example("streamer sources list"))
 def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the source databases of the draft."""
     rows = _ask(url, lambda client: client.rows("url", {}))
@@ -88,26 +97,32 @@ def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
         rows,
         ["id", "database", "sid", "url"],
         as_json=as_json,
-        if_empty="no source databases; add one: streamer sources add DATABASE URL, or all of a "
-        "configuration file: streamer import FILE",
+        if_empty="no source databases; add one with streamer sources add DATABASE URL, or import a "
+        "configuration file with streamer import FILE",
     )
 
 
-@sources.command("add")
+@sources.command(
+    "add",
+    epilog=example("streamer sources add shop 'postgresql://u:${PW}@eu-db/shop' --sid eu"),
+)
 def add_source(
-    database: Annotated[str, typer.Argument(help="The group of databases it belongs to.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     source_url: Annotated[
         str,
         typer.Argument(
-            help="A libpq URL, best with ${NAME} for the password; - reads it from stdin.",
+            help="libpq URL, best with ${NAME} as password; - reads the URL from stdin.",
             metavar="SOURCE_URL",
         ),
     ],
-    sid: Annotated[str | None, typer.Option(help="Its sid.")] = None,
+    sid: Annotated[str | None, typer.Option(help="sid of the new source.")] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a source database to the draft."""
+    """Add a source database to the draft.
+
+    With - as SOURCE_URL, a password in the url does not appear in the process list.
+    """
     from streamer.admin import edit
 
     given = (_from_stdin(source_url, "Url") or "").strip()
@@ -115,34 +130,36 @@ def add_source(
     _said(f"added: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
 
 
-@sources.command("set")
+@sources.command(
+    "set", epilog=example("streamer sources set shop --sid eu --setting transport=binary")
+)
 def set_source(
-    database: Annotated[str, typer.Argument(help="The group of databases it belongs to.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     source_url: Annotated[
         str | None,
-        typer.Argument(help="Its new libpq URL; - reads it from stdin.", metavar="[SOURCE_URL]"),
+        typer.Argument(help="New libpq URL; - reads it from stdin.", metavar="SOURCE_URL"),
     ] = None,
-    sid: Annotated[str | None, typer.Option(help="The sid of the url to change.")] = None,
+    sid: Annotated[str | None, typer.Option(help="sid of the source to change.")] = None,
     password: Annotated[
         str | None,
-        typer.Option(help="Its new password: ${NAME}, or - to read it from stdin.", metavar="TEXT"),
+        typer.Option(help="New password: ${NAME}, or - to read it from stdin.", metavar="TEXT"),
     ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="A setting of the url or its database, as YAML; null: its default.",
+            help="Setting of the url or its group, as YAML; null restores the default; repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the url, the password or settings of a source database in the draft."""
+    """Change url, password or settings of a source database in the draft."""
     from streamer.admin import edit
 
     _check_password(password)
     if source_url is None and password is None and not setting:
-        fail("say what to change: SOURCE_URL, --password or --setting", 2)
+        fail("nothing to change; give SOURCE_URL, --password or --setting", 2)
     new_url = _from_stdin(source_url, "Url")
     new_password = _from_stdin(password, "Password")
     row = _ask(
@@ -154,23 +171,23 @@ def set_source(
     _said(f"changed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
 
 
-@sources.command("remove")
+@sources.command("remove", epilog=example("streamer sources remove shop --sid us"))
 def remove_source(
-    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     sid: Annotated[
-        str | None, typer.Option(help="Only the url of this sid; else all, with the tables.")
+        str | None, typer.Option(help="Remove only the url with this sid, not the whole group.")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a source database from the draft."""
+    """Remove a source database, or a group with its tables, from the draft."""
     from streamer.admin import edit
 
     _ask(url, lambda client: edit.remove_source(client, database, sid))
     _said(f"removed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json)
 
 
-@tables.command("list")
+@tables.command("list", epilog=example("streamer tables list --database shop"))
 def list_tables(
     database: DatabaseOption = None, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -181,19 +198,21 @@ def list_tables(
         rows,
         ["id", "database", "schema", "name", "target", "type"],
         as_json=as_json,
-        if_empty="no tables; add one, or a pattern: streamer tables add DATABASE TABLE",
+        if_empty="no tables; add one, or a pattern, with streamer tables add DATABASE TABLE",
     )
 
 
-@tables.command("add")
+@tables.command("add", epilog=example("streamer tables add shop orders --type history"))
 def add_table(
-    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     table: TableArgument,
-    target: Annotated[str | None, typer.Option(help="The target table.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target table.")] = None,
     table_type: Annotated[str, typer.Option("--type", help="clone, append or history.")] = "clone",
     setting: Annotated[
         list[str] | None,
-        typer.Option(help="Another setting of a table, as YAML.", metavar="NAME=VALUE"),
+        typer.Option(
+            help="Another setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
+        ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -206,49 +225,58 @@ def add_table(
     _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
-@tables.command("set")
+@tables.command(
+    "set", epilog=example("streamer tables set shop orders --setting on_error=quarantine")
+)
 def set_table(
-    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     table: TableArgument,
-    target: Annotated[str | None, typer.Option(help="The target table.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target table.")] = None,
     table_type: Annotated[
         str | None, typer.Option("--type", help="clone, append or history.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(help="Another setting, as YAML; null: its default.", metavar="NAME=VALUE"),
+        typer.Option(
+            help="Another setting, as YAML; null restores the default; repeatable.",
+            metavar="NAME=VALUE",
+        ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change settings of a table, or a pattern, in the draft."""
+    """Change settings of a table, or of a pattern, in the draft."""
     from streamer.admin import edit
 
     given = {"target": target, "type": table_type}
     fields = {name: value for name, value in given.items() if value is not None}
     if not fields and not setting:
-        fail("say what to change: --target, --type or --setting", 2)
+        fail("nothing to change; give --target, --type or --setting", 2)
     row = _ask(url, lambda client: edit.set_table(client, database, table, fields, setting or []))
     _said(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
-@tables.command("remove")
+@tables.command("remove", epilog=example("streamer tables remove shop orders"))
 def remove_table(
-    database: Annotated[str, typer.Argument(help="The group of databases.")],
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
     table: TableArgument,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a table, or a pattern, from the draft; rows in the target stay."""
+    """Remove a table, or a pattern, from the draft. Rows in the target stay."""
     from streamer.admin import edit
 
     _ask(url, lambda client: edit.remove_table(client, database, table))
     _said(f"removed: {database} {table}", as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=MAPPING, epilog=example("streamer plan"))
 def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show what applying the draft, or the configuration file, would do."""
+    """Show the effect of applying the draft, or of reading the configuration file.
+
+    The plan names slots, publications, tables to copy with their size and duration, and problems.
+    The exit code is 1 if it has errors.
+    """
     from streamer.admin import edit
 
     found = _ask(url, lambda client: client.plan())
@@ -258,18 +286,21 @@ def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
         for line in edit.plan_lines(found):
             typer.echo(line)
     if not found["ready"]:
-        fail("something would stop; each error above says what to do", 1)
+        fail("the plan has errors; each error above names the next step", 1)
 
 
-@app.command()
+@app.command(rich_help_panel=MAPPING, epilog=example("streamer apply"))
 def apply(
     force: Annotated[
-        bool, typer.Option("--force", help="Also where the plan found what would stop.")
+        bool, typer.Option("--force", help="Apply even if the plan has errors.")
     ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the draft be what runs, all of it or nothing."""
+    """Apply the draft: all of it, or nothing.
+
+    streamer refuses a draft whose plan has errors, unless --force is given.
+    """
     answer = _ask(url, lambda client: client.apply(force=force))
     if as_json:
         print_json(answer)
@@ -279,34 +310,34 @@ def apply(
         fail(answer["warning"], 1)
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=MAPPING, epilog=example("streamer export > backup.yaml"))
 def export_yaml(url: UrlOption = None) -> None:
     """Print the draft as a configuration file, with a variable for each password."""
     text, variables = _ask(url, lambda client: client.export())
     typer.echo(text, nl=False)
     if variables:
         names = ", ".join(variables)
-        typer.echo(f"streamer: set these to the passwords, as in the urls: {names}", err=True)
+        typer.echo(f"streamer: set these variables to the passwords: {names}", err=True)
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=MAPPING, epilog=example("streamer import config.yaml"))
 def import_yaml(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A configuration file, or the map.yaml or SQLite mapping of kuvasz-streamer."
+            help="Configuration file, or map.yaml or SQLite mapping of kuvasz-streamer."
         ),
     ],
     exclude_missing: Annotated[
         bool,
         typer.Option(
             "--exclude-missing",
-            help="Of kuvasz-streamer: leave out columns that the target lacks, as that does.",
+            help="For kuvasz-streamer: leave out columns that the target lacks, as it does.",
         ),
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Let the draft be what a file says; stored passwords stay where it has variables."""
+    """Replace the draft with a file. Where it has a variable, a stored password stays."""
     from streamer.admin import kuvasz
 
     read = kuvasz.read_database if kuvasz.is_database(file) else read_text
@@ -318,9 +349,9 @@ def import_yaml(
     typer.echo("imported; `streamer apply` applies the draft")
 
 
-@admin.command("hash-password")
+@admin.command("hash-password", epilog=example("streamer admin hash-password"))
 def hash_password() -> None:
-    """Ask for a password, or read it from stdin, and print what admin.users takes."""
+    """Print the hash of a password for `admin.users`. Prompts, or reads stdin."""
     from streamer.admin import access
 
     if sys.stdin.isatty():
@@ -328,13 +359,13 @@ def hash_password() -> None:
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
-        fail("no password", 2)
+        fail("no password given", 2)
     typer.echo(access.hash_password(password))
 
 
-@admin.command("generate-key")
+@admin.command("generate-key", epilog=example("streamer admin generate-key"))
 def generate_key() -> None:
-    """Print a new key for stored passwords."""
+    """Print a new key that encrypts stored passwords (`admin.key`)."""
     from streamer.admin import keyring
 
     typer.echo(keyring.generate_key())

@@ -1,7 +1,7 @@
-"""Options and arguments that several commands have, and how shells complete them."""
+"""Panels, options and arguments that several commands share, and their shell completion."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,7 +12,7 @@ from streamer.mapping.rules import Mapping
 
 
 def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:
-    """Return what completes words from the configuration, if that can be read; it says nothing."""
+    """Return a completion of names in the configuration; without a readable file it is empty."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         path = ctx.find_root().params.get("config") or GLOBALS.config
@@ -32,29 +32,45 @@ def _table_names(mapping: Mapping) -> Iterable[str]:
                 yield str(rule.pattern).removeprefix("public.")
 
 
+STREAM: Final = "Stream"
+MAPPING: Final = "Mapping"
+TABLES: Final = "Tables"
+INCIDENTS: Final = "Incidents"
+ACCESS: Final = "Access"
+PANELS: Final = (STREAM, MAPPING, TABLES, INCIDENTS, ACCESS)
+"""Groups of commands in the help, in their order."""
+
+
+def example(*commands: str) -> str:
+    """Return the last line of a command's help."""
+    return f"Example: {'; '.join(commands)}"
+
+
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help="The process to ask, as http://127.0.0.1:8000.", metavar="URL"),
+    typer.Option(
+        "--url", help="Address of the process to ask, as in http://127.0.0.1:8000.", metavar="URL"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
-        help="Only of this database.",
+        help="Only this database.",
         autocompletion=_completing(lambda mapping: (s.database for s in mapping.sources)),
     ),
 ]
 SidOption = Annotated[
     str | None,
     typer.Option(
-        help="Only of this sid.",
+        help="Only the source with this sid.",
         autocompletion=_completing(lambda mapping: (s.sid for s in mapping.sources if s.sid)),
     ),
 ]
 TableArgument = Annotated[
     str,
     typer.Argument(
-        help="The source's table, or a pattern such as '*.*'.",
+        help="Table of the source, or a pattern such as '*.*'.",
         metavar="TABLE",
         autocompletion=_completing(_table_names),
     ),

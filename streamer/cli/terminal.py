@@ -1,4 +1,4 @@
-"""What every command shares: the options before it, how it fails, and what it prints."""
+"""Shared by all commands: global options, failure, output."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Globals:
-    """The options that stand before a command."""
+    """Values of the global options."""
 
     config: Path = Path("config.yaml")
     log_level: str = "info"
@@ -41,13 +41,13 @@ GLOBALS: Final = Globals()
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong, and end."""
+    """Print the problem on stderr, and exit."""
     typer.echo(f"streamer: {logs.redact(message)}", err=True)
     raise typer.Exit(code)
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command to its end; an error of ours becomes one line and an exit code."""
+    """Run a command to its end; a StreamerError becomes one line and an exit code."""
     try:
         return asyncio.run(coroutine)
     except StreamerError as exc:
@@ -57,7 +57,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         fail(f"{exc}{notes}", exc.exit_code)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except Exception as exc:  # noqa: BLE001  # the last net: one line for people, the rest for debugging
+    except Exception as exc:  # noqa: BLE001  # last resort: one line, and a traceback for debugging
         if GLOBALS.is_debugging:
             traceback.print_exc()
         text = str(exc) or type(exc).__name__

@@ -1,7 +1,7 @@
-"""The commands about users of the page and the API.
+"""Commands about users of the page and the API.
 
-They edit the mapping database itself, so a password never crosses the network. A process that runs
-takes the change over within a second.
+They edit the mapping database directly, so no password crosses the network. A running process reads
+the change within a second.
 """
 
 import sys
@@ -9,16 +9,16 @@ from typing import Annotated, Final
 
 import typer
 
-from streamer.cli.options import JsonOption
+from streamer.cli.options import JsonOption, example
 from streamer.cli.terminal import GLOBALS, fail, print_json, with_mapping_database
 from streamer.config import static
 from streamer.config.settings import Role, Settings
 
 PASSWORD_LENGTH_MIN: Final = 12
 
-users = typer.Typer(help="Users of the page and the API.", no_args_is_help=True)
+users = typer.Typer(help="List and edit users of the page and the API.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="The user's name.", metavar="NAME")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the user.", metavar="NAME")]
 
 
 def _settings() -> Settings:
@@ -30,8 +30,8 @@ def _editable(name: str) -> Settings:
     settings = _settings()
     if settings.mapping_database is None:
         fail(
-            "users are in the configuration file while mapping_database is not set; "
-            "write them to admin.users: streamer admin hash-password",
+            "without mapping_database, users are in the configuration file; write them to "
+            "admin.users, with hashes from streamer admin hash-password",
             2,
         )
     if any(user.name == name for user in settings.admin.users):
@@ -39,12 +39,18 @@ def _editable(name: str) -> Settings:
     return settings
 
 
-@users.command("add")
+@users.command("add", epilog=example("streamer users add alice --role admin"))
 def add_user(
     name: NameArgument,
-    role: Annotated[Role, typer.Option(help="viewer: look; admin: also change.")] = Role.VIEWER,
+    role: Annotated[
+        Role, typer.Option(help="viewer: read access; admin: full access.")
+    ] = Role.VIEWER,
 ) -> None:
-    """Add a user, or give one a new password and role. Asks for the password, or reads stdin."""
+    """Add a user, or change password and role of one. Prompts for the password, or reads stdin.
+
+    The command warns about passwords of fewer than 12 characters. It needs `mapping_database`;
+    without it, users are in `admin.users`.
+    """
     from streamer.admin.access import hash_password
     from streamer.commands.requests import command_actor
 
@@ -67,7 +73,7 @@ def add_user(
     typer.echo(f"{'added' if is_new else 'changed'}: {name} ({role.value})")
 
 
-@users.command("remove")
+@users.command("remove", epilog=example("streamer users remove alice"))
 def remove_user(name: NameArgument) -> None:
     """Remove a user and end the user's sessions."""
     from streamer.commands.requests import command_actor
@@ -76,7 +82,7 @@ def remove_user(name: NameArgument) -> None:
     typer.echo(f"removed: {name}")
 
 
-@users.command("list")
+@users.command("list", epilog=example("streamer users list --json"))
 def list_users(as_json: JsonOption = False) -> None:
     """List users with their roles."""
     settings = _settings()
@@ -91,6 +97,6 @@ def list_users(as_json: JsonOption = False) -> None:
         print_json(rows)
         return
     if not rows:
-        typer.echo("no users; add one: streamer users add NAME --role admin")
+        typer.echo("no users; add one with streamer users add NAME --role admin")
     for row in rows:
         typer.echo(f"{row['name']}  {row['role']}  {row['from']}")

@@ -40,9 +40,10 @@ _SETTINGS: Final = {
 
 
 class ServerError(StreamerError):
-    """A server of ours cannot be made or started."""
+    """An embedded server of the demo cannot be created or started."""
 
     code = "embedded"
+    advice = "Follow the message."
     exit_code = 3
 
 

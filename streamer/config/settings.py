@@ -1,8 +1,10 @@
-"""Settings: what the configuration may say, with types, bounds and defaults.
+"""Settings: names, types, bounds, defaults and descriptions.
 
-Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. Everything else
-about a setting (what it is for, its unit) is in ``config.example.yaml``, which a test keeps
-complete.
+Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. A description is
+written here and nowhere else. ``make reference`` writes it to ``docs/reference/configuration.md``
+and ``config.example.yaml``; the forms of the page and the API show it too. Its first sentence
+stands alone in a form. ``title`` is the label in a form, ``examples`` the value in
+``config.example.yaml``.
 """
 
 import enum
@@ -41,7 +43,7 @@ ENVIRONMENT_PREFIX: Final = "STREAMER_"
 
 
 class _SecretAnnotation:
-    """Makes `Secret` a type pydantic knows: read from a string, never written out."""
+    """Lets pydantic read a `Secret` from a string and never write it out."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -61,7 +63,7 @@ _BIGINT_MAX: Final = 2**63 - 1
 
 
 def parse_size(value: Any) -> Any:
-    """Read a size as PostgreSQL writes them; a number alone is bytes."""
+    """Read a size in PostgreSQL's notation; a plain number means bytes."""
     if not isinstance(value, str):
         return value
     if (match := _SIZE.fullmatch(value)) is None:
@@ -70,11 +72,53 @@ def parse_size(value: Any) -> Any:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(strict=True, le=_BIGINT_MAX)]
-"""Bytes."""
+"""A number of bytes."""
+
+CHOICES: Final[dict[str, dict[str, str]]] = {
+    "consistency": {
+        "table": "tables can differ by up to one commit interval",
+        "transaction": "a source transaction becomes visible as a whole; each source has one "
+        "worker",
+    },
+    "on_error": {
+        "stop": "the table stops until an operator acts; other tables continue",
+        "quarantine": "the change and later changes of the same row go to streamer.quarantine; "
+        "the table continues",
+    },
+    "role": {
+        "viewer": "read access",
+        "admin": "full access",
+    },
+    "type": {
+        "clone": "the target table stays equal to the source table",
+        "append": "inserts and updates are applied; DELETE and TRUNCATE are ignored",
+        "history": "every version of a row is kept, with its period of validity",
+    },
+    "initial": {
+        "copy": "replication begins with a copy of the existing rows",
+        "keep": "as copy; target rows stay unless the source has the same key or an equal row",
+        "none": "replication begins with changes; the target must already hold the source's rows",
+    },
+    "on_column_added": {
+        "stop": "the table stops, and its error has the ALTER TABLE to run",
+        "add": "streamer adds the column to the target, without NOT NULL",
+        "ignore": "streamer leaves the column out",
+    },
+    "transport": {
+        "text": "works for every type",
+        "binary": "costs less CPU; needs PostgreSQL 14 and the same built-in types on both sides",
+    },
+    "on_max_retained_wal": {
+        "warn": "streamer logs a warning",
+        "spool": "streamer moves the changes to a journal on its own disk",
+        "drop": "streamer drops the slot; the tables then need a resync",
+    },
+}
+"""Meanings of the values of settings that take one of a few words, by name of the setting."""
 
 
 class Strict(BaseModel):
-    """A section: unknown keys are refused, values are what they seem."""
+    """Base for sections: unknown keys are rejected, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -82,10 +126,28 @@ class Strict(BaseModel):
 class TargetSettings(Strict):
     """``target``"""
 
-    url: SecretText
-    schema_: str = Field(default="public", alias="schema", min_length=1)
-    create_tables: bool = True
-    create_fk_indexes: bool = False
+    url: SecretText = Field(
+        description="The target database, as a libpq URL or key=value string. streamer rejects the "
+        "few libpq parameters that it cannot honor at the target.",
+        examples=["postgresql://loader:${DW_PASSWORD}@warehouse.example/dw?sslmode=verify-full"],
+    )
+    schema_: str = Field(
+        default="public",
+        alias="schema",
+        min_length=1,
+        description="Schema of target tables whose rule names no schema.",
+    )
+    create_tables: bool = Field(
+        default=True,
+        description="Create missing target tables from the source's definition: columns with their "
+        "exact types, NOT NULL, the primary key with `sid` first, and the history columns. "
+        "streamer also creates types that the target lacks.",
+    )
+    create_fk_indexes: bool = Field(
+        default=False,
+        description="Build missing indexes under foreign keys with CREATE INDEX CONCURRENTLY, once "
+        "the tables are ready. `streamer indexes --missing-fk` lists them.",
+    )
 
 
 _SECRET_NAME: Final = re.compile("(?i)secret|password|token|access.?key")
@@ -96,11 +158,11 @@ def _check_spark_settings(value: Any) -> Any:
         return value
     for name, given in value.items():
         if not str(name).startswith("spark."):
-            raise ValueError(f'"{name}" is not a setting of Spark: those begin with spark.')
+            raise ValueError(f'"{name}" is not a Spark setting: their names begin with "spark."')
         if _SECRET_NAME.search(str(name)) or re.search("://.*@", str(given)):
             raise ValueError(
-                f'"{name}" would be seen in process lists; write it to spark-defaults.conf in the'
-                " directory that SPARK_CONF_DIR names, with mode 0600"
+                f'"{name}" would be visible in process lists; write it to spark-defaults.conf in '
+                "the directory that SPARK_CONF_DIR names, with mode 0600"
             )
     return {
         name: str(given).lower() if isinstance(given, bool) else str(given)
@@ -112,12 +174,40 @@ def _check_spark_settings(value: Any) -> Any:
 class SyncSection(Strict):
     """``sync``"""
 
-    spark_master: str = "local[*]"
-    spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = {}
-    allow_insecure_spark: bool = False
-    jobs: int = Field(default=4, ge=1, le=256)
-    rows_per_second: float | None = Field(default=None, gt=0)
-    defer_indexes: bool = True
+    spark_master: str = Field(
+        default="local[*]",
+        description="The Spark master that runs copies: `local[*]` or `local[N]` for a separate "
+        "process on this machine, or the URL of a cluster.",
+    )
+    spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = Field(
+        default={},
+        description="Further Spark settings by name, such as `{spark.executor.memory: 1g}`. "
+        "streamer rejects secrets here, because Spark passes these settings on command lines; put "
+        "them into Spark's own `spark-defaults.conf`.",
+    )
+    allow_insecure_spark: bool = Field(
+        default=False,
+        description="Send connection strings through a cluster that neither authenticates clients "
+        "nor encrypts connections.",
+    )
+    jobs: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="COPY pairs that run at the same time. Each pair uses one connection to "
+        "the source and one to the target.",
+    )
+    rows_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="Rows per second that all copies together read from one source. Without it the "
+        "rate is unlimited.",
+    )
+    defer_indexes: bool = Field(
+        default=True,
+        description="Drop the primary key and indexes of an empty target table during its copy and "
+        "re-create them afterwards. A table that another role owns keeps its indexes.",
+    )
 
 
 def _check_listen(value: str) -> str:
@@ -130,12 +220,21 @@ def _check_listen(value: str) -> str:
 class HttpSettings(Strict):
     """``http``"""
 
-    listen: Annotated[str, AfterValidator(_check_listen)] = "127.0.0.1:8000"
-    trusted_proxies: list[str] = []
+    listen: Annotated[str, AfterValidator(_check_listen)] = Field(
+        default="127.0.0.1:8000",
+        description="Address and port of metrics, health checks, API and page. An empty string "
+        "switches HTTP off. Without a token or a user, streamer accepts only a loopback address.",
+    )
+    trusted_proxies: list[str] = Field(
+        default=[],
+        description="Addresses or networks of proxies whose `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` headers streamer trusts. Behind a proxy that terminates TLS, session "
+        "cookies are then marked Secure.",
+    )
 
 
 class Role(enum.StrEnum):
-    """What somebody may do with the API and the page: look, or also change."""
+    """The access that a user has to the API and the page."""
 
     VIEWER = "viewer"
     ADMIN = "admin"
@@ -144,43 +243,81 @@ class Role(enum.StrEnum):
 class UserSettings(Strict):
     """``admin.users[]``"""
 
-    name: str = Field(min_length=1)
-    password_hash: SecretText
-    role: Role = Role.VIEWER
+    name: str = Field(
+        min_length=1, description="Name of a user who logs in with a password.", examples=["alice"]
+    )
+    password_hash: SecretText = Field(
+        description="The output of `streamer admin hash-password`.", examples=["$argon2id$…"]
+    )
+    role: Role = Field(default=Role.VIEWER, description="Access of this user.")
 
 
 class AdminSettings(Strict):
     """``admin``"""
 
-    token: SecretText | None = None
-    viewer_token: SecretText | None = None
-    users: list[UserSettings] = []
-    key: SecretText | None = None
-    key_file: Path | None = None
-    session_hours: float = Field(default=12, gt=0, le=24 * 30)
+    token: SecretText | None = Field(
+        default=None,
+        description="Bearer token with full access to the API. `openssl rand -hex 32` generates "
+        "one; set it as STREAMER_ADMIN__TOKEN to keep it out of the file.",
+    )
+    viewer_token: SecretText | None = Field(
+        default=None, description="Bearer token with read access to the API."
+    )
+    users: list[UserSettings] = Field(default=[], description="Users who log in with a password.")
+    key: SecretText | None = Field(
+        default=None,
+        description="Key that encrypts passwords in the mapping database, from "
+        "`streamer admin generate-key`. Best set as STREAMER_ADMIN__KEY. Of several keys, "
+        "separated by commas, the first encrypts and all decrypt. Without it, `admin.key_file` "
+        "holds the key.",
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="File with that key, mode 0600; streamer creates it if there is no key. By "
+        "default it is the path of the mapping database with the suffix `.key`.",
+    )
+    session_hours: float = Field(
+        default=12, gt=0, le=24 * 30, description="Hours until a user has to log in again."
+    )
 
     @property
     def has_credentials(self) -> bool:
-        """Whether anybody can prove to be somebody."""
+        """Whether a client can authenticate."""
         return bool(self.token or self.viewer_token or self.users)
 
 
 class SpoolSettings(Strict):
     """``spool``"""
 
-    directory: Path | None = None
+    directory: Path | None = Field(
+        default=None,
+        description="Directory for held changes and large transactions. It needs room for them and "
+        "can be lost at a restart, unless `on_max_retained_wal` is `spool`: the journals here then "
+        "hold the only copy of their changes. By default it is a directory of the user below the "
+        "system's temporary directory.",
+    )
 
     @property
     def path(self) -> Path:
-        """Where spools are: what was given, or a directory of the user's own."""
+        """The configured directory, or one of the user's own below the temporary directory."""
         return self.directory or Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
 class UrlSettings(Strict):
     """``sources[].urls[]``"""
 
-    url: SecretText
-    sid: str | None = Field(default=None, min_length=1)
+    url: SecretText = Field(
+        description="A source database, as a libpq URL or key=value string; every libpq parameter "
+        "works.",
+        examples=["postgresql://streamer:${SHOP_EU_PASSWORD}@eu-db.example/shop"],
+    )
+    sid: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Source id: written to the column `sid` of target tables, as part of their "
+        "key. A group with more than one url needs a different sid for each.",
+        examples=["eu"],
+    )
 
 
 def _nothing_is_defaults(value: Any) -> Any:
@@ -188,35 +325,135 @@ def _nothing_is_defaults(value: Any) -> Any:
 
 
 class TableSettings(Strict):
-    """``sources[].tables.*``; nothing at all means: clone it under its own name."""
+    """``sources[].tables.*``; an empty value means: clone the table under its own name."""
 
-    target: str | None = None
-    type: TableType = TableType.CLONE
-    columns: dict[str, str] | None = None
-    exclude: list[str] = []
-    filter: str | None = None
-    set: dict[str, str] = {}
-    on_error: OnError | None = None
-    initial: Initial = Initial.COPY
-    truncate_target: bool = False
-    on_column_added: OnColumnAdded = OnColumnAdded.STOP
+    target: str | None = Field(
+        default=None,
+        title="Target",
+        description="Target table, with or without its schema. Without a schema, streamer uses "
+        "`target.schema`, also for a source table in another schema. In the rule of a pattern, `*` "
+        'stands for the name of the source table, as in `"archive.*"`.',
+        examples=["sales.orders"],
+    )
+    type: TableType = Field(
+        default=TableType.CLONE,
+        title="Type",
+        description="Effect of source changes on the target table.",
+        examples=["history"],
+    )
+    columns: dict[str, str] | None = Field(
+        default=None,
+        title="Columns",
+        description="Columns to replicate, with their names at the target. They must include the "
+        "key. If you created the target table yourself, it also gets other columns that exist on "
+        "both sides. By default streamer replicates all columns under their own names.",
+        examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
+    )
+    exclude: list[str] = Field(
+        default=[], title="Columns left out", description="Columns that are not replicated."
+    )
+    filter: str | None = Field(
+        default=None,
+        title="Filter",
+        description="SQL condition over the source's columns; only rows that match are replicated.",
+        examples=["region = 'EU'"],
+    )
+    set: dict[str, str] = Field(
+        default={},
+        title="Computed columns",
+        description="SQL expressions over the source's columns, by target column.",
+        examples=[{"email": "md5(email)"}],
+    )
+    on_error: OnError | None = Field(
+        default=None,
+        title="When the target rejects a change",
+        description="Overrides the global `on_error` for this table.",
+    )
+    initial: Initial = Field(
+        default=Initial.COPY,
+        title="Existing rows",
+        description="How replication of the table begins. It counts once: a later resync copies "
+        "the table, and needs `truncate_target` if the target holds rows that streamer did not "
+        "write.",
+    )
+    truncate_target: bool = Field(
+        default=False,
+        title="Delete existing target rows before the copy",
+        description="Allow a copy to delete rows of this source that streamer did not write. "
+        "Without it, streamer refuses to copy into a table that holds such rows.",
+    )
+    on_column_added: OnColumnAdded = Field(
+        default=OnColumnAdded.STOP,
+        title="When the source adds a column",
+        description="Reaction to a source column that the target lacks. With `add`, "
+        "existing rows get the constant default that ADD COLUMN gave them at the source; a "
+        "volatile default or a renamed column stops the table instead.",
+    )
 
 
 class SourceSettings(Strict):
     """``sources[]``: a group of databases with the same tables."""
 
-    database: str = Field(min_length=1)
-    urls: list[UrlSettings] = Field(min_length=1)
-    tables: dict[str, Annotated[TableSettings, BeforeValidator(_nothing_is_defaults)]] = Field(
-        min_length=1
+    database: str = Field(
+        min_length=1,
+        description="Name of a group of databases with the same tables. It is part of the slot's "
+        "name, and a label in status, metrics and log.",
+        examples=["shop"],
     )
-    streaming: bool = True
-    transport: Transport = Transport.TEXT
-    forward_origins: bool = False
-    failover: bool = False
-    max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = None
-    on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
-    heartbeat_interval: float | None = Field(default=None, ge=0, le=3600)
+    urls: list[UrlSettings] = Field(min_length=1, description="The databases of the group.")
+    tables: dict[str, Annotated[TableSettings, BeforeValidator(_nothing_is_defaults)]] = Field(
+        min_length=1,
+        description="The tables to replicate. `name` means `public.name`; a part of a name that "
+        "contains a dot goes in double quotes. `*` matches any characters; an exact name takes "
+        "precedence over a pattern.",
+    )
+    streaming: bool = Field(
+        default=True,
+        title="Stream large transactions before they commit",
+        description="Receive large transactions before they commit, so that the source does not "
+        "keep them until the end. Needs PostgreSQL 14 or later.",
+    )
+    transport: Transport = Field(
+        default=Transport.TEXT,
+        title="Transport",
+        description="Format in which the source sends values. streamer falls back to text when a "
+        "column does not qualify for binary, and logs its name.",
+    )
+    forward_origins: bool = Field(
+        default=False,
+        title="Forward replicated changes",
+        description="Also replicate changes that the source itself received by replication. A "
+        "cascade needs this; two databases that feed each other must not use it.",
+    )
+    failover: bool = Field(
+        default=False,
+        title="Failover slot",
+        description="Create the slot with FAILOVER, so that standbys with "
+        "`sync_replication_slots = on` keep it. Streaming then continues after a failover of the "
+        "source. Needs PostgreSQL 17 or later.",
+    )
+    max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
+        default=None,
+        title="Limit on retained WAL",
+        description="WAL that each database of the group may retain for streamer, such as `10GB`; "
+        "at least 1MB, and a plain number is bytes. streamer warns at half of it, and reduces "
+        "copies to a quarter of their speed at 80 %. Without it there is no limit.",
+        examples=["10GB"],
+    )
+    on_max_retained_wal: OnMaxRetainedWal = Field(
+        default=OnMaxRetainedWal.WARN,
+        title="When that limit is reached",
+        description="Reaction at that limit. `spool` needs a `spool.directory` that survives a "
+        "restart.",
+    )
+    heartbeat_interval: float | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        title="Heartbeat interval",
+        description="Overrides the global `heartbeat_interval`, in seconds, for this group. 0 "
+        "switches heartbeats off.",
+    )
 
 
 class Settings(BaseSettings):
@@ -233,21 +470,50 @@ class Settings(BaseSettings):
     )
 
     target: TargetSettings
-    workers: int = Field(default=4, ge=1, le=64)
-    commit_interval: float = Field(default=0.2, ge=0, le=60)
-    consistency: Literal["table", "transaction"] = "table"
-    on_error: OnError = OnError.STOP
-    heartbeat_interval: float = Field(default=5.0, ge=0, le=3600)
+    workers: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Connections that write to the target in parallel.",
+    )
+    commit_interval: float = Field(
+        default=0.2,
+        ge=0,
+        le=60,
+        description="Seconds between commits of a busy worker. An idle worker commits sooner.",
+    )
+    consistency: Literal["table", "transaction"] = Field(
+        default="table",
+        description="Visibility of a source transaction that changes several tables.",
+    )
+    on_error: OnError = Field(
+        default=OnError.STOP,
+        description="Reaction of a table when the target rejects one of its changes.",
+    )
+    heartbeat_interval: float = Field(
+        default=5.0,
+        ge=0,
+        le=3600,
+        description="Seconds between heartbeats of a source. A heartbeat is an empty transaction "
+        "that measures the delay from commit to visibility. 0 switches heartbeats off.",
+    )
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
-    spool: SpoolSettings = SpoolSettings()
     admin: AdminSettings = AdminSettings()
-    mapping_database: Path | None = None
-    sources: list[SourceSettings] = []
+    spool: SpoolSettings = SpoolSettings()
+    mapping_database: Path | None = Field(
+        default=None,
+        description="SQLite file that holds the mapping instead of `sources`. Operators edit it "
+        "over HTTP, on the page, or with `streamer sources` and `streamer tables` while `run` "
+        "works. streamer creates the file; `streamer import` moves `sources` into it.",
+    )
+    sources: list[SourceSettings] = Field(
+        default=[], description="The groups of source databases, and the tables to replicate."
+    )
 
 
 class _FileSource(PydanticBaseSettingsSource):
-    """The file, below environment and command line."""
+    """Values of the file; environment and command line take precedence."""
 
     def __init__(self, settings_class: type[BaseSettings], values: dict[str, Any]) -> None:
         super().__init__(settings_class)
@@ -291,7 +557,7 @@ _MESSAGES: Final = {
 
 
 def explain(error: ValidationError, where: Callable[[Location], str]) -> SettingsError:
-    """Return the first fault as an error of ours; *where* says which place a location is."""
+    """Return the first fault as a SettingsError; *where* names the file and line of a location."""
     # The most specific fault first: an unknown key is often the cause of one that is missing.
     details = sorted(error.errors(), key=lambda detail: detail["type"] == "missing")
     detail = details[0]
@@ -307,7 +573,7 @@ def explain(error: ValidationError, where: Callable[[Location], str]) -> Setting
 
 
 def fault_message(detail: Any) -> str:
-    """Say in our words what pydantic found; without the value."""
+    """Return pydantic's finding as one clause, without the value."""
     return _MESSAGES.get(detail["type"], _lower_first(detail["msg"]))
 
 

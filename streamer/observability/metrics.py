@@ -1,4 +1,7 @@
-"""Every metric: name, labels and help text."""
+"""The counters and histograms: name, labels and help text. `runtime.gauges` has the gauges.
+
+``make reference`` writes them to ``docs/reference/metrics.md``.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +22,12 @@ T = TypeVar("T")
 
 SOURCE: Final = ("database", "sid")
 TableLabels = tuple[str, str, str]
-"""Database, sid (empty without one) and name of a source's table."""
+"""Database, sid (or an empty string) and name of a source table."""
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class Metrics:
-    """The metrics of one process, in a registry of their own."""
+    """The metrics of one process, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -49,19 +52,30 @@ class Metrics:
             registry=add,
         )
         self.sync_rows = Counter(
-            "streamer_sync_rows", "Rows copied", (*SOURCE, "table"), registry=add
+            "streamer_sync_rows",
+            "Rows copied; a table counts when its copy ends",
+            (*SOURCE, "table"),
+            registry=add,
         )
         self.sync_bytes = Counter(
-            "streamer_sync_bytes", "Bytes copied", (*SOURCE, "table"), registry=add
+            "streamer_sync_bytes",
+            "Bytes copied; a table counts when its copy ends",
+            (*SOURCE, "table"),
+            registry=add,
         )
         self.commits = Counter(
             "streamer_commits", "Transactions committed at the target", ("worker",), registry=add
         )
-        self.errors = Counter("streamer_errors", "Errors, by code", (*SOURCE, "code"), registry=add)
+        self.errors = Counter(
+            "streamer_errors",
+            "Errors by code; errors of the target as a whole have no database and sid",
+            (*SOURCE, "code"),
+            registry=add,
+        )
         self.conflicts = Counter(
             "streamer_conflicts",
-            "Changes whose row was not as expected at the target "
-            "and that were applied all the same",
+            "Changes applied although the target row was unexpected: update_missing (streamer "
+            "inserted the row), delete_missing (no row to delete)",
             (*SOURCE, "table", "kind"),
             registry=add,
         )
@@ -78,13 +92,13 @@ class Metrics:
         )
         self._collectors: list[_Collector] = []
         self.changes_of_sources: dict[str, int] = {}
-        """The changes of `changes_applied` by the label of their source."""
+        """`changes_applied` by source label."""
         self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}
-        """The same by source and table, and when the last of them became durable."""
+        """`changes_applied` by source and table, with the time of the last durable change."""
         self._counters: dict[TableLabels, dict[str, Counter]] = {}
 
     def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
-        """Count changes of one table that are durable now, by operation."""
+        """Count the changes of one table that just became durable, by operation."""
         counters = self._counters.get(table)
         if counters is None:
             counters = self._counters[table] = {
@@ -106,7 +120,7 @@ class Metrics:
     def count_transactions(
         self, database: str, sid: str | None, commit_times: Sequence[int]
     ) -> None:
-        """Count transactions whose changes are durable now, and how long that took.
+        """Count transactions whose changes just became durable, and observe their delay.
 
         *commit_times*: microseconds since PostgreSQL's epoch, at the source.
         """
@@ -117,7 +131,7 @@ class Metrics:
             observe(max(0, now - commit_time) / 1_000_000)
 
     def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
-        """Count rows and bytes that a copy brought."""
+        """Count the rows and bytes of a finished copy."""
         _increase(self.sync_rows.labels(*table), rows)
         _increase(self.sync_bytes.labels(*table), size)
 
@@ -128,15 +142,15 @@ class Metrics:
         self.errors.labels(database, sid or "", error.code).inc()
 
     def collect_with(self, read: Callable[[], T], build: Callable[[T], Iterable[Metric]]) -> None:
-        """Have further metrics at every scrape: *read* takes facts in the event loop, and *build*
-        makes metrics of them in a thread.
+        """Add metrics to every scrape: *read* collects facts in the event loop, *build* makes
+        metrics of them in a thread.
         """
         collector = _Collector(read, build)
         self._collectors.append(collector)
         self.registry.register(collector)
 
     async def render(self) -> bytes:
-        """Return all metrics as text, rendered in a thread: the event loop feeds the streams."""
+        """Return all metrics as text. A thread renders them, so that the streams go on."""
         facts = {id(collector): collector.read() for collector in self._collectors}
         token = _facts.set(facts)
         try:
@@ -146,18 +160,19 @@ class Metrics:
 
 
 def _increase(counter: Counter, number: float) -> None:
-    """Add to a counter. What it counts is durable by now, so a wrong number must not end anything.
+    """Add *number* to a counter, or log an error if it is negative.
 
-    The client library raises for a negative one.
+    The client library would raise for a negative number. The changes are durable already, so an
+    exception here would stop a table that is correct.
     """
     if number < 0:
-        log.error("a counter would go back", number=number)
+        log.error("negative increment of a counter", number=number)
         return
     counter.inc(number)
 
 
 _facts: ContextVar[dict[int, Any] | None] = ContextVar("facts", default=None)
-"""What `Metrics.render` has read, by the identity of the collector it is for."""
+"""Facts that `Metrics.render` read, by identity of their collector."""
 
 
 class _Collector:
@@ -170,7 +185,7 @@ class _Collector:
         return self._build(self.read() if facts is None else facts[id(self)])
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # names are known only when there are sources
+        return ()  # the names depend on the sources
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

@@ -20,14 +20,14 @@ from streamer.sync.states import State
 
 _SOURCE: Final = ("database", "sid")
 _OF_SOURCES: Final = {
-    "streamer_lag_bytes": "WAL of the source that is not yet durable here",
-    "streamer_lag_seconds": "Age of the oldest change that is not visible",
-    "streamer_retained_wal_bytes": "WAL the source keeps for our slot",
-    "streamer_slot_safe_wal_bytes": "WAL that may still be written before the source gives up "
-    "our slot",
-    "streamer_heartbeat_seconds": "Time from a commit at the source until everything up to it is "
-    "durable here",
-    "streamer_backlog_ratio": "Retained WAL as a share of max_retained_wal",
+    "streamer_lag_bytes": "Bytes of the source's WAL that are not yet durable in the target",
+    "streamer_lag_seconds": "Age of the oldest committed change that is not yet visible",
+    "streamer_retained_wal_bytes": "Bytes of WAL that the source retains for the slot",
+    "streamer_slot_safe_wal_bytes": "Bytes of WAL until the source invalidates the slot, if "
+    "max_slot_wal_keep_size limits it",
+    "streamer_heartbeat_seconds": "Delay from a commit at the source until everything up to it is "
+    "durable in the target",
+    "streamer_backlog_ratio": "Retained WAL divided by max_retained_wal; 0 without that limit",
     "streamer_journal_bytes": "Bytes in the journal of a source",
 }
 
@@ -98,17 +98,23 @@ def families(facts: Facts) -> Iterable[Metric]:
     """Make metrics of *facts*, in any thread."""
     made = {name: gauge(name, text, _SOURCE) for name, text in _OF_SOURCES.items()}
     states = gauge(
-        "streamer_table_state", "1 for the state a table is in", (*_SOURCE, "table", "state")
+        "streamer_table_state",
+        "1 for the present state of a table, 0 for the others",
+        (*_SOURCE, "table", "state"),
     )
-    sources = gauge("streamer_source_state", "1 for the state a source is in", (*_SOURCE, "state"))
+    sources = gauge(
+        "streamer_source_state",
+        "1 for the present state of a source, 0 for the others",
+        (*_SOURCE, "state"),
+    )
     quarantined = gauge(
         "streamer_quarantined_rows",
-        "Changes in quarantine: refused by the target, or behind one that was",
+        "Changes in quarantine: rejected by the target, or later changes of the same row",
         (*_SOURCE, "table"),
     )
     lags = gauge(
         "streamer_table_lag_seconds",
-        "Age of the oldest change of a table that is not visible",
+        "Age of the oldest committed change of a table that is not yet visible",
         (*_SOURCE, "table"),
     )
     for names, values in [*facts.backlogs, *((its.names, its.values) for its in facts.sources)]:

@@ -151,7 +151,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     page.get_by_role("link", name="shop", exact=True).click()
     page.get_by_role("link", name="public.q").click()
     page.get_by_text("More settings").click()
-    page.get_by_label("When the target refuses").select_option("quarantine")
+    page.get_by_label("When the target rejects").select_option("quarantine")
     page.get_by_role("button", name="Change the draft").click()
     expect(page.get_by_text("The draft differs from what runs")).to_be_visible()
     page.get_by_role("link", name="See the plan").click()

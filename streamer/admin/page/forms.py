@@ -1,7 +1,7 @@
 """Forms for the settings of a database, a url or a table, made from the models of the API.
 
-So a setting that is added there is here as well, and nothing is checked twice: what is sent goes to
-the service, whose error names the field. Pure.
+Labels and texts come from `config.settings`. The service checks a sent form; its error names the
+field. Pure.
 """
 
 import enum
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from streamer.admin import models
+from streamer.config.settings import CHOICES
 from streamer.errors import InvalidError
 
 Row = dict[str, Any]
@@ -32,85 +34,32 @@ class Field:
     is_seldom: bool = False
 
 
-_TEXTS: Final[dict[str, tuple[str, str]]] = {
-    "target": ("Target", "Table of the target, also with its schema. Empty: the same name."),
-    "type": ("Type", ""),
-    "columns": (
-        "Columns",
-        "Only these, one a line as `source: target`. Empty: all, under their names.",
-    ),
-    "exclude": ("Columns left out", "One a line."),
-    "filter": ("Filter", "An SQL condition over the source's columns; rows without it stay away."),
-    "set": ("Computed columns", "One a line as `column: SQL expression`."),
-    "on_error": ("When the target refuses a change", ""),
-    "initial": ("Rows that are there already", ""),
-    "truncate_target": (
-        "Remove rows of others from the target first",
-        "Before the copy, whoever wrote them.",
-    ),
-    "on_column_added": ("When the source gets a column", ""),
-    "streaming": (
-        "Stream large transactions while they run",
-        "Otherwise the source keeps each of them until its end.",
-    ),
-    "transport": ("Transport", ""),
-    "failover": (
-        "Failover slot",
-        "Standbys with sync_replication_slots keep the slot (PostgreSQL 17 and later).",
-    ),
-    "forward_origins": (
-        "Pass on what the source got by replication",
-        "For cascades; never in a circle.",
-    ),
-    "max_retained_wal": (
-        "Limit on the WAL that the source keeps",
-        "Say 20GB. Empty: none.",
-    ),
-    "on_max_retained_wal": ("When that is reached", ""),
-    "heartbeat_interval": (
-        "Seconds between heartbeats",
-        "They measure the way from commit to visible. 0: none.",
-    ),
-}
-_CHOICES: Final = {
-    "clone": "clone: keep it equal",
-    "append": "append: never delete",
-    "history": "history: keep every version",
-    "stop": "stop, and wait for somebody",
-    "quarantine": "quarantine: put the row aside and go on",
-    "copy": "copy them",
-    "keep": "are in the target: keep those",
-    "none": "leave them out",
-    "add": "add it to the target",
-    "ignore": "do without it",
-    "warn": "warn, and let it grow",
-    "spool": "spool: take it to our own disk",
-    "drop": "drop the slot: tables are copied again",
-    "text": "text: always works",
-    "binary": "binary: a little faster, same types on both sides",
+_FORMATS: Final = {
+    "lines": "One per line.",
+    "yaml": "One per line, as `name: value`.",
 }
 OFTEN: Final = frozenset({"target", "type"})
-"""What a form shows at once; the rest is folded away."""
+"""Settings that a form shows at once; it folds the others away."""
 
 
 def fields_of(kind: str) -> list[Field]:
     """Return the settings of a kind of row, in the model's order."""
     return [
-        _field(field.alias or name, field.annotation)
+        _field(field.alias or name, field)
         for name, field in models.BODIES[kind].model_fields.items()
         if (field.alias or name) not in models.COLUMNS[kind]
     ]
 
 
-def _field(name: str, annotation: Any) -> Field:
-    label, help_text = _TEXTS.get(name, (name.replace("_", " ").capitalize(), ""))
-    inner, is_optional = _without_none(annotation)
+def _field(name: str, setting: FieldInfo) -> Field:
+    label = setting.title or name.replace("_", " ").capitalize()
+    inner, is_optional = _without_none(setting.annotation)
     kind = "yaml"
     choices: tuple[tuple[str, str], ...] = ()
     if isinstance(inner, type) and issubclass(inner, enum.Enum):
-        kind, choices = "choice", tuple(_choice(str(member.value)) for member in inner)
+        kind, choices = "choice", tuple(_choice(name, str(member.value)) for member in inner)
     elif get_origin(inner) is not None and all(isinstance(a, str) for a in get_args(inner)):
-        kind, choices = "choice", tuple(_choice(value) for value in get_args(inner))
+        kind, choices = "choice", tuple(_choice(name, value) for value in get_args(inner))
     elif inner is bool:
         kind = "flag"
     elif inner in (int, float):
@@ -119,11 +68,17 @@ def _field(name: str, annotation: Any) -> Field:
         kind = "text"
     elif inner == list[str]:
         kind = "lines"
+    help_text = " ".join(filter(None, (first_sentence(setting), _FORMATS.get(kind))))
     return Field(name, label, help_text, kind, choices, is_optional, name not in OFTEN)
 
 
-def _choice(value: str) -> tuple[str, str]:
-    return value, _CHOICES.get(value, value)
+def first_sentence(setting: FieldInfo) -> str:
+    """Return the sentence of a description that stands alone."""
+    return (setting.description or "").split(". ", 1)[0].rstrip(".") + "."
+
+
+def _choice(name: str, value: str) -> tuple[str, str]:
+    return value, f"{value}: {CHOICES[name][value]}"
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

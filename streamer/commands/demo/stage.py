@@ -31,9 +31,10 @@ _SETTINGS: Final = {"max_connections": "60", "max_wal_size": "2GB", "log_min_mes
 
 
 class DemoError(StreamerError):
-    """The demo cannot begin, or the program did not do what it should."""
+    """The demo cannot start, or streamer failed during it."""
 
     code = "demo"
+    advice = "Follow the message."
 
 
 class Stage:
