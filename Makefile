@@ -10,7 +10,7 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 processes := --numprocesses logical --maxprocesses 4 --dist worksteal
 build_tools := uv hatchling editables setuptools
 
-.PHONY: help demo test matrix torture check fix docs bench lock
+.PHONY: help demo test matrix torture check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make check   lint, format and types"
 	@echo "make fix     what of that mends itself"
 	@echo "make docs    the documentation as a site, in build/docs"
+	@echo "make reference  the generated parts of docs/reference, and config.example.yaml"
 	@echo "make bench   every benchmark"
 	@echo "make lock    resolve the lock files again; ARGS=--upgrade for the newest of everything"
 
@@ -51,6 +52,9 @@ fix: $(installed)
 docs: $(installed)
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --strict
 	@echo "open build/docs/index.html"
+
+reference: $(installed)
+	@$(python) -m scripts.reference
 
 bench: $(installed)
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \

@@ -1,23 +1,22 @@
-"""The documentation names what there is: settings, metrics, commands, error codes. Links resolve."""
+"""The documentation names what there is: settings, metrics, commands, error codes. Links
+resolve.
+"""
 
+import enum
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import pytest
-import typer
 import yaml
-from fastapi import FastAPI
 from pydantic import BaseModel
 
-from streamer.admin.api import make_router
-from streamer.cli.main import app
+from scripts import reference
 from streamer.config import static
-from streamer.config.settings import Settings, TableSettings
+from streamer.config.settings import CHOICES, Settings
+from streamer.errors import StreamerError
 from streamer.mapping.functions import GROUPS
-from streamer.observability.metrics import Metrics
-from streamer.runtime.gauges import Facts, families
 
 ROOT: Final = Path(__file__).parent.parent
 DOCS: Final = ROOT / "docs"
@@ -26,88 +25,14 @@ DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 README_LINES_MAX: Final = 150
 PAGE_WORDS_MAX: Final = 1500
+SETTINGS: Final = dict(reference.settings())
+GENERATED: Final = reference.generated()
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
-
-
-def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the models that a field holds, with what a path to them has: '' or '[]' or '.*'."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield "", annotation
-        return
-    marks: dict[Any, str] = {list: "[]", dict: ".*"}
-    mark = marks.get(get_origin(annotation), "")
-    for argument in get_args(annotation):
-        for inner, model in models_in(argument):
-            yield mark + inner, model
-
-
-def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every setting that holds a value, as people write it: ``sources[].urls[].sid``."""
-    for name, field in model.model_fields.items():
-        path = f"{prefix}{field.alias or name}"
-        inner = list(models_in(field.annotation))
-        if not inner:
-            yield path
-        for mark, its in inner:
-            yield from setting_names(its, f"{path}{mark}.")
-
-
-SETTINGS: Final = list(setting_names(Settings))
-
-
-def metric_names() -> set[str]:
-    registered = {
-        f"{metric.name}_total" if metric.type == "counter" else metric.name
-        for metric in Metrics().registry.collect()
-    }
-    return registered | {metric.name for metric in families(Facts(True, 0.0))}
-
-
-def error_codes() -> set[str]:
-    text = "".join(path.read_text() for path in (ROOT / "streamer").rglob("*.py"))
-    return set(re.findall(r'^    code(?:: ClassVar\[str\])? = "(\w+)"', text, re.MULTILINE))
-
-
-def commands() -> dict[str, Any]:
-    """Return every command by name, and the program itself under none."""
-    group: Any = typer.main.get_command(app)
-    return {"": group, **group.commands}
-
-
-def leaves() -> Iterator[tuple[str, Any]]:
-    """Yield every command that does something, by its whole name."""
-    for name, command in commands().items():
-        inner = getattr(command, "commands", None) if name else None
-        if inner is None:
-            yield name, command
-        else:
-            yield from ((f"{name} {its}", it) for its, it in inner.items())
-
-
-def options() -> list[tuple[str, str]]:
-    """Return every option with its command, but for those that typer adds to all."""
-    return [
-        (name, option)
-        for name, command in leaves()
-        for parameter in command.params
-        for option in parameter.opts
-        if option.startswith("--") and "completion" not in option
-    ]
 
 
 def page(name: str) -> str:
     """Return the text of a page of the documentation."""
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
-
-
-def first_cells(text: str) -> set[str]:
-    """Return what stands in backticks in the first column of a text's tables."""
-    return {
-        name
-        for line in text.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
-    }
 
 
 def test_the_walk_over_settings_finds_them() -> None:
@@ -116,53 +41,29 @@ def test_the_walk_over_settings_finds_them() -> None:
     )
 
 
-def test_reference_lists_exactly_the_settings_there_are() -> None:
-    of_tables = {name for name in SETTINGS if name.startswith("sources[].tables.*.")}
-    general = set(SETTINGS) - of_tables | {"sources[].tables"}
-    settings, tables = page("reference/configuration").split("\n## Tables\n")
-
-    assert first_cells(settings) == general
-    assert first_cells(tables) == set(TableSettings.model_fields)
-    assert {name.rpartition(".")[2] for name in of_tables} == set(TableSettings.model_fields)
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_the_reference_is_what_the_code_says(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == GENERATED[path], "run: make reference"
 
 
-def test_reference_lists_exactly_the_metrics_there_are() -> None:
-    names = {name for name in first_cells(page("reference/metrics")) if "streamer_" in name}
-
-    assert names == metric_names()
-
-
-def test_reference_lists_exactly_the_error_codes_there_are() -> None:
-    assert first_cells(page("reference/error-codes")) == error_codes()
-
-
-def test_reference_lists_exactly_the_commands_there_are() -> None:
-    rows = {cell.split()[0] for cell in first_cells(page("reference/cli")) if not cell.isdigit()}
-
-    assert rows == set(commands()) - {""}
+def test_every_setting_and_each_of_its_values_is_described() -> None:
+    for name, field in SETTINGS.items():
+        assert re.fullmatch(r"[A-Za-z].*\.", field.description or ""), name
+        inner = [field.annotation, *get_args(field.annotation)]
+        values = {str(v.value) for a in inner if isinstance(a, type(enum.Enum)) for v in a}
+        if get_origin(field.annotation) is Literal:
+            values = set(get_args(field.annotation))
+        assert set(CHOICES.get(name.rpartition(".")[2], ())) >= values, name
 
 
-def test_reference_lists_exactly_the_routes_there_are() -> None:
-    app = FastAPI()
-    never: Any = None
-    app.include_router(make_router(never, never, never))
-    routes = {
-        f"{method} {path.removeprefix('/api').replace('{number}', 'ID')}"
-        for path, methods in app.openapi()["paths"].items()
-        for method in map(str.upper, methods)
-    }
-    documented = first_cells(page("reference/http-api").split("\n## The API\n")[1])
-
-    assert documented == routes
-
-
-@pytest.mark.parametrize(("command", "option"), options(), ids=lambda value: value or "streamer")
-def test_reference_names_option(command: str, option: str) -> None:
-    text = page("reference/cli")
-    rows = [line for line in text.splitlines() if line.startswith(f"| `{command}")]
-    shared = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
-
-    assert option in (rows[0] if command and option in rows[0] else shared)
+def test_every_error_code_says_what_to_do_and_its_runbook_exists() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "streamer").rglob("*.py"))
+    codes = set(re.findall(r'^    code(?:: ClassVar\[str\])? = "(\w+)"', text, re.MULTILINE))
+    classes = reference.error_classes()
+    assert {error.code for error in classes} == codes
+    for error in classes:
+        assert error is StreamerError or "advice" in vars(error), error
+        assert error.runbook is None or (DOCS / "runbooks" / f"{error.runbook}.md").is_file(), error
 
 
 def test_example_names_every_setting() -> None:

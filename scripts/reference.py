@@ -1,0 +1,449 @@
+"""Writes the parts of the reference that the code knows, and ``config.example.yaml``.
+
+``make reference`` runs it; `tests/test_docs.py` compares its result with the committed files. A
+page holds prose and generated sections. A generated section begins with a heading that `SECTIONS`
+names and ends before the next heading of the same or a higher rank.
+"""
+
+import enum
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin
+
+import typer
+import yaml
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from streamer.admin.api import make_router
+from streamer.cli.main import app
+from streamer.cli.options import PANELS
+from streamer.commands import embedded
+from streamer.commands.demo import stage
+from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
+from streamer.errors import StreamerError
+from streamer.observability.metrics import Metrics
+from streamer.runtime.gauges import Facts, families
+
+ROOT: Final = Path(__file__).parent.parent
+PAGES: Final = ROOT / "docs" / "reference"
+EXAMPLE: Final = ROOT / "config.example.yaml"
+_WIDTH: Final = 100
+
+
+def _table(header: str, rows: Iterable[Iterable[str]]) -> str:
+    columns = header.split(" | ")
+    lines = [columns, ["---"] * len(columns), *(list(row) for row in rows)]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+_SEE: Final = {
+    "target.create_fk_indexes": "../guides/indexes-under-foreign-keys.md",
+    "on_error": "../runbooks/rows-in-quarantine.md",
+    "heartbeat_interval": "../guides/monitor.md#heartbeats",
+    "sync.spark_master": "../guides/spark-cluster.md",
+    "sync.allow_insecure_spark": "../guides/spark-cluster.md",
+    "http.listen": "http-api.md",
+    "admin.token": "http-api.md#authentication",
+    "spool.directory": "../runbooks/target-away.md",
+    "mapping_database": "../guides/mapping-database-and-page.md",
+    "sources[].max_retained_wal": "../runbooks/source-disk-fills.md",
+    "sources[].on_max_retained_wal": "../runbooks/target-away.md",
+    "sources[].forward_origins": "../guides/databases-that-feed-each-other.md",
+    "sources[].failover": "../runbooks/failover.md",
+    "sources[].tables.*.type": "#types-of-tables",
+    "sources[].tables.*.filter": "../guides/filter-and-set.md",
+    "sources[].tables.*.set": "../guides/filter-and-set.md",
+    "sources[].tables.*.initial": "../guides/initial-copy-and-resync.md",
+    "sources[].tables.*.on_column_added": "../guides/columns-that-change.md",
+}
+"""Pages that say more about a setting."""
+
+
+def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the models that a field holds, with the mark of their container: '', '[]' or '.*'."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "", annotation
+        return
+    marks: dict[Any, str] = {list: "[]", dict: ".*"}
+    mark = marks.get(get_origin(annotation), "")
+    for argument in get_args(annotation):
+        for inner, model in models_in(argument):
+            yield mark + inner, model
+
+
+def settings(
+    model: type[BaseModel] = Settings, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting that holds a value, by its path, such as ``sources[].urls[].sid``."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        inner = list(models_in(field.annotation))
+        if not inner:
+            yield path, field
+        for mark, its in inner:
+            yield from settings(its, f"{path}{mark}.")
+
+
+def plain(value: Any) -> Any:
+    """Return *value* as YAML has it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def written(value: Any) -> str:
+    """Return *value* as a word of YAML."""
+    text = yaml.safe_dump(
+        plain(value), default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+_BOUNDS: Final = {"ge": "At least", "gt": "More than", "le": "At most"}
+
+
+def limits(field: FieldInfo) -> str:
+    """Return the bounds of a number, such as ``1 to 64``."""
+    bounds = {
+        kind: getattr(b, kind) for b in field.metadata for kind in _BOUNDS if hasattr(b, kind)
+    }
+    return "".join(f" {words} {bounds[kind]}." for kind, words in _BOUNDS.items() if kind in bounds)
+
+
+def default_text(field: FieldInfo) -> str:
+    """Return the default of a setting for a reader."""
+    if field.is_required():
+        return "required"
+    if field.default in (None, [], {}):
+        return "inherited" if (field.description or "").startswith("Overrides") else "none"
+    return f"`{written(field.default)}`"
+
+
+def meaning(path: str, field: FieldInfo) -> str:
+    """Return description, values and link of a setting."""
+    name = path.rpartition(".")[2]
+    parts = [f"{field.description}{limits(field)}"]
+    parts += [f"`{value}`: {text}." for value, text in choices(name, field).items()]
+    if (link := _SEE.get(path)) is not None:
+        parts.append(f"[More]({link})")
+    return " ".join(parts)
+
+
+def choices(name: str, field: FieldInfo) -> dict[str, str]:
+    """Return the meanings of the values of a setting that takes one of a few words."""
+    found = CHOICES.get(name, {})
+    # A table's own setting has the values of the global one.
+    return {} if (field.description or "").startswith("Overrides") else found
+
+
+def settings_table(is_shown: Callable[[str], bool], prefix: str = "") -> str:
+    """Return the settings that *is_shown* accepts, as a table."""
+    return _table(
+        "setting | default | meaning",
+        (
+            (f"`{path.removeprefix(prefix)}`", default_text(field), meaning(path, field))
+            for path, field in settings()
+            if is_shown(path)
+        ),
+    )
+
+
+_OF_TABLE: Final = "sources[].tables.*."
+
+
+def _is_of_source(path: str) -> bool:
+    return path.startswith("sources[]") and not path.startswith(_OF_TABLE)
+
+
+# ---- config.example.yaml -------------------------------------------------------------------------
+
+_HEAD: Final = """\
+# Every setting, with its unit and its default. Copy this file to config.yaml and keep what you
+# need: only `target.url` and `sources` are required.
+#
+# Precedence: command line, environment, this file, default. The environment variable of a setting
+# is named after its path, as in STREAMER_TARGET__URL or STREAMER_HTTP__LISTEN. streamer replaces
+# ${NAME} in a string from the environment; write $${NAME} for the literal text. It rejects an
+# unknown key, a wrong type or a missing variable with file, line and key. A missing variable of one
+# source stops that source alone.
+#
+# This file is generated from streamer/config/settings.py by `make reference`.
+"""
+_MORE_TABLES: Final = """
+      audit.events: {type: append, exclude: [payload]}
+      "log.*": {target: "log.*", type: append}
+"""
+
+
+_EXPLAINED: Final = re.compile(r"\b(?:By default|Without it)\b")
+
+
+def comment(path: str, field: FieldInfo, indent: str) -> str:
+    """Return the description of a setting as comment lines."""
+    name = path.rpartition(".")[2]
+    sentences = f"{field.description}{limits(field)}"
+    default = "Required." if field.is_required() else f"Default: {default_text(field)}."
+    if default != "Default: none." or not _EXPLAINED.search(sentences):
+        sentences += " " + default.replace("`", "")
+    text = [sentences, *(f"- {value}: {text}" for value, text in choices(name, field).items())]
+    return "\n".join(
+        textwrap.fill(
+            paragraph,
+            _WIDTH,
+            initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}#   " if paragraph.startswith("- ") else f"{indent}# ",
+            break_on_hyphens=False,
+        )
+        for paragraph in text
+    )
+
+
+def example_value(field: FieldInfo) -> str:
+    """Return the example of a setting, or its default."""
+    return written(field.examples[0] if field.examples else field.default)
+
+
+def _lines(model: type[BaseModel], prefix: str, indent: str, *skip: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        if key in skip:
+            continue
+        yield comment(prefix + key, field, indent)
+        yield f"{indent}{key}: {example_value(field)}"
+        for _, item in models_in(field.annotation):
+            examples = [f"{n}: {example_value(f)}" for n, f in item.model_fields.items()]
+            yield from (f"{indent}# {'- ' if e is examples[0] else '  '}{e}" for e in examples)
+
+
+def _example_source() -> Iterator[str]:
+    fields = SourceSettings.model_fields
+    yield comment("sources[].database", fields["database"], "  ")
+    yield "  - database: shop"
+    yield comment("sources[].urls", fields["urls"], "    ")
+    yield "    urls:"
+    for name, field in UrlSettings.model_fields.items():
+        yield comment(f"sources[].urls[].{name}", field, "      ")
+    for sid in ("eu", "us"):
+        url = f"postgresql://streamer:${{SHOP_{sid.upper()}_PASSWORD}}@{sid}-db.example/shop"
+        yield f'      - {{url: "{url}", sid: {sid}}}'
+    yield from _lines(SourceSettings, "sources[].", "    ", "database", "urls", "tables")
+    yield comment("sources[].tables", fields["tables"], "    ")
+    yield "    tables:"
+    yield "      # A table with all defaults."
+    yield "      customers:"
+    yield ""
+    yield "      # A table with every setting."
+    yield "      orders:"
+    yield from _lines(TableSettings, _OF_TABLE, "        ")
+    yield ""
+
+
+def example_file() -> str:
+    """Return ``config.example.yaml``."""
+    lines: list[str] = [_HEAD]
+    for name, field in Settings.model_fields.items():
+        if name == "sources":
+            lines += [comment(name, field, ""), "sources:", *_example_source()]
+        elif inner := list(models_in(field.annotation)):
+            lines += [f"{name}:", *_lines(inner[0][1], f"{name}.", "  "), ""]
+        else:
+            lines += [comment(name, field, ""), f"{name}: {example_value(field)}", ""]
+    return "\n".join(lines) + _MORE_TABLES
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+PROGRAM: Final[Any] = typer.main.get_command(app)
+
+
+def leaves(group: Any = PROGRAM, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command that does something, by its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+_WORDS: Final = {"str": "TEXT", "path": "FILE", "(?:int|float)(?: range)?": "NUMBER"}
+"""Words of the reference for the types in a help record."""
+
+
+def _help_rows(command: Any, name: str) -> list[tuple[str, str]]:
+    context = command.make_context(name, [], resilient_parsing=True)
+    rows = []
+    for parameter in command.params:
+        declared, text = parameter.get_help_record(context)
+        for name_of_type, word in _WORDS.items():
+            declared = re.sub(rf" <{name_of_type}>", f" {word}", declared)
+        declared = re.sub(r"^([A-Z_]+)\b.*", r"\1", declared)
+        rows.append((f"`{re.sub('[<>]', '', declared)}`", text.replace("  [", " [")))
+    return rows
+
+
+def _summary(command: Any) -> str:
+    return str(command.help.split("\n\n")[0])
+
+
+def command_sections() -> str:
+    """Return the commands by panel, then a section for each."""
+    parts = []
+    found = dict(leaves())
+    for panel in PANELS:
+        names = {n for n, c in PROGRAM.commands.items() if c.rich_help_panel == panel}
+        rows = (
+            (f"[`{name}`](#streamer-{name.replace(' ', '-')})", _summary(command))
+            for name, command in found.items()
+            if name.split()[0] in names
+        )
+        parts += [f"### {panel}", _table("command | meaning", rows)]
+    for name, command in found.items():
+        usage = " ".join(
+            command.collect_usage_pieces(command.make_context(name, [], resilient_parsing=True))
+        )
+        parts += [
+            f"### streamer {name}",
+            command.help,
+            f"    streamer {name} {usage}".replace("{", "").replace("}", ""),
+            _table("argument or option | meaning", _help_rows(command, name))
+            if command.params
+            else "It has no options.",
+            f"{command.epilog.replace(': ', ': `', 1)}`",
+        ]
+    return "\n\n".join(parts)
+
+
+def global_options() -> str:
+    """Return the options before a command, as a table."""
+    return _table("option | meaning", _help_rows(PROGRAM, "streamer"))
+
+
+# ---- metrics, errors, routes ---------------------------------------------------------------------
+
+
+def _labels(metric: Any) -> Iterable[str]:
+    return getattr(metric, "_labelnames", ())
+
+
+def metric_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, type, labels and help of every metric."""
+    metrics = Metrics()
+    own = [value for value in vars(metrics).values() if hasattr(value, "describe")]
+    described = [(value.describe()[0], _labels(value)) for value in own]
+    gauges = [(family, _labels(family)) for family in families(Facts(True, 0.0))]
+    for family, labels in described + gauges:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield name, family.type, ", ".join(labels), family.documentation
+
+
+def metrics_table() -> str:
+    """Return every metric as a table."""
+    return _table(
+        "metric | type | labels | meaning",
+        ((f"`{n}`", kind, f"`{labels}`" if labels else "none", f"{text}.")
+         for n, kind, labels, text in sorted(metric_rows())),
+    )  # fmt: skip
+
+
+def error_classes() -> list[type[StreamerError]]:
+    """Return the classes of errors that have a code of their own."""
+    assert issubclass(embedded.ServerError, StreamerError)
+    assert issubclass(stage.DemoError, StreamerError)
+
+    def below(error: type[StreamerError]) -> Iterator[type[StreamerError]]:
+        yield error
+        for inner in error.__subclasses__():
+            yield from below(inner)
+
+    return [error for error in below(StreamerError) if "code" in vars(error)]
+
+
+_RETRIES: Final = {"timed": "automatic", "manual": "after `resume`", "never": "no"}
+
+
+def errors_table() -> str:
+    """Return the error codes as a table."""
+    rows = []
+    for error in error_classes():
+        paragraphs = inspect.cleandoc(error.__doc__ or "").split("\n\n")
+        advice = error.advice
+        if (runbook := vars(error).get("runbook")) is not None:
+            advice += f" [Runbook](../runbooks/{runbook}.md)"
+        rows.append(
+            (f"`{error.code}`", " ".join(paragraphs[0].split()), advice,
+             _RETRIES[error.retry.value], str(error.exit_code))
+        )  # fmt: skip
+    return _table("code | meaning | what to do | retry | exit code", rows)
+
+
+def routes_table() -> str:
+    """Return the routes of the API as a table."""
+    app = FastAPI()
+    never: Any = None
+    app.include_router(make_router(never, never, never))
+    rows = []
+    for path, methods in app.openapi()["paths"].items():
+        for method, route in methods.items():
+            text = " ".join((route.get("description") or route["summary"]).split())
+            names = [p["name"] for p in route.get("parameters", ()) if p["in"] == "query"]
+            schemas = re.findall(r"#/components/schemas/(\w+)", str(route.get("requestBody", "")))
+            takes = ", ".join([*(f"`{name}`" for name in names), *(f"body `{s}`" for s in schemas)])
+            where = path.removeprefix("/api").replace("{number}", "ID")
+            rows.append((f"`{method.upper()} {where}`", text.removesuffix("."), takes))
+    rows.sort(key=lambda row: row[0].strip("`").split(" ")[1])
+    return _table("route | meaning | query parameters or body", rows)
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+SECTIONS: Final[dict[str, dict[str, Callable[[], str]]]] = {
+    "configuration": {
+        "## General settings": lambda: settings_table(lambda path: not path.startswith("sources")),
+        "## Settings of a group of sources": lambda: settings_table(_is_of_source),
+        "## Settings of a table": lambda: settings_table(
+            lambda path: path.startswith(_OF_TABLE), _OF_TABLE
+        ),
+    },
+    "cli": {"## Global options": global_options, "## Commands": command_sections},
+    "metrics": {"## All metrics": metrics_table},
+    "error-codes": {"## All codes": errors_table},
+    "http-api": {"## Routes": routes_table},
+}
+"""The generated sections by page and heading."""
+
+
+def with_section(text: str, heading: str, body: str) -> str:
+    """Return *text* with another body under *heading*. Raises ValueError without that heading."""
+    rank = heading.partition(" ")[0]
+    before, found, rest = text.partition(f"\n{heading}\n")
+    if not found:
+        raise ValueError(f"no heading {heading!r}")
+    after = re.search(rf"^#{{1,{len(rank)}}} ", rest, re.MULTILINE)
+    tail = f"\n{rest[after.start() :]}" if after else ""
+    return f"{before}\n{heading}\n\n{body}\n{tail}"
+
+
+def generated() -> dict[Path, str]:
+    """Return each file as it should be, by path."""
+    files = {EXAMPLE: example_file()}
+    for page, sections in SECTIONS.items():
+        path = PAGES / f"{page}.md"
+        text = path.read_text(encoding="utf-8")
+        for heading, make in sections.items():
+            text = with_section(text, heading, make())
+        files[path] = text
+    return files
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
