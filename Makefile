@@ -50,7 +50,7 @@ fix: $(installed)
 
 # The variable silences the announcement that MkDocs 2 will drop themes; docs/decisions.md has more.
 docs: $(installed)
-	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 	@echo "open build/docs/index.html"
 
 reference: $(installed)

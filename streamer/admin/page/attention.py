@@ -11,13 +11,14 @@ Row = dict[str, Any]
 
 RUNBOOKS: Final = {
     "target": "runbooks/target-away",
-    "source": "reference/error-codes",
+    "source": "runbooks/source-unreachable",
     "slot": "runbooks/slot-lost",
     "restored": "runbooks/restored",
     "wal": "runbooks/source-disk-fills",
     "table": "runbooks/table-in-error",
+    "copy": "runbooks/copy-does-not-finish",
     "gone": "runbooks/table-gone",
-    "waits": "guides/monitor#what-status-shows",
+    "waits": "runbooks/source-lags",
     "quarantine": "runbooks/rows-in-quarantine",
 }
 """Pages of the documentation by symptom."""
@@ -107,7 +108,7 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         actions = (resync,) if needs_copy else (resume, resync)
         yield _item(place, what, page, "bad", symptom, line, actions, **which)
     elif table["error"]:  # a copy that is tried again by itself
-        yield _item(place, table["error"], page, "warning", "table")
+        yield _item(place, table["error"], page, "warning", "copy")
     if table["state"] == "paused":
         what = "is paused; its changes wait"
         yield _item(place, what, page, "warning", "wal", command("resume"), (resume,), **which)
