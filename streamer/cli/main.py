@@ -1,5 +1,6 @@
 """The command line, and the commands about the stream, its tables and incidents."""
 
+import gc
 import json
 import signal
 import sys
@@ -613,4 +614,5 @@ def _globals_first(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
+    gc.freeze()  # Imports live to the end: neither a collection nor the exit need traverse them.
     app(args=_globals_first(sys.argv[1:]))

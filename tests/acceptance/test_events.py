@@ -5,18 +5,18 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
-from tests.support.process import ROOT, Process, caught_up, command, eventually
+from tests.support.process import Process, caught_up, command, eventually, run
 
 pytestmark = pytest.mark.timeout(200)
 
+SCRIPT = "streamer.cli.main:main"
 TOKEN = "the-token-of-the-events"
 
 
@@ -45,16 +45,21 @@ sources:
 
 
 @contextlib.contextmanager
-def tail(config: Path, out: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    line = [sys.executable, "-m", "streamer", "--config", str(config), "events", *arguments]
-    with out.open("wb") as file:
-        process = subprocess.Popen(line, cwd=ROOT, stdout=file, stderr=subprocess.PIPE)
+def tail(config: Path, out: Path, *arguments: str) -> Iterator[ForkedProcess]:
+    errors = out.with_name("errors")
+    out.touch()
+    process = ForkedProcess(
+        "streamer",
+        ["--config", str(config), "events", *arguments],
+        environment=dict(os.environ),
+        stdout=out,
+        stderr=errors,
+    )
     try:
         yield process
     finally:
         process.kill()
-        _, errors = process.communicate()
-    assert errors == b""
+    assert errors.read_text() == ""
 
 
 def test_a_tail_goes_on_from_process_to_bookkeeping_and_back(config: Path, tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_a_tail_goes_on_from_process_to_bookkeeping_and_back(config: Path, tmp_p
     with tail(config, out, "--follow", "--json") as tailing:
 
         def lines() -> list[dict[str, object]]:
-            return [json.loads(line) for line in out.read_text().splitlines(keepends=False)]
+            return [json.loads(line) for line in out.read_text().splitlines()]
 
         def told(table: str | None, state: str) -> list[dict[str, object]]:
             return [
@@ -124,17 +129,13 @@ def test_a_process_elsewhere_that_does_not_answer_is_said(config: Path) -> None:
 
 def complete(config: Path, words: str) -> set[str]:
     """Ask as bash does for what may stand at the end of *words*."""
-    program = Path(sys.executable).parent / "streamer"
     line = f"streamer --config {config} {words}"
-    environment = os.environ | {
+    environment = {
         "_STREAMER_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(line.split(" ")) - 1),
-        "PYTHONPATH": str(ROOT),
     }
-    result = subprocess.run(
-        [program], env=environment, capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    result = run(SCRIPT, environment=environment)
     assert result.stderr == ""
     return set(result.stdout.split())
 
@@ -151,26 +152,17 @@ def test_a_shell_completes_commands_databases_and_tables(config: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_installed_for(shell: str, tmp_path: Path) -> None:
-    program = Path(sys.executable).parent / "streamer"
-    environment = os.environ | {
+    environment = {
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
         "HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
     }
 
-    def run(option: str) -> str:
-        result = subprocess.run(
-            [program, option, shell],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
+    def says(option: str) -> str:
+        result = run(SCRIPT, option, shell, environment=environment)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
-    assert "_STREAMER_COMPLETE=complete_" in run("--show-completion")
-    assert "completion installed" in run("--install-completion")
+    assert "_STREAMER_COMPLETE=complete_" in says("--show-completion")
+    assert "completion installed" in says("--install-completion")
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert any("_STREAMER_COMPLETE" in file.read_text() for file in files)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
 from tests.support.process import ROOT, eventually
 from tests.support.streamer import write_config
@@ -36,17 +37,22 @@ def watch(config: Path, *arguments: str) -> list[str]:
 def test_without_a_terminal_it_prints_one_below_the_other_until_interrupted(
     config: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    with out.open("wb") as file:
-        process = subprocess.Popen(watch(config), cwd=ROOT, stdout=file, stderr=subprocess.PIPE)
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    out.touch()
+    process = ForkedProcess(
+        "streamer",
+        watch(config)[3:],
+        environment=dict(os.environ),
+        stdout=out,
+        stderr=errors,
+    )
     try:
         eventually(lambda: out.read_text().count("shop: not started") >= 3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
-        _, errors = process.communicate()
-    assert errors == b""
+    assert errors.read_text() == ""
     assert "\x1b" not in out.read_text()
 
 

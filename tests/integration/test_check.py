@@ -4,8 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +39,7 @@ from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.deferred_indexes import defer_indexes
 from tests.support.postgres import Database, database, running, versions
+from tests.support.process import command
 from tests.support.streamer import MakeStreamer, write_config
 
 ITEMS = "create table items (id int primary key, name text)"
@@ -125,15 +124,6 @@ def both(checker: Checker, ddl: str) -> None:
     checker.target.execute(ddl)
 
 
-def command(path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "streamer", "-c", str(path), "check", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-
-
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -165,7 +155,7 @@ async def test_a_database_that_a_group_has_under_two_sids_is_named(checker: Chec
 def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
     checker.source.execute("create table keyless (id int)")
     checker.configure("keyless:", sid="eu")
-    result = command(checker.path)
+    result = command(checker.path, "check")
     assert (result.returncode, result.stderr) == (0, "")
     assert (
         "warning shop:eu public.keyless: has no primary key, so updates and deletes are not "
@@ -176,7 +166,7 @@ def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
     assert "1 table of 1 source" in result.stdout.splitlines()[-1]
 
     checker.configure("keyless: {}\nnowhere: {}", sid="eu")
-    result = command(checker.path, "--json")
+    result = command(checker.path, "check", "--json")
     assert result.returncode == 1
     assert result.stderr.startswith("streamer: not ready: 1 error")
     assert result.stderr.count("\n") == 1
@@ -212,7 +202,7 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
     assert matching(report.findings, WARNING, "public.keyless")
 
     checker.path.write_text(text.replace(checker.target.url, nowhere))
-    result = command(checker.path)
+    result = command(checker.path, "check")
     assert result.returncode == 3, result
     assert "error   target: " in result.stdout
     assert "public.keyless" in result.stdout
@@ -221,7 +211,7 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
 
 def test_wrong_configuration_is_exit_code_2_and_shows_no_secret(checker: Checker) -> None:
     checker.configure("items: {colour: blue}")
-    result = command(checker.path)
+    result = command(checker.path, "check")
     assert (result.returncode, result.stdout) == (2, "")
     assert "config.yaml, line " in result.stderr
     assert result.stderr.count("\n") == 1

@@ -1,8 +1,7 @@
 """Indexes under foreign keys at the target: found, built beside the stream, never left half made."""
 
 import asyncio
-import subprocess
-import sys
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from streamer.commands.requests import command_actor
 from streamer.indexes import builder as index_builder
 from streamer.indexes import foreign_keys as fk_indexes
 from streamer.target.connection import TargetAddress
+from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.process import command, eventually
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -171,10 +171,15 @@ async def test_a_paused_table_gets_none(
         assert ours(target) == []
 
 
-def start(streamer: Streamer) -> "subprocess.Popen[bytes]":
+def start(streamer: Streamer) -> ForkedProcess:
     """Let a process build what is missing."""
-    arguments = ["--config", str(streamer.path), "indexes", "--missing-fk", "--apply"]
-    return subprocess.Popen([sys.executable, "-m", "streamer", *arguments])
+    return ForkedProcess(
+        "streamer",
+        ["--config", str(streamer.path), "indexes", "--missing-fk", "--apply"],
+        environment=dict(os.environ),
+        stdout=streamer.path.with_name("stdout"),
+        stderr=streamer.path.with_name("stderr"),
+    )
 
 
 BUILDING = (

@@ -10,6 +10,8 @@ Requests are lines of JSON on standard input, answers lines of JSON on standard 
 
 import atexit
 import contextlib
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -27,7 +29,11 @@ POLL_SECONDS = 0.01
 
 
 class ForkedProcess:
-    """The part of `subprocess.Popen` that tests use."""
+    """The part of `subprocess.Popen` that tests use.
+
+    *program*: a module to run like ``python -m``, or ``module:function`` to call under its command's
+    name, as the script does that pip installs.
+    """
 
     def __init__(
         self,
@@ -61,6 +67,9 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(POLL_SECONDS)
         return code
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -155,7 +164,7 @@ def _become(request: dict[str, Any]) -> None:
     from streamer import failpoints
 
     failpoints._armed.update(failpoints._parse(os.environ.get(failpoints.VARIABLE, "")))
-    sys.argv = [request["program"], *request["arguments"]]
+    sys.argv = [request["program"].partition(".")[0], *request["arguments"]]
 
 
 def _import_program() -> None:
@@ -167,7 +176,15 @@ if __name__ == "__main__":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no waiting for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_program()
+    # Without this every process traverses all that was imported when it ends: 0.3 s of CPU.
+    gc.collect()
+    gc.freeze()
     if (request := _serve()) is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _become(request)
-        runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
+        module, _, function = request["program"].partition(":")
+        if function:
+            sys.modules["__main__"].__package__ = None  # a script has none
+            getattr(importlib.import_module(module), function)()
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -3,9 +3,11 @@
 import contextlib
 import itertools
 import os
+import select
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +25,12 @@ SETTINGS = {
     "max_connections": "300",
     "max_prepared_transactions": "10",
     "track_commit_timestamp": "on",
+    # No test waits for autovacuum, and its workers would visit every database every ten seconds.
+    "autovacuum_naptime": "1h",
 }
+
+POLL_SECONDS = 0.02
+_DROP_SECONDS = 10.0
 
 _numbers = itertools.count(1)
 
@@ -95,6 +102,10 @@ def shared_server(servers: Callable[[str], Server], combination: None) -> Server
     return servers(os.environ.get("TEST_POSTGRES", "18"))
 
 
+Connection = psycopg.Connection[tuple[object, ...]]
+IDLE = psycopg.pq.TransactionStatus.IDLE
+
+
 class Database:
     """A database of a test's own."""
 
@@ -107,6 +118,8 @@ class Database:
         """Of a proxy that the program goes through; tests themselves do not."""
         self.parameters = ""
         """More libpq parameters for the program's connections."""
+        self.keeps_connections = False
+        self._idle: list[Connection] = []
 
     @property
     def url(self) -> str:
@@ -116,51 +129,129 @@ class Database:
             url = url.replace(f":{self.server.port}/", f":{self.port}/")
         return f"{url}{separator}{self.parameters}"
 
-    def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
-        return psycopg.connect(self.server.url(self.name), autocommit=True)
+    def connect(self) -> Connection:
+        url = self.server.url(self.name)
+        return psycopg.connect(url, autocommit=True, prepare_threshold=None)
 
     def execute(self, sql: str) -> list[tuple[object, ...]]:
-        """Run SQL; return the rows of the last statement if it has any."""
-        return self.server.execute(sql, self.name)
+        """Run SQL; return the rows of the last statement if it has any.
+
+        Each call finds a session as new. Connections are used again all the same: a test makes some
+        twenty, which costs more than the work they do.
+        """
+        connection = self._reuse() or self.connect()
+        try:
+            try:
+                rows = _run(connection, sql)
+            except psycopg.errors.AdminShutdown:  # somebody ended it while it was idle
+                connection.close()
+                connection = self.connect()
+                rows = _run(connection, sql)
+            if self.keeps_connections and connection.info.transaction_status == IDLE:
+                connection.execute("discard all")
+                self._idle.append(connection)
+                return rows
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        return rows
+
+    def _reuse(self) -> Connection | None:
+        """Return a connection that no other thread uses and that is alive."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            says_something, _, _ = select.select([connection.fileno()], [], [], 0)
+            if not says_something:
+                return connection
+            connection.close()  # that can only be its end
+
+    def close(self) -> None:
+        self.keeps_connections = False
+        while self._idle:
+            self._idle.pop().close()
 
     def value(self, sql: str) -> object:
         return self.execute(sql)[0][0]
+
+
+def _run(connection: Connection, sql: str) -> list[tuple[object, ...]]:
+    cursor = connection.execute(sql.encode())
+    while cursor.nextset():
+        pass
+    return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager
 def database(server: Server, prefix: str) -> Iterator[Database]:
     """Make a database for the length of a block, and drop it with its slots."""
     name = f"{prefix}_{os.getpid()}_{next(_numbers)}"
-    server.execute(f"create database {quote_identifier(name)}")
+    with operator(server) as connection:
+        strategy = _CHEAPEST_COPY if connection.execute(_COPIES_CHEAPLY_SQL).fetchone() else ""
+        connection.execute(f"create database {quote_identifier(name)} {strategy}".encode())
+    made = Database(server, name)
+    made.keeps_connections = True
     try:
-        yield Database(server, name)
+        yield made
     finally:
+        made.close()
         drop_database(server, name)
 
 
+# Copying files takes half the CPU of copying pages through the WAL, if nothing need reach the disk.
+_CHEAPEST_COPY = "strategy file_copy"
+_COPIES_CHEAPLY_SQL = """
+    select 1 where current_setting('fsync') = 'off'
+    and current_setting('server_version_num')::int >= 150000
+"""
+
+
+@contextlib.contextmanager
+def operator(server: Server) -> Iterator[Connection]:
+    """Connect as superuser for the length of a block; each statement commits."""
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        yield connection
+
+
 def drop_database(server: Server, name: str) -> None:
-    server.execute(
-        "select pg_terminate_backend(active_pid) from pg_replication_slots"
-        f" where database = '{name}' and active_pid is not null"
-    )
-    for (gid,) in server.execute(f"select gid from pg_prepared_xacts where database = '{name}'"):
-        server.execute(f"rollback prepared {quote_literal(str(gid))}", name)
-    for _ in range(100):
-        server.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            f" where database = '{name}' and not active"
+    with operator(server) as connection:
+        connection.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots"
+            " where database = %s and active_pid is not null",
+            (name,),
         )
-        left = f"select 1 from pg_replication_slots where database = '{name}'"
-        if not server.execute(left):
-            break
-    oids = server.execute(f"select oid from pg_database where datname = '{name}'")
-    server.execute(f"drop database if exists {quote_identifier(name)} with (force)")
-    for (oid,) in oids:
+        prepared = "select gid from pg_prepared_xacts where database = %s"
+        for (gid,) in connection.execute(prepared, (name,)).fetchall():
+            server.execute(f"rollback prepared {quote_literal(str(gid))}", name)
+        _drop_slots(connection, name)
+        oids = connection.execute("select oid from pg_database where datname = %s", (name,))
+        origins = [f"streamer\\_{oid}\\_%" for (oid,) in oids.fetchall()]
+        dropped = f"drop database if exists {quote_identifier(name)} with (force)"
+        connection.execute(dropped.encode())
         # Each takes one of the server's places for origins, which other tests may be in want of.
-        server.execute(
+        connection.execute(
             "select pg_replication_origin_drop(roname) from pg_replication_origin"
-            f" where roname like 'streamer\\_{oid}\\_%'"
+            " where roname like any (%s)",
+            (origins,),
         )
+
+
+def _drop_slots(connection: Connection, database: str) -> None:
+    """Drop a database's slots as their walsenders end."""
+    deadline = time.monotonic() + _DROP_SECONDS
+    while time.monotonic() < deadline:
+        connection.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where database = %s and not active",
+            (database,),
+        )
+        left = "select 1 from pg_replication_slots where database = %s"
+        if connection.execute(left, (database,)).fetchone() is None:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 @pytest.fixture

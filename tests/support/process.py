@@ -94,14 +94,29 @@ def command(
     config: Path, *arguments: str, seconds: float = 60
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command of the program to its end."""
+    return run("streamer", "--config", str(config), *arguments, seconds=seconds)
+
+
+def run(
+    program: str, *arguments: str, environment: dict[str, str] | None = None, seconds: float = 60
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end."""
     with tempfile.TemporaryDirectory() as directory:
         stdout, stderr = Path(directory, "stdout"), Path(directory, "stderr")
-        given = ["--config", str(config), *arguments]
         process = ForkedProcess(
-            "streamer", given, environment=dict(os.environ), stdout=stdout, stderr=stderr
+            program,
+            list(arguments),
+            environment=os.environ | (environment or {}),
+            stdout=stdout,
+            stderr=stderr,
         )
-        code = process.wait(seconds)
-        return subprocess.CompletedProcess(given, code, stdout.read_text(), stderr.read_text())
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(
+            list(arguments), code, stdout.read_text(), stderr.read_text()
+        )
 
 
 def caught_up(process: Process, seconds: float = 60) -> None:
