@@ -348,6 +348,20 @@ class TextEncodingError(ValueConversionError):
     """Text is not valid UTF-8; a source with the encoding SQL_ASCII can contain such text."""
 
 
+class UntranslatableTextError(TextEncodingError):
+    """Text with a character that has no equivalent in UTF-8; see ``change_number``."""
+
+    sqlstate = "22P05"  # untranslatable_character
+
+    def __init__(self, change_number: int, encoding: str, character: bytes) -> None:
+        shown = " ".join(f"0x{byte:02x}" for byte in character)
+        super().__init__(
+            f'source: character with byte sequence {shown} in encoding "{encoding}" has no '
+            'equivalent in encoding "UTF8"'
+        )
+        self.change_number = change_number
+
+
 class RowTooLargeError(ValueConversionError):
     """A row needs more memory at the target than PostgreSQL allows; see ``change_number``."""
 

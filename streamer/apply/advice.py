@@ -16,6 +16,7 @@ from streamer.errors import (
     IdentityError,
     StreamerError,
     TextEncodingError,
+    UntranslatableTextError,
     ValueConversionError,
 )
 from streamer.hints import command
@@ -53,6 +54,9 @@ def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> 
     resync = f"run: {command('resync', table, database=source.database, sid=source.sid)}"
     if isinstance(error, IdentityError):
         yield f"{error.hint}, {resync}"
+    elif isinstance(error, UntranslatableTextError):
+        yield f"replace the character at the source, and {resync}"
+        yield _QUARANTINE
     elif isinstance(error, TextEncodingError):
         yield f"correct the text at the source so that it is valid UTF-8, and {resync}"
         yield _QUARANTINE

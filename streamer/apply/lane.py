@@ -23,6 +23,7 @@ from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
 from streamer.decode.pgoutput import Relation
+from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import NOTHING, Lsn
@@ -41,6 +42,7 @@ class RelationSource:
     """Facts about a relation's source that its plans need and RELATION messages lack.
 
     ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
+    ``conversion``: what turns its text into UTF-8, where the source sends another encoding.
     ``unique_keys``: columns whose values no two rows share, not even within a transaction.
     """
 
@@ -53,6 +55,7 @@ class RelationSource:
     has_partial_key: bool = False
     is_partitioned: bool = False
     types: dict[str, str] = field(default_factory=dict)
+    conversion: TextConversion | None = None
 
     def with_definition(self, relation: SourceRelation) -> "RelationSource":
         """Return these facts with those of *relation*, as the source's catalogs have it."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamer.decode.pgoutput import Relation
+from streamer.decode.text_conversion import TextConversion
 from streamer.decode.tuples import (
     Row,
     read_binary_row,
@@ -112,6 +113,8 @@ class ApplyPlan:
     binary: bool = False
     number: int = field(default=0, compare=False)
     inputs: tuple[PlanInput, ...] = ()
+    conversion: TextConversion | None = None
+    """What turns the source's text into UTF-8, if the source sends another encoding."""
 
     @property
     def filter(self) -> Expression | None:
@@ -212,11 +215,13 @@ class ApplyPlan:
 
     @property
     def read_row(self) -> Callable[[bytes], tuple[Row, int]]:
-        return read_binary_row if self.binary else read_text_row
+        read = read_binary_row if self.binary else read_text_row
+        return read if self.conversion is None else self.conversion.reading(read)
 
     @property
     def read_tuple(self) -> Callable[[bytes, int], tuple[Row, int]]:
-        return read_binary_tuple if self.binary else read_text_tuple
+        read = read_binary_tuple if self.binary else read_text_tuple
+        return read if self.conversion is None else self.conversion.reading(read)
 
     @cached_property
     def get_key(self) -> Callable[[Row], Any]:

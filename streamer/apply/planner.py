@@ -157,6 +157,7 @@ class Planner:
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
+        plan = replace(plan, conversion=mapped.source.conversion)
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:

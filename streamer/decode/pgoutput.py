@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from streamer.decode.text_conversion import TextConversion
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
 
@@ -163,10 +164,11 @@ Message = (
 class _Cursor:
     """Reads the fields of one message in order."""
 
-    __slots__ = ("_data", "_position")
+    __slots__ = ("_conversion", "_data", "_position")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, conversion: TextConversion | None) -> None:
         self._data = data
+        self._conversion = conversion
         self._position = 1
 
     def _take(self, size: int) -> bytes:
@@ -203,8 +205,9 @@ class _Cursor:
         end = self._data.find(b"\0", self._position)
         if end < 0:
             raise self.error("truncated")
+        data = self._data[self._position : end]
         try:
-            text = self._data[self._position : end].decode()
+            text = data.decode() if self._conversion is None else self._conversion.name(data)
         except UnicodeDecodeError:
             raise self.error("undecodable text in") from None
         self._position = end + 1
@@ -238,11 +241,14 @@ def parse_commit(data: bytes) -> Commit:
     return Commit(Lsn(commit_lsn), Lsn(end_lsn), commit_time)
 
 
-def parse(data: bytes, *, in_stream: bool = False) -> Message:
+def parse(
+    data: bytes, *, in_stream: bool = False, conversion: TextConversion | None = None
+) -> Message:
     """Parse a message that is not about a row.
 
     *in_stream*: it came between STREAM START and STREAM STOP, where messages carry the xid of their
-    (sub)transaction behind the kind byte. Raises ProtocolError for row messages too.
+    (sub)transaction behind the kind byte. *conversion*: of names. Raises ProtocolError for row
+    messages too.
     """
     kind = data[0] if data else 0
     parser = _PARSERS.get(kind)
@@ -252,7 +258,7 @@ def parse(data: bytes, *, in_stream: bool = False) -> Message:
         return parse_commit(data)
     if parser is None:
         raise ProtocolError(f"unknown pgoutput message {chr(kind)!r} at offset 0")
-    cursor = _Cursor(data)
+    cursor = _Cursor(data, conversion)
     if in_stream and kind in _CARRY_XID:
         cursor.int32()
     message = parser(cursor)

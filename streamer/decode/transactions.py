@@ -17,12 +17,15 @@ Pure, apart from what the given spool does.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import Relation
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
+
+if TYPE_CHECKING:
+    from streamer.decode.text_conversion import TextConversion
 
 _ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
 _ROW_SET: Final = frozenset(_ROW_KINDS)
@@ -108,6 +111,8 @@ class TransactionAssembler:
         self._open_spool = open_spool
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
+        self.conversion: TextConversion | None = None
+        """What turns the stream's text into UTF-8, if the source sends another encoding."""
         self._relations: dict[bytes, Relation] = {}
         self._transaction: Transaction | None = None
         self._is_foreign = False
@@ -192,7 +197,7 @@ class TransactionAssembler:
         return piece
 
     def _handle(self, kind: int, payload: bytes) -> Iterator[TransactionPiece]:
-        message = pgoutput.parse(payload)
+        message = pgoutput.parse(payload, conversion=self.conversion)
         match message:
             case pgoutput.Origin():
                 self._expect_transaction(kind)
@@ -283,7 +288,7 @@ class TransactionAssembler:
     def _handle_in_stream(self, kind: int, payload: bytes) -> None:
         streamed = self._in_stream
         assert streamed is not None
-        match pgoutput.parse(payload, in_stream=True):
+        match pgoutput.parse(payload, in_stream=True, conversion=self.conversion):
             case pgoutput.StreamStop():
                 self._keep()
                 self._in_stream = None
@@ -357,7 +362,7 @@ class TransactionAssembler:
             kind = message[0]
             plain = message[:1] + message[5:]
             if kind == pgoutput.RELATION:
-                relation = pgoutput.parse(message, in_stream=True)
+                relation = pgoutput.parse(message, in_stream=True, conversion=self.conversion)
                 assert isinstance(relation, Relation)
                 self._handle_relation(relation)
             elif kind == pgoutput.TRUNCATE:

@@ -54,6 +54,7 @@ from streamer.source.catalog import (
     read_server,
 )
 from streamer.source.connection import Connection, connection
+from streamer.source.encoding import read_conversion
 from streamer.source.feedback import Feedback
 from streamer.source.history import HistoryCheck, Landmark
 from streamer.source.large_rows import name_large_row
@@ -209,8 +210,8 @@ class Pipeline:
 
     async def _report_wait(self, awaited: str) -> None:
         """Store the sessions of the source for which the start waits."""
-        what = f"the start waits for {awaited}"
-        await self._services.store.set_source_state(self._record.source_id, "starting", what)
+        reason = f"the start waits for {awaited}"
+        await self._services.store.set_source_state(self._record.source_id, "starting", reason)
 
     async def _settle(
         self, plain: Connection, server: SourceServer, history: str
@@ -240,6 +241,8 @@ class Pipeline:
             relations,
             known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
         )
+        is_text = self._binary_types == TEXT
+        self._assembler.conversion = await read_conversion(plain) if is_text else None
         self._publishing = Publishing(source, server, store, self._relations)
         self._watch = SourceWatch(
             source, server, store, self._relations, self._publishing, self.health
@@ -264,7 +267,9 @@ class Pipeline:
             record = await store.register_relation(
                 self._record.source_id, mapping, may_resume=not self.is_streaming
             )
-            facts = relation_source(source, relation, self._binary_types, self.claim)
+            facts = relation_source(
+                source, relation, self._binary_types, self.claim, self._assembler.conversion
+            )
             mapped = MappedRelation(
                 record.relation_id,
                 mapping,
@@ -774,12 +779,8 @@ class Pipeline:
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
         self._relations.set_state(mapped, State.ERROR, error)
-        log.error(
-            "table cannot be copied",
-            source=self.source.label,
-            table=str(mapped.mapping.source),
-            error=error,
-        )
+        table = str(mapped.mapping.source)
+        log.error("table cannot be copied", source=self.source.label, table=table, error=error)
 
 
 def _held_by(holder: str) -> str:

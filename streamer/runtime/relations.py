@@ -13,6 +13,7 @@ from typing import Final
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
+from streamer.decode.text_conversion import TextConversion
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping, resolve
@@ -320,7 +321,8 @@ def relation_source(
     relation: SourceRelation | None,
     binary_types: frozenset[int],
     claim: Claim,
+    conversion: TextConversion | None = None,
 ) -> RelationSource:
     """Return what applying changes needs to know of a relation; little, if it is not there."""
-    facts = RelationSource(source.database, source.sid, claim, binary_types)
+    facts = RelationSource(source.database, source.sid, claim, binary_types, conversion=conversion)
     return facts if relation is None else facts.with_definition(relation)

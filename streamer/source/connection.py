@@ -28,6 +28,7 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
+from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import Meaning, meaning
 
@@ -185,13 +186,34 @@ async def connection(
         await connected.close()
 
 
-async def pass_bytes(connection: Connection) -> None:
-    """Let a server whose encoding is SQL_ASCII send text as it is stored.
+UNCONVERTIBLE: Final = ("22P05", "22021")
+"""SQLSTATEs of text that the server cannot convert: untranslatable or not in the repertoire."""
 
-    For any other client encoding it would validate the text, and one invalid byte would end the
-    stream of all tables. Now the target refuses the row. Text in results is bytes from here on.
+
+def has_any_text(connection: Connection) -> bool:
+    """Return whether the server's text may be in any encoding, because that is SQL_ASCII."""
+    return connection.info.parameter_status("server_encoding") == "SQL_ASCII"
+
+
+async def as_stored(connection: Connection, command: str) -> bytes:
+    """Return *command* in the encoding of the server, which reads it so after `pass_bytes`."""
+    if command.isascii():
+        return command.encode()
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+    literal = quote_literal(command)
+    row = await fetch_one(
+        connection, f"select pg_catalog.convert_to({literal}, {quote_literal(encoding)}) as stored"
+    )
+    return bytes(row["stored"])
+
+
+async def pass_bytes(connection: Connection) -> None:
+    """Let the server send text as it is stored, unless that is UTF-8.
+
+    For any other client encoding it would validate or convert the text, and one character that
+    cannot be converted would end the stream of all tables. Text in results is bytes from here on.
     """
-    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+    if connection.info.parameter_status("server_encoding") != "UTF8":
         await connection.execute("set client_encoding to 'SQL_ASCII'")
 
 

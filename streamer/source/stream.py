@@ -21,12 +21,22 @@ from psycopg import pq
 
 from streamer.decode import pgoutput
 from streamer.decode.large import LARGE_BYTES, as_message
-from streamer.errors import ProtocolError, SourceConnectionError
+from streamer.errors import ProtocolError, SourceConnectionError, TransportError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connect, pass_bytes, translate, translating
+from streamer.source.connection import (
+    UNCONVERTIBLE,
+    Connection,
+    as_stored,
+    connect,
+    first_line,
+    has_any_text,
+    pass_bytes,
+    translate,
+    translating,
+)
 from streamer.source.timeline import check_same_server
 
 _XLOG_DATA: Final = ord("w")
@@ -111,10 +121,11 @@ class ChangeStream(Protocol):
 class ReplicationStream:
     """One START_REPLICATION, from its start to its end."""
 
-    def __init__(self, connection: Connection, label: str) -> None:
+    def __init__(self, connection: Connection, label: str, *, is_binary: bool = False) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._label = label
+        self._is_binary = is_binary
         self.received_lsn = NOTHING
         self.last_message_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
@@ -135,14 +146,17 @@ class ReplicationStream:
         """
         connection = await connect(source, replication=True)
         try:
-            stream = cls(connection, source.label)
+            stream = cls(connection, source.label, is_binary=options.binary)
             start = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn}"
             command = f"{start} ({options.sql()})"
             with translating(source.label):
                 if server is not None:
                     await check_same_server(connection, server)
-                await pass_bytes(connection)
-                await stream._execute(command.encode())
+                stored = command.encode()
+                if not options.binary or has_any_text(connection):
+                    stored = await as_stored(connection, command)
+                    await pass_bytes(connection)
+                await stream._execute(stored)
         except BaseException:
             await connection.close()
             raise
@@ -207,6 +221,9 @@ class ReplicationStream:
         try:
             self._read_frames(burst)
         except psycopg.Error as exc:
+            if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
+                # The server converts binary text itself, for all tables. In text it need not.
+                raise TransportError(first_line(exc)) from exc
             raise translate(exc, self._label) from exc
         return burst
 

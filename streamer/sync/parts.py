@@ -229,6 +229,10 @@ class PartCopier:
             if place := self._find_invalid_text(part["locate"]):
                 exc.add_note(place)
             raise
+        except psycopg.errors.UntranslatableCharacter as exc:
+            if part["locate"] and (place := self._find_untranslatable(part["locate"])):
+                exc.add_note(place)
+            raise
         self._check_types(part["types_out"], part["types_in"])
         self._target.execute(
             "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
@@ -313,6 +317,22 @@ class PartCopier:
             "correct it there, then resync the table"
         )
 
+    def _find_untranslatable(self, locate: str) -> str | None:
+        """Return which row and column of the source holds a character that UTF-8 lacks.
+
+        The source converts the text that it sends, and its error names neither.
+        """
+        self._source.execute("rollback to savepoint part")
+        self._source.execute(_FIND_UNTRANSLATABLE_SQL.replace("{rows}", locate).encode())
+        row = self._source.execute("select current_setting('streamer.place')").fetchone()
+        place, _, name = str(row[0] if row is not None else "").partition(" ")
+        if not place:
+            return None
+        return (
+            f'at the source, column "{name}" of the row with ctid {place} has it: replace the '
+            "character there, then resync the table"
+        )
+
     def _check_types(self, types_out: str, types_in: str) -> None:
         """Make sure that binary values were received as what they are.
 
@@ -384,6 +404,29 @@ _IS_REWRITTEN_SQL: Final = """
 select coalesce(pg_catalog.bool_or(
     pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
 from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
+"""
+# Only a block can go on behind a row that cannot be converted; a setting takes its result.
+_FIND_UNTRANSLATABLE_SQL: Final = """
+do $streamer$
+declare
+    streamer_row record;
+    streamer_field record;
+begin
+    perform pg_catalog.set_config('streamer.place', '', false);
+    for streamer_row in {rows} loop
+        for streamer_field in
+            select key, value from pg_catalog.json_each_text(pg_catalog.row_to_json(streamer_row))
+        loop
+            begin
+                perform pg_catalog.convert_to(streamer_field.value, 'UTF8');
+            exception when untranslatable_character or character_not_in_repertoire then
+                perform pg_catalog.set_config('streamer.place',
+                    streamer_row.ctid::text || ' ' || streamer_field.key, false);
+                return;
+            end;
+        end loop;
+    end loop;
+end $streamer$
 """
 _GONE: Final = (
     psycopg.errors.UndefinedTable,

@@ -40,7 +40,7 @@ from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, stat
 from streamer.decode.pgoutput import TRUNCATE, to_datetime
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row
-from streamer.errors import StreamerError
+from streamer.errors import StreamerError, UntranslatableTextError
 from streamer.mapping.rules import OnError, SourceLabel, TableType
 from streamer.postgres.sqlstate import is_row_specific
 from streamer.target.connection import TargetConnection
@@ -619,7 +619,8 @@ def _message(message: str, detail: str | None) -> str:
 
 
 def _sqlstate(error: StreamerError) -> str | None:
-    return getattr(error.__cause__, "sqlstate", None)
+    raised_by = error if isinstance(error, UntranslatableTextError) else error.__cause__
+    return getattr(raised_by, "sqlstate", None)
 
 
 def _is_of_a_row(error: StreamerError) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from streamer.decode.large import PIECE_BYTES, LargeValue
+from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import NULL, MixedRow, Row, Value
-from streamer.errors import RowTooLargeError
+from streamer.errors import RowTooLargeError, UntranslatableTextError
 
 CHUNK_ROWS: Final = 2000
 ROW_BYTES_MAX: Final = 0x3FFFFFFF
@@ -94,6 +95,8 @@ def _encode_in_pieces(
         for position, item in enumerate(items):
             if not binary and position:
                 buffer.append(b"\t")
+            if isinstance(item, UnconvertedText) and (missing := item.missing()) is not None:
+                raise UntranslatableTextError(number, item.conversion.encoding, missing)
             parts = item.pieces() if isinstance(item, LargeValue) else (item,)
             for part in parts:
                 data = bytes(part) if binary else escape_if_needed(part)

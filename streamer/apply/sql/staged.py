@@ -15,6 +15,7 @@ from streamer.apply.sql.copydata import Picker, constant
 from streamer.apply.sql.expressions import input_name
 from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_TRUNCATE, OP_UPDATE, Statements
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
+from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import NULL, UNCHANGED, Row, Value, is_partial, unchanged_positions
 
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
@@ -101,7 +102,7 @@ class OrderedRun:
         return None if row is None else key_text(plan.key, _texts(plan, row))
 
     def invalid_text(self, change_number: int) -> str | None:
-        """Name the column of change *change_number* whose text is not valid UTF-8.
+        """Name the column of change *change_number* whose text is not, or cannot be, UTF-8.
 
         In binary the server's COPY names it.
         """
@@ -131,6 +132,8 @@ class OrderedRun:
 
 
 def _is_utf8(value: Value) -> bool:
+    if isinstance(value, UnconvertedText):
+        return value.missing() is None
     if not isinstance(value, bytes):
         return True
     try:

@@ -1,0 +1,181 @@
+"""Converts text of a source in another encoding than UTF8 or SQL_ASCII to UTF-8, value by value.
+
+PostgreSQL can convert text while it sends it, but one character without an equivalent in UTF-8 then
+ends the stream of all tables. So the source sends its text as it is stored, and rows are converted
+here. The table of characters comes from the source's own conversion (`streamer.source.encoding`).
+Python's codecs are not used: they differ from PostgreSQL in some characters.
+
+A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY takes.
+Its change is refused then like one whose value the target refuses. Pure.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, cast
+
+from streamer.decode.large import LargeValue, pieces
+from streamer.decode.tuples import Row, Value
+from streamer.errors import ProtocolError
+
+ReadRow = Callable[..., tuple[Row, int]]
+
+_SINGLE: Final = r"[\x80-\xff]"
+_PAIR: Final = r"[\x80-\xff]{2}"
+_TRIPLE: Final = rf"\x8f{_PAIR}"
+_PATTERNS: Final = {
+    "EUC_CN": _PAIR,
+    "EUC_KR": _PAIR,
+    "EUC_JP": rf"{_TRIPLE}|(?!\x8f){_PAIR}",
+    "EUC_JIS_2004": rf"{_TRIPLE}|(?!\x8f){_PAIR}",
+    "EUC_TW": rf"\x8e[\x80-\xff]{{3}}|{_TRIPLE}|(?![\x8e\x8f]){_PAIR}",
+}
+"""How multi-byte characters begin: pg_wchar.c, pg_euc*_mblen. No other server encoding has any."""
+_NOT_UTF8: Final = b"\xff"
+"""Stands before a character without an equivalent wherever its bytes are shown or stored."""
+
+
+def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return the byte ranges of all characters outside ASCII that *encoding* may have."""
+    any_byte, second = (0x80, 0xFF), (0xA1, 0xFE)
+    match encoding:
+        case "EUC_CN" | "EUC_KR":
+            return ((second, second),)
+        case "EUC_JP" | "EUC_JIS_2004":
+            return (
+                (second, second),
+                ((0x8E, 0x8E), (0xA1, 0xDF)),
+                ((0x8F, 0x8F), second, second),
+            )
+        case "EUC_TW":
+            return ((second, second), ((0x8E, 0x8E), (0xA1, 0xB0), second, second))
+    return ((any_byte,),)
+
+
+class TextConversion:
+    """Converts text of one encoding; *characters* are those outside ASCII, with their UTF-8."""
+
+    def __init__(self, encoding: str, characters: Mapping[bytes, bytes]) -> None:
+        self.encoding = encoding
+        self._characters = characters
+        pattern = _PATTERNS.get(encoding)
+        whole = _SINGLE if pattern is None else f"{pattern}|{_SINGLE}"
+        self._find = re.compile(whole.encode("latin-1"), re.DOTALL)
+        self._is_multibyte = pattern is not None
+        self._table = None if self._is_multibyte else _single_byte_table(characters)
+
+    def convert(self, value: bytes) -> Value:
+        """Return *value* in UTF-8; an `UnconvertedText` if one of its characters has none."""
+        if value.isascii():
+            return value
+        if self._table is not None:
+            try:
+                return codecs.charmap_decode(value, "strict", self._table)[0].encode()
+            except UnicodeDecodeError:
+                return cast("Value", UnconvertedText(memoryview(value), self))
+        try:
+            return self._find.sub(lambda found: self._characters[found[0]], value)
+        except KeyError:
+            return cast("Value", UnconvertedText(memoryview(value), self))
+
+    def name(self, data: bytes) -> str:
+        """Convert a name. Raises ProtocolError."""
+        found = self.convert(data)
+        if isinstance(found, UnconvertedText):
+            raise ProtocolError(
+                f'a name with a character of encoding "{self.encoding}" that UTF-8 lacks'
+            )
+        return found.decode()
+
+    def reading(self, read: ReadRow) -> ReadRow:
+        """Return a function that reads a row as *read* does, and converts it."""
+
+        def read_converted(message: bytes, *position: int) -> tuple[Row, int]:
+            row, end = read(message, *position)
+            for number, value in enumerate(row):
+                if value.__class__ is bytes:
+                    if not value.isascii():
+                        row[number] = self.convert(value)
+                elif isinstance(value, LargeValue):
+                    row[number] = cast("Value", UnconvertedText(value.view, self))
+            return row, end
+
+        return read_converted
+
+    def in_pieces(self, view: memoryview) -> Iterator[bytes]:
+        """Yield a text in UTF-8, with `_NOT_UTF8` before each character that has no equivalent."""
+        rest = b""
+        size = 0
+        for piece in pieces(cast("bytes", view)):
+            size += len(piece)
+            data = rest + piece
+            end = len(data) if size == len(view) else self._end_of_characters(data)
+            yield self._find.sub(self._mark_missing, data[:end])
+            rest = data[end:]
+
+    def _mark_missing(self, found: re.Match[bytes]) -> bytes:
+        return self._characters.get(found[0]) or _NOT_UTF8 + found[0]
+
+    def _end_of_characters(self, data: bytes) -> int:
+        """Return where the last whole character of *data* ends; the rest is in the next piece."""
+        if not self._is_multibyte:
+            return len(data)
+        start = len(data)
+        while start and data[start - 1] >= 0x80:
+            start -= 1
+        for found in self._find.finditer(data, start):
+            if len(found[0]) == 1:
+                return found.start()
+        return len(data)
+
+    def missing(self, view: memoryview) -> bytes | None:
+        """Return the first character of a text that has no equivalent in UTF-8."""
+        for piece in self.in_pieces(view):
+            if (at := piece.find(_NOT_UTF8)) >= 0:
+                found = self._find.match(piece, at + 1)
+                return found[0] if found is not None else piece[at + 1 :]
+        return None
+
+
+class UnconvertedText(LargeValue):
+    """Text as the source stores it: large, or with a character that UTF-8 lacks.
+
+    As bytes it is UTF-8 with a byte before each such character that is never valid there. So
+    neither a target nor a retry from quarantine can take it for another text.
+    """
+
+    __slots__ = ("conversion",)
+
+    def __init__(self, view: memoryview, conversion: TextConversion) -> None:
+        super().__init__(view)
+        self.conversion = conversion
+
+    def missing(self) -> bytes | None:
+        """Return its first character without an equivalent in UTF-8."""
+        return self.conversion.missing(self.view)
+
+    def pieces(self) -> Iterator[bytes]:
+        return self.conversion.in_pieces(self.view)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces()))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, UnconvertedText):
+            return self.view == other.view
+        return isinstance(other, bytes) and bytes(self) == other
+
+    def __hash__(self) -> int:
+        return hash(self.view)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return bytes(self).decode(encoding, errors)
+
+
+def _single_byte_table(characters: Mapping[bytes, bytes]) -> str:
+    """Return the table that `codecs.charmap_decode` takes."""
+    above = (characters.get(bytes([byte]), b"").decode() for byte in range(0x80, 0x100))
+    return "".join(map(chr, range(0x80))) + "".join(text or "\ufffe" for text in above)

@@ -1,0 +1,59 @@
+"""The encoding of a source's database, and its characters in UTF-8 as PostgreSQL converts them."""
+
+from itertools import product
+from typing import Final
+
+from streamer.decode.text_conversion import TextConversion, character_ranges
+from streamer.source.connection import Connection, fetch_one
+
+PASSED: Final = ("UTF8", "SQL_ASCII")
+"""Encodings whose text needs no conversion, or that say nothing about their text."""
+
+# A block returns nothing, so it leaves its result in a setting. The list of characters is ours and
+# holds hexadecimal digits only.
+_CONVERT_SQL: Final = """
+do $streamer$
+declare
+    streamer_character bytea;
+    streamer_found text[] := array[]::text[];
+begin
+    foreach streamer_character in array '{characters}'::bytea[] loop
+        begin
+            streamer_found := pg_catalog.array_append(streamer_found,
+                pg_catalog.encode(streamer_character, 'hex') || ' ' || pg_catalog.encode(
+                    pg_catalog.convert(streamer_character, '{encoding}', 'UTF8'), 'hex'));
+        exception when untranslatable_character or character_not_in_repertoire then null;
+        end;
+    end loop;
+    perform pg_catalog.set_config(
+        'streamer.characters', pg_catalog.array_to_string(streamer_found, ','), false);
+end $streamer$
+"""
+_RESULT_SQL: Final = "select current_setting('streamer.characters') as characters"
+
+
+async def read_conversion(connection: Connection) -> TextConversion | None:
+    """Return the conversion of the source's text to UTF-8; None if its bytes are passed on."""
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+    if encoding in PASSED:
+        return None
+    await connection.execute(conversion_sql(encoding))
+    row = await fetch_one(connection, _RESULT_SQL)
+    return TextConversion(encoding, read_characters(row["characters"]))
+
+
+def conversion_sql(encoding: str) -> str:
+    """Return the block that converts each character of *encoding* outside ASCII. Pure."""
+    characters = (
+        bytes(character)
+        for ranges in character_ranges(encoding)
+        for character in product(*(range(first, last + 1) for first, last in ranges))
+    )
+    listed = ",".join(f'"\\\\x{character.hex()}"' for character in characters)
+    return _CONVERT_SQL.replace("{characters}", f"{{{listed}}}").replace("{encoding}", encoding)
+
+
+def read_characters(text: str) -> dict[bytes, bytes]:
+    """Read the block's result: pairs of hexadecimal digits. Pure."""
+    pairs = (pair.split(" ") for pair in text.split(",") if pair)
+    return {bytes.fromhex(stored): bytes.fromhex(utf8) for stored, utf8 in pairs}
