@@ -397,8 +397,23 @@ def missing_error(
     added: Mapping[str, AddedColumn] = NO_ADDED,
     resync: str | None = None,
 ) -> TargetSchemaError:
-    """Return the error that says what makes the target fit, and keeps its rows equal to the
-    source's. *resync*: the command that copies the table again. Pure.
+    """Return the error for columns that the target lacks, with `missing_remedy`. Pure."""
+    statements, words = missing_remedy(mapping, target, missing, types, added, resync)
+    hint = f"run there: {'; '.join(statements)}; {words}"
+    listed = ", ".join(f'"{name}"' for _, name in missing)
+    return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
+
+
+def missing_remedy(
+    mapping: RelationMapping,
+    target: RelationName,
+    missing: Sequence[tuple[str, str]],
+    types: Mapping[str, str],
+    added: Mapping[str, AddedColumn],
+    resync: str | None,
+) -> tuple[list[str], str]:
+    """Return the statements that make the target fit and keep its rows equal to the source's, and
+    the advice that no statement gives. *resync*: the command that copies the table again. Pure.
     """
     alter = f"alter table {quote_qualified(target.namespace, target.name)}"
     plain = AddedColumn()
@@ -416,11 +431,10 @@ def missing_error(
         additions.append((name, kind))
     if additions:
         statements.append(f"{alter} {add_columns_clause(additions)}")
-    hint = f"run there: {'; '.join(statements)}; or exclude the column in the mapping"
+    words = "or exclude the column in the mapping"
     if resync is not None and any(added.get(source, plain).is_computed for source, _ in missing):
-        hint += f"; no change brings the values that rows from before have in it: {resync} does"
-    listed = ", ".join(f'"{name}"' for _, name in missing)
-    return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
+        words += f"; no change brings the values that rows from before have in it: {resync} does"
+    return statements, words
 
 
 def missing_columns(
@@ -492,10 +506,12 @@ def _check_unfilled_columns(
     for column in target.columns.values():
         fills_itself = column.has_default or column.generated
         if column.not_null and column.name not in filled and not fills_itself:
+            table = quote_qualified(target.name.namespace, target.name.name)
             raise TargetSchemaError(
                 f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, '
                 "has no default and no column of the source to fill it",
-                hint="give it a default, drop NOT NULL, or map a column to it",
+                hint=f"run there: alter table {table} alter column {quote_identifier(column.name)} "
+                "drop not null; or give it a default, or map a column to it",
             )
 
 

@@ -80,6 +80,14 @@ async def read_known(connection: TargetConnection, relation_id: int) -> dict[str
     return None if stored is None else json.loads(stored)
 
 
+async def read_all_known(connection: TargetConnection) -> dict[int, dict[str, int]]:
+    """Return the same of all relations of which it was stored, by their ids."""
+    rows = await connection.fetch(
+        "select id, columns::text from streamer.relation where columns is not null"
+    )
+    return {row["id"]: json.loads(row["columns"]) for row in rows}
+
+
 async def store_known(
     connection: TargetConnection, relation_id: int, columns: Mapping[str, int]
 ) -> None:

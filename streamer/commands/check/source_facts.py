@@ -19,6 +19,7 @@ from streamer.source.catalog import (
     read_server,
     read_server_plainly,
 )
+from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.expressions import describe_expressions
 from streamer.source.identity import key_identity
@@ -110,6 +111,7 @@ class SourceFacts:
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
     relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
+    columns: dict[RelationName, dict[str, ColumnNow]] = field(default_factory=dict)
     identities: dict[int, IdentityDetails] = field(default_factory=dict)
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
@@ -256,6 +258,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     assert facts.server is not None
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
+    facts.columns = await read_columns(plain, names)
     oids = [relation.oid for relation in facts.relations.values()]
     identities = [relation.identity for relation in facts.relations.values()]
     tables = [table.oid for each in identities for table in (each.root, *each.leaves)]

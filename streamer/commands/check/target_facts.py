@@ -12,6 +12,7 @@ from streamer.postgres import origin
 from streamer.progress.store import RelationRecord, SourceRecord, Store
 from streamer.source.catalog import SourceRelation
 from streamer.sync.states import State, needs_copy
+from streamer.target.add_columns import read_all_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.conventions import SID
@@ -96,6 +97,10 @@ class TargetFacts:
     """The id of this installation; empty before the first start."""
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
+    filled: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    """The source's columns by their numbers, as a table was filled with them last; by source and
+    source table.
+    """
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
@@ -208,6 +213,13 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
             facts.relations = {
                 (sources[record.source_id].label, record.source): record
                 for record in await store.relations()
+            }
+            async with store.connection() as connection:
+                known = await read_all_known(connection)
+            facts.filled = {
+                key: known[record.relation_id]
+                for key, record in facts.relations.items()
+                if record.relation_id in known
             }
     finally:
         await store.close()

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
+from streamer.apply.plan import (
+    AddedColumn,
+    ApplyPlan,
+    Identity,
+    make_plan,
+    missing_columns,
+    missing_remedy,
+)
+from streamer.apply.planner import judge_added
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import (
     Finding,
@@ -25,6 +33,7 @@ from streamer.commands.check.identities import key_fix
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
+from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import (
@@ -258,7 +267,11 @@ def _column(
 def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
     """A target table as it is, or as `run` makes it."""
     yield from check_rights(pair, table, relation)
-    if pair.mapping.rule.on_column_added is OnColumnAdded.ADD:
+    missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
+    judged = _judge_missing(pair, missing)
+    if pair.mapping.rule.on_column_added is OnColumnAdded.ADD and all(
+        column.may_be_added for column in judged.values()
+    ):
         relation, added = with_added_columns(pair, relation)
         if added:
             columns = add_columns_clause(added)
@@ -269,7 +282,9 @@ def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Ite
     try:
         plan = make_pair_plan(pair, relation)
     except TargetSchemaError as exc:
-        yield error(pair.place, exc.message, plan_fix(pair, relation, exc))
+        is_missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
+        fix = _missing_fix(pair, missing, judged) if is_missing else plan_fix(pair, relation, exc)
+        yield error(pair.place, exc.message, fix)
     else:
         yield from check_key(pair, plan)
     yield from check_columns(pair, relation)
@@ -297,6 +312,24 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
     )
 
 
+def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, AddedColumn]:
+    """Say what the source's columns are that the target lacks, as far as `run` stored that."""
+    filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
+    if filled is None:
+        return {}
+    now = pair.facts.columns.get(pair.mapping.source, {})
+    return judge_added([name for name, _ in missing], filled, now)
+
+
+def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, AddedColumn]) -> Fix:
+    """Return the same remedy as `run` gives where it meets a change."""
+    source = pair.facts.source
+    resync = command("resync", str(pair.mapping.source), database=source.database, sid=source.sid)
+    types = {column.name: column.type for column in pair.relation.columns}
+    statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged, resync)
+    return at_target(*missing_types_sql(pair), *statements, words=words)
+
+
 def check_added_types(pair: Pair, added: list[tuple[str, str]]) -> Iterable[Finding]:
     """Types of columns to add that the target lacks; `run` makes types only along with a table."""
     names = {name for name, _ in added}
@@ -322,7 +355,6 @@ def with_added_columns(
 
 
 _RUN_THERE: Final = "run there: "
-_OR_EXCLUDE: Final = "; or exclude the column in the mapping"
 
 
 def plan_fix(pair: Pair, relation: TargetRelation, exc: TargetSchemaError) -> Fix | None:
@@ -332,19 +364,12 @@ def plan_fix(pair: Pair, relation: TargetRelation, exc: TargetSchemaError) -> Fi
             its_source = _generated_source(pair, column.name)
             if its_source is not None:
                 return generated_fix(pair, its_source, column.name, is_there=True)
-            if "identity" not in (exc.hint or "") and exc.hint and _RUN_THERE not in exc.hint:
-                nullable = f"alter column {quote_identifier(column.name)} drop not null"
-                words = "or give it a default, or map a column to it"
-                return at_target(f"alter table {pair.quoted} {nullable}", words=words)
     if exc.hint is None:
         return None
     if not exc.hint.startswith(_RUN_THERE):
         return in_words(exc.hint)
-    sql = exc.hint.removeprefix(_RUN_THERE)
-    if not sql.endswith(_OR_EXCLUDE):
-        return at_target(sql)
-    statements = [*missing_types_sql(pair), sql.removesuffix(_OR_EXCLUDE)]
-    return at_target(*statements, words=_OR_EXCLUDE.removeprefix("; "))
+    sql, separator, words = exc.hint.removeprefix(_RUN_THERE).partition("; or ")
+    return at_target(sql, words=f"or {words}" if separator else None)
 
 
 def _generated_source(pair: Pair, target_name: str) -> SourceColumn | None:
