@@ -86,6 +86,8 @@ class SourceStatus:
     hint: str | None = None
     """What an operator can do, where ``error`` does not say that."""
     backlog: dict[str, Any] | None = None
+    process: str | None = None
+    """Host and pid of the process that runs it now."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -197,6 +199,7 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
             record.state if record else "not started",
             source.slot,
             error=record.error if record else None,
+            process=record.holder if record else None,
         )
         if record is not None:
             status.tables = [

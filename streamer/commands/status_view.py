@@ -124,6 +124,8 @@ def _ordered(tables: Iterable[TableStatus]) -> list[TableStatus]:
 
 def _heading(status: SourceStatus) -> Text:
     title = Text.assemble(f"{status.label}: ", _state(status.state))
+    if status.process is not None:
+        title.append(f" by {status.process}")
     if status.lag_bytes is None:
         title.append(", lag ?")
     else:

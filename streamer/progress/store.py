@@ -102,6 +102,8 @@ class SourceRecord:
     """What was stored of it last: see `set_backlog`."""
     heartbeat_seconds: float | None
     heartbeat_overdue_seconds: float | None
+    holder: str | None = None
+    """Host and pid of the process whose session has the source's lock now."""
 
     @property
     def label(self) -> str:
@@ -169,12 +171,20 @@ class Request:
         return Resync.from_json(self.options)
 
 
-_SOURCES_SQL: Final = """
+_IS_LOCKED_SQL: Final = """exists (
+    select from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database())
+      and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
+_SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
        acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
        backlog,
        heartbeat_seconds,
-       extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds
+       extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
+       case when {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")}
+            then holder end as holder
 from streamer.source order by database, sid
 """
 _RELATIONS_SQL: Final = """
@@ -186,14 +196,9 @@ select id as relation_id, source_id, source, target, type, state,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
-_REPORT_FAILURE_SQL: Final = """
+_REPORT_FAILURE_SQL: Final = f"""
 update streamer.source set state = $2, error = $3
-where id = $1 and (holder = $4 or not exists (
-    select from pg_catalog.pg_locks l
-    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
-      and l.database = (select d.oid from pg_catalog.pg_database d
-                        where d.datname = pg_catalog.current_database())
-      and l.classid = $5::int8::oid and l.objid = $1::int8::oid))
+where id = $1 and (holder = $4 or not {_IS_LOCKED_SQL.format(class_="$5", id="$1")})
 """
 _HELD_SQL: Final = """
 select relation_id, changes, bytes, behind_lsn::text as behind_lsn from streamer.held

@@ -239,10 +239,15 @@ def test_10_killed(site: Site) -> None:
     with site.running():
         site.process.kill()
         site.source.execute("insert into t values (2, 'meanwhile')")
-        site.sees("stopped", "streamer run", in_views=("status",))
+        remedy = site.sees("stopped", "streamer run", in_views=("status",))
+        # The page and readiness end with the process: a probe finds nobody.
         assert site.get("/readyz") is None
+        assert site.get("/") is None
+    assert remedy == "streamer run"
     with site.running():
         site.is_mended()
+        site.sees("streaming", "", in_views=("status",))
+        site.sees("1 source streams", "", in_views=("page",))
 
 
 def test_11_table_removed_from_the_publication(site: Site) -> None:
@@ -287,10 +292,16 @@ def test_14_second_instance(site: Site, tmp_path: Path) -> None:
         with second.running(until_ready=False):
             pid = site.process.process.pid
             second.sees(f"held by .*{pid}|another process", str(pid), in_views=("readyz", "page"))
+            # The databases know the process that runs, whichever configuration asks.
+            (status,) = second.status()["sources"]
+            assert (status["state"], status["error"]) == ("streaming", None)
+            assert status["process"].endswith(f":{pid}")
             # The process that is named ends; the other one takes over.
             assert site.process.terminate() == 0
             second.source.execute("insert into t values (2, 'taken over')")
             second.is_mended()
+            (status,) = second.status()["sources"]
+            assert status["process"].endswith(f":{second.process.process.pid}")
 
 
 def test_15_wrong_token(
@@ -307,8 +318,19 @@ def test_15_wrong_token(
         assert "the token is wrong" in refused.stderr
         assert "STREAMER_ADMIN__TOKEN" in refused.stderr
         assert "a request with a wrong token was refused" in site.process.output
+        wrong = {"Authorization": "Bearer another-token-of-a-shell"}
+        page = site.get("/", wrong)
+        assert page is not None
+        assert page.status_code == 401
+        assert "the token is wrong" in page.text
         # Nothing else depends on it: the stream goes on, and readiness and status stay open.
+        ready = site.get("/readyz", wrong)
+        assert ready is not None
+        assert ready.json() == {"ready": True, "reasons": []}
         source.execute("insert into t values (2, 'meanwhile')")
+        eventually(lambda: target.value("select count(*) from t") == 2)
+        (status,) = site.status()["sources"]
+        assert (status["state"], status["error"]) == ("streaming", None)
         monkeypatch.setenv("TOKEN", "the-token-of-the-process")
         assert "public" in site.run("streamer tables list")
         site.is_mended()

@@ -48,9 +48,9 @@ class Site:
 
     # ---- looking -------------------------------------------------------------------------------
 
-    def get(self, path: str) -> httpx.Response | None:
+    def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response | None:
         try:
-            return httpx.get(f"{self.base}{path}", timeout=30)
+            return httpx.get(f"{self.base}{path}", headers=headers, timeout=30)
         except httpx.TransportError:
             return None
 
