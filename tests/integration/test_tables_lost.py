@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from streamer.commands.check.command import check
@@ -121,6 +122,10 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     statements = [sql for finding in errors if finding.fix is not None for sql in finding.fix.sql]
     assert len(statements) == 3
+    warned = [f for f in report.findings if "SET UNLOGGED" in f.problem]
+    assert [(f.severity, f.place.object) for f in warned] == [
+        (Severity.WARNING, 'publication "streamer_shop"')
+    ]
     async with stream("t:\np:") as streamer:
         await streamer.table_state("public.t", "error", 60)
         assert (
@@ -156,6 +161,17 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         assert any("unlogged partitions" in finding.problem for finding in found)
         await asyncio.to_thread(source.execute, "alter table t set unlogged")
         await streamer.table_state("public.t", "error", 60)
+
+
+def test_a_publication_that_names_a_table_keeps_it_logged(source: Database) -> None:
+    """The reason for the warning above: only a list of tables makes PostgreSQL refuse."""
+    source.execute(
+        "create table listed (id int primary key); create publication list for table listed;"
+        " create table other (id int primary key); create publication everything for all tables"
+    )
+    with pytest.raises(psycopg.Error, match="is part of a publication"):
+        source.execute("alter table listed set unlogged")
+    source.execute("alter table other set unlogged; alter table other set logged")
 
 
 async def test_a_locked_partition_keeps_nobody_from_guarding(

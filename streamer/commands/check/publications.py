@@ -131,10 +131,18 @@ def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: Fault) -> 
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
-    """Tables that cannot be kept out of a publication of everything."""
+    """Tables that cannot be kept out of a publication of everything, or become unlogged there."""
     publication = facts.publications.get(facts.source.publication)
     if publication is None:
         return
+    if publication.has_all_tables or publication.namespaces:
+        yield warning(
+            Place(facts.label, f'publication "{publication.name}"'),
+            "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED; "
+            "changes of an unlogged table are not in the WAL, and streamer does not notice a "
+            "table that was unlogged for less than two seconds or while `run` was down",
+            in_words("make the publication anew with a list of tables"),
+        )
     for identity in _identities(facts):
         if identity.is_usable or identity.name in publication.members:
             continue
