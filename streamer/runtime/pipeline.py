@@ -26,7 +26,7 @@ from streamer.apply.lane import Hold, Lane, LaneTransaction, MappedRelation
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
 from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
-from streamer.errors import SourceLimitError, SourceRejectedError, StreamerError, TargetError
+from streamer.errors import SourceLimitError, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
@@ -229,9 +229,7 @@ class Pipeline:
         self._services.take_over.discard(source.label)
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
-        mappings, relations = await resolve_at(
-            plain, source, self._services.target_namespace, may_miss=True
-        )
+        mappings, relations = await resolve_at(plain, source, self._services.target_namespace)
         await forget_unmapped(store, self._record.source_id, mappings)
         self._binary_types = await choose_transport(
             source,
@@ -695,16 +693,14 @@ class Pipeline:
     async def change(self, source: SourceMapping) -> bool:
         """Go over to other rules while everything that stays goes on.
 
-        False if that cannot be: a new attempt does it then. Raises StreamerError; when the source
-        refuses, nothing has changed.
+        False if that cannot be: a new attempt does it then. A table that is missing or cannot be
+        published stops alone, as at a start. Raises StreamerError, and then nothing has changed.
         """
         if not self.is_streaming:
             return False
         async with connection(source) as plain:
             await check_same_server_plainly(plain, self._server)
-            mappings, found = await resolve_at(
-                plain, source, self._services.target_namespace, may_miss=True
-            )
+            mappings, found = await resolve_at(plain, source, self._services.target_namespace)
             wanted = {mapping.source: mapping for mapping in mappings}
             gone = [m for m in self._relations if not m.fills_like(wanted.get(m.mapping.source))]
             if not self._relations.may_change(wanted, gone, self._coordinator.is_at):
@@ -714,9 +710,6 @@ class Pipeline:
             try:
                 self._publishing.change(source)
                 await self._watch.begin(plain)
-                for mapped in added:
-                    if obstacle := self._watch.obstacle(mapped):
-                        raise SourceRejectedError(obstacle)
             except StreamerError:
                 self._publishing.change(self.source)
                 for mapped in added:

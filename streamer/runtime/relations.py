@@ -297,16 +297,15 @@ async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
 
 
 async def resolve_at(
-    plain: Connection, source: SourceMapping, target_namespace: str, *, may_miss: bool = False
+    plain: Connection, source: SourceMapping, target_namespace: str
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
     """Apply the rules of *source* to what it has. Raises MappingError.
 
-    With *may_miss*, tables that rules name and that are not there are mapped as well, without a
-    definition: their trouble is not that of the others.
+    Tables that rules name and that are not there are mapped as well, without a definition: their
+    trouble is not that of the others.
     """
     names = await read_relation_names(plain)
-    if may_miss:
-        names += source.exact_names.keys() - set(names)
+    names += source.exact_names.keys() - set(names)
     mappings = resolve(source, names, target_namespace)
     if not mappings:
         raise MappingError(

@@ -64,10 +64,6 @@ class SourceWatch:
         """Whether *mapped*, which needs a copy, is published and nobody has to ask for the copy."""
         return not mapped.is_set_aside and mapped not in self._blocked
 
-    def obstacle(self, mapped: MappedRelation) -> str | None:
-        """Return why *mapped* cannot be published, if that is so."""
-        return self._blocked.get(mapped)
-
     async def begin(self, plain: Connection) -> None:
         """Settle everything before the stream starts. Raises SourceContentionError too."""
         verdicts = await self._settle(plain)

@@ -130,8 +130,8 @@ class Supervisor:
     async def change(self, source: SourceMapping) -> None:
         """Go over to another url or other rules for this source.
 
-        Where that is possible, what stays goes on meanwhile. Raises StreamerError when the source
-        refuses; this one then goes on as before.
+        Where that is possible, what stays goes on meanwhile. Raises StreamerError, and this
+        source then goes on as before.
         """
         before, self.source = self.source, source
         self._lock.source = source
