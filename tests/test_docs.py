@@ -119,6 +119,21 @@ def test_the_functions_that_an_expression_may_call_are_listed() -> None:
     assert listed == {title: sorted(names.split()) for title, names in GROUPS.items()}
 
 
+def test_every_word_of_the_glossary_is_one_of_the_code() -> None:
+    words = re.findall(r"^\| ([a-z ]+) \|", page("glossary"), re.MULTILINE)[1:]
+    assert "lane" in words
+    assert words == sorted(words)
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "streamer").rglob("*.py"))
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])|[_\s-]+", " ", code).lower()
+    assert [word for word in words if word not in code] == []
+
+
+def test_the_files_that_internals_name_are_there() -> None:
+    for path in (DOCS / "internals").rglob("*.md"):
+        for name in re.findall(r"`((?:streamer|tests)/[\w/.]+)`", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}

@@ -5,7 +5,9 @@ Read from the syntax trees, so nothing is imported and comments do not count.
 
 import ast
 import gc
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -310,3 +312,74 @@ def test_a_package_re_exports_nothing() -> None:
 def test_a_module_is_named_for_what_it_holds() -> None:
     nameless = {module.name for module in MODULES if module.name.split(".")[-1] in NAMELESS}
     assert nameless == {"source.types"}  # types of a database are what it holds
+
+
+# ---- prose -------------------------------------------------------------------------------------
+
+HIDDEN_ACTORS = re.compile(
+    r"\b(?:what|whatever|who|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE
+)
+"""Words that stand for the actor or the object of a sentence where a noun should."""
+PROSE_MAX = {
+    "streamer": 4.5,
+    "streamer.admin": 29.0,
+    "streamer.apply": 12.5,
+    "streamer.cli": 5.0,
+    "streamer.commands": 30.5,
+    "streamer.config": 8.0,
+    "streamer.decode": 8.5,
+    "streamer.indexes": 19.5,
+    "streamer.mapping": 12.0,
+    "streamer.observability": 16.5,
+    "streamer.postgres": 18.5,
+    "streamer.progress": 17.0,
+    "streamer.runtime": 21.0,
+    "streamer.source": 18.0,
+    "streamer.sync": 17.5,
+    "streamer.target": 19.0,
+    "tests": 29.5,
+    "tests.acceptance": 28.0,
+    "tests.admin": 37.0,
+    "tests.browser": 16.5,
+    "tests.fault": 26.5,
+    "tests.integration": 23.5,
+    "tests.property": 26.5,
+    "tests.support": 14.5,
+    "tests.torture": 17.5,
+    "tests.unit": 32.0,
+    "benchmarks": 12.5,
+}
+"""Such words per thousand words of comments, docstrings, log lines and errors, by folder. The
+numbers only fall: psycopg, procrastinate and patroni have less than one."""
+
+
+def texts_of(source: str) -> Iterator[str]:
+    """Yield comments, docstrings, and the strings of log lines, errors and help."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+        elif isinstance(node, ast.Call) and SPEAKS.search(ast.unparse(node.func)):
+            parts = (part for part in ast.walk(node) if isinstance(part, ast.Constant))
+            yield from (part.value for part in parts if isinstance(part.value, str))
+
+
+SPEAKS = re.compile(r"^log\.|Error$|^fail$|^typer\.|^Field$")
+
+
+def test_sentences_name_their_actors() -> None:
+    found: dict[str, list[str]] = {}
+    for top in ("streamer", "tests", "scripts", "benchmarks"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            folder = ".".join(path.relative_to(ROOT).parts[:-1][:2])
+            texts = found.setdefault(folder, [])
+            texts.extend(texts_of(path.read_text(encoding="utf-8")))
+    rates = {}
+    for folder, texts in found.items():
+        text = " ".join(texts)
+        words = max(len(text.split()), 500)
+        rates[folder] = round(1000 * len(HIDDEN_ACTORS.findall(text)) / words, 1)
+    over = {name: rate for name, rate in rates.items() if rate > PROSE_MAX.get(name, 1.0)}
+    assert not over, "name the actor: CONTRIBUTING.md, Prose"

@@ -1,7 +1,7 @@
-"""Where a connection string has its passwords, so that all but them can be shown.
+"""Finds the passwords in a connection string, so that callers can mask or replace them.
 
-The text is kept as it was written, with its ``${NAME}`` references; only the places of secret
-values are looked for. A value that is nothing but references is no secret. Pure.
+The rest of the text stays as written, with its ``${NAME}`` references. A value that consists of
+references is no secret. Log lines are redacted elsewhere: `streamer.observability.logs`. Pure.
 """
 
 import re
