@@ -23,7 +23,8 @@ import contextlib
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -59,6 +60,8 @@ from streamer.source.waits import Reported, read_locked, set_lock_timeout, watch
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.leaves import know_leaves
+from streamer.sync.locked_table import ROUNDS, LockedTable
+from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, cut, group, task_rate
 from streamer.sync.prepare import Preparation, TableCopy, exchange_of
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
@@ -150,6 +153,10 @@ class SyncCoordinator:
         self._delayed: dict[MappedRelation, int] = {}
         """Copies under way of which an error is shown, and how many parts they had by then."""
         self._part_counts: Counter[int] = Counter()
+        self._rewrites: Counter[MappedRelation] = Counter()
+        """How many rounds in a row a rewrite of the table has ended."""
+        self._locked: dict[TableCopy, LockedTable] = {}
+        """Tables of this round that are copied under one lock."""
 
     def request(self, mapped: MappedRelation) -> None:
         """Copy *mapped*, in the next round."""
@@ -262,42 +269,81 @@ class SyncCoordinator:
 
     async def _round(self, batch: list[MappedRelation]) -> None:
         exported, self._snapshot = self._snapshot, None
-        try:
-            await self._end_former_tasks()
-            async with connection(self._source) as source:
-                await check_same_server_plainly(source, self._server)
-                await set_lock_timeout(source)
-                mapped = [mapped.relation_id for mapped in batch]
-                copies, again = await watched(
-                    self._source,
-                    source,
-                    self._prepare(source, batch),
-                    lambda awaited: self._store.set_waiting(mapped, awaited),
-                )
-                await self._store.set_waiting(mapped, None)
-            if not copies:
-                self._begin_again(again)
-                return
-            if exported is None:
-                exported = await create_slot(
-                    self._source,
-                    sync_slot_name(self._source.slot),
-                    self._server,
-                    temporary=True,
-                    tell=lambda awaited: self._tell(copies, awaited),
-                )
+        self._locked.clear()
+        async with contextlib.AsyncExitStack() as sessions:
+            try:
+                await self._end_former_tasks()
+                async with connection(self._source) as source:
+                    await check_same_server_plainly(source, self._server)
+                    await set_lock_timeout(source)
+                    mapped = [mapped.relation_id for mapped in batch]
+                    copies, again = await watched(
+                        self._source,
+                        source,
+                        self._prepare(source, batch),
+                        lambda awaited: self._store.set_waiting(mapped, awaited),
+                    )
+                    await self._store.set_waiting(mapped, None)
+                if not copies:
+                    self._begin_again(again)
+                    return
+                await self._connect_for_locks(copies, sessions)
+                if exported is None:
+                    exported = await create_slot(
+                        self._source,
+                        sync_slot_name(self._source.slot),
+                        self._server,
+                        temporary=True,
+                        tell=lambda awaited: self._tell(copies, awaited),
+                    )
+                again += await self._lock(exported)
                 await self._tell(copies, None)
                 failpoint("sync.slot_created")
-            snapshot = await HeldSnapshot.take_over(self._source, self._server, exported)
-        finally:
-            if exported is not None:
-                await exported.close()
-        try:
+                snapshot = await HeldSnapshot.take_over(self._source, self._server, exported)
+                sessions.push_async_callback(snapshot.close)
+            finally:
+                if exported is not None:
+                    await exported.close()
             with translating(self._source.label):
                 again += await self._copy(copies, snapshot)
-        finally:
-            await snapshot.close()
         self._begin_again(again)
+
+    async def _connect_for_locks(
+        self, copies: list[TableCopy], sessions: contextlib.AsyncExitStack
+    ) -> None:
+        """Connect for the tables that only a lock keeps as the snapshot has them."""
+        for copy in copies:
+            if self._rewrites[copy.mapped] >= ROUNDS:
+                locked = await LockedTable.connect(self._source, self._server)
+                sessions.push_async_callback(locked.close)
+                self._locked[copy] = locked
+
+    async def _lock(self, exported: ExportedSnapshot) -> list[str]:
+        """Lock these tables at once, before they are rewritten again; return which cannot be."""
+        again = []
+        for copy, locked in list(self._locked.items()):
+            try:
+                await locked.lock(exported.snapshot_name, copy)
+            except SourceContentionError as exc:
+                again.append(f'"{copy.name}" is locked: {exc.message}')
+                await self._leave_to_next_round(copy)
+            else:
+                log.info(
+                    "table is copied under a lock, because each round met a rewrite of it",
+                    source=self._source.label,
+                    table=copy.name,
+                )
+        return again
+
+    async def _leave_to_next_round(self, copy: TableCopy, *, is_rewritten: bool = False) -> None:
+        copy.is_done = True
+        self._rewrites[copy.mapped] += is_rewritten
+        await self._unlock(copy)
+
+    async def _unlock(self, copy: TableCopy) -> None:
+        """Let go of a table as soon as its copy needs the lock no more."""
+        if copy in self._locked:
+            await self._locked.pop(copy).close()
 
     def _begin_again(self, reasons: list[str]) -> None:
         """Raises SyncAgainError if copies are left to the next round."""
@@ -416,19 +462,20 @@ class SyncCoordinator:
         fit: list[TableCopy] = []
         again: list[str] = []
         for copy in copies:
-            await snapshot.plain.execute("savepoint look")
+            locked = self._locked.get(copy)
+            plain = snapshot.plain if locked is None else locked.plain
+            await plain.execute("savepoint look")
             try:
                 found = await watched(
-                    self._source,
-                    snapshot.plain,
-                    self._look_at(copy, snapshot),
-                    partial(self._tell, [copy]),
+                    self._source, plain, self._look_at(copy, plain), partial(self._tell, [copy])
                 )
             except SourceContentionError as exc:
                 again.append(f'"{copy.name}" is locked: {exc.message}')
+                await self._leave_to_next_round(copy)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
+                await self._unlock(copy)
                 await self._refuse(copy.mapped, exc)
             else:
                 if found is not None and is_same(copy.relation, found.relation):
@@ -437,16 +484,16 @@ class SyncCoordinator:
                     fit.append(copy)
                 else:
                     again.append(f'"{copy.name}" was altered or rewritten as its copy began')
-            await snapshot.plain.execute("rollback to savepoint look")
+                    await self._leave_to_next_round(copy, is_rewritten=True)
+            if not plain.closed:  # what was locked since the savepoint is let go
+                await plain.execute("rollback to savepoint look")
         await self._store.set_waiting([copy.mapped.relation_id for copy in copies], None)
         return fit, again
 
-    async def _look_at(self, copy: TableCopy, snapshot: HeldSnapshot) -> TableSeen | None:
-        found = await look(
-            snapshot.plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
-        )
+    async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
+        found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
         if found is not None and found.relation.is_partitioned:
-            await know_leaves(self._store, snapshot.plain, [copy.mapped])
+            await know_leaves(self._store, plain, [copy.mapped])
         return found
 
     async def _plan(self, copies: list[TableCopy]) -> list[TableCopy]:
@@ -461,6 +508,7 @@ class SyncCoordinator:
                 except StreamerError as exc:
                     if exc.retry is Retry.TIMED:
                         raise
+                    await self._unlock(copy)
                     await self._refuse(copy.mapped, exc)
                 else:
                     planned.append(copy)
@@ -516,7 +564,7 @@ class SyncCoordinator:
                 await self._wait_for_reach(unfinished, backoff)
             submitted = unfinished
             submitting = asyncio.create_task(
-                self._launcher.submit(self._job(unfinished, snapshot)), name="spark job"
+                self._copy_parts(copies, unfinished, snapshot), name="parts"
             )
             failpoint("sync.job_started")
             try:
@@ -562,8 +610,11 @@ class SyncCoordinator:
                     )
                 case "busy":
                     is_busy = True
+                case "lost" if not copy.is_done:
+                    await self._leave_to_next_round(copy)
+                    again.append(f'copying "{copy.name}" was interrupted: {error}')
                 case "changed" if not copy.is_done:
-                    copy.is_done = True
+                    await self._leave_to_next_round(copy, is_rewritten=True)
                     again.append(f'"{copy.name}" was altered or rewritten while it was copied')
                 case "refused" if not copy.is_done:
                     copy.is_done = True
@@ -657,21 +708,41 @@ class SyncCoordinator:
             await self._tell(gone, None)
         return now
 
-    def _job(self, parts: list[CopyPart], snapshot: HeldSnapshot) -> dict[str, Any]:
+    async def _copy_parts(
+        self, copies: list[TableCopy], parts: list[CopyPart], snapshot: HeldSnapshot
+    ) -> list[dict[str, Any]]:
+        """Copy parts, most of them with Spark; return what could not be copied, and why."""
+        locked = {copy.mapped.relation_id: self._locked.get(copy) for copy in copies}
+        tasks = group([part for part in parts if locked[part.relation_id] is None])
+        alone = [(session, key) for key, session in locked.items() if session is not None]
+        ends = self._ends(snapshot, len(tasks) + len(alone))
+        work: list[Awaitable[list[dict[str, Any]]]] = []
+        for session, relation_id in alone:
+            if mine := [part for part in parts if part.relation_id == relation_id]:
+                work.append(session.copy(mine, ends))
+        if tasks:
+            listed = [[part.to_json() for part in task] for task in tasks]
+            work.append(self._launcher.submit({"tasks": listed, "ends": asdict(ends)}))
+        # One failure must not keep the others from telling what they did.
+        results = await asyncio.gather(*work, return_exceptions=True)
+        failures: list[dict[str, Any]] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            failures += result
+        return failures
+
+    def _ends(self, snapshot: HeldSnapshot, task_count: int) -> CopyEnds:
         rate = self._settings.rows_per_second
-        tasks = group(parts)
-        return {
-            "tasks": [[part.to_json() for part in task] for task in tasks],
-            "ends": {
-                "source_url": with_password_of(os.environ, self._source.url.reveal()),
-                "target_url": with_password_of(os.environ, self._settings.target_url),
-                "snapshot_name": snapshot.snapshot_name,
-                "application_name": self._task_name,
-                "place": self._server.place,
-                "claim": self._claim.proof,
-                "rows_per_second": task_rate(rate, self._settings.jobs, len(tasks)),
-            },
-        }
+        return CopyEnds(
+            source_url=with_password_of(os.environ, self._source.url.reveal()),
+            target_url=with_password_of(os.environ, self._settings.target_url),
+            snapshot_name=snapshot.snapshot_name,
+            application_name=self._task_name,
+            place=self._server.place,
+            claim=self._claim.proof,
+            rows_per_second=task_rate(rate, self._settings.jobs, task_count),
+        )
 
     async def _finish(self, copy: TableCopy, rows: int, size: int) -> None:
         """A relation's parts are all there: make it whole and hand it over to the stream.
@@ -692,6 +763,7 @@ class SyncCoordinator:
                 copy.mapped.quarantine.forget(0)
                 copy.is_done = True
                 self._copying.discard(copy.mapped)
+                self._rewrites.pop(copy.mapped, None)
                 self._metrics.count_copied(table_labels(copy.mapped), rows, size)
                 log.info(
                     "table copied",

@@ -15,8 +15,9 @@ another machine has of us, besides psycopg.
 """
 
 import json
+import select
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ from streamer.target.claim import PROOF_SQL
 
 PACE_ROWS: Final = 1000
 """After how many rows the limit on rows per second is looked at."""
+UNSENT_BYTES: Final = 1024 * 1024
+"""After how many bytes a target that reads slowly is waited for."""
 THROTTLED_TIMES: Final = 4
 """How many times as long a part takes while the source keeps too much WAL."""
 
@@ -136,13 +139,47 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
             if kind == "refused" and (part is None or _is_passing(exc)):
                 raise PassingError(message) from None
             failed = part or remaining[0]
-            yield {"relation_id": failed["relation_id"], "kind": kind, "error": message}
+            yield failure_of(failed, exc)
             if kind in ("snapshot", "elsewhere"):
                 return
             remaining.pop(0)
             given_up.add(failed["relation_id"])
             if kind == "refused":
                 _record_error(failed, ends, message)
+
+
+def copy_over(
+    source: "psycopg.Connection[Any]",
+    parts: list[dict[str, Any]],
+    ends: CopyEnds,
+    connected: Callable[["psycopg.Connection[Any]"], None],
+) -> dict[str, Any] | None:
+    """Copy all parts of one table over a session that reads under the snapshot already.
+
+    Return the failure that ended this, if any. The session cannot be had again, so nothing is
+    tried again here. *connected* gets the connection to the target.
+    """
+    part = parts[0]
+    try:
+        with connect(ends.target_url, ends.application_name) as target:
+            connected(target)
+            copier = PartCopier(source, target, ends)
+            for part in parts:
+                copier.copy(part)
+    except Exception as exc:  # noqa: BLE001  # one relation's failure is not the others'
+        failure = failure_of(part, exc)
+        if failure["kind"] == "refused" and _is_passing(exc):
+            return failure | {"kind": "lost"}
+        if failure["kind"] == "refused":
+            _record_error(part, ends, failure["error"])
+        return failure
+    return None
+
+
+def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """Return what the coordinator is told of a part that is not copied."""
+    kind = error.kind if isinstance(error, NotCopiedError) else "refused"
+    return {"relation_id": part["relation_id"], "kind": kind, "error": _describe(error)}
 
 
 def _is_passing(error: Exception) -> bool:
@@ -278,11 +315,11 @@ class PartCopier:
                 size = self._pump(source, target)
                 _finish(source)
         except BaseException:
-            target.put_copy_end(b"the source's part failed")
-            while target.get_result() is not None:
+            _end_copy(target, b"the source's part failed")
+            while _next_result(target) is not None:
                 pass
             raise
-        target.put_copy_end()
+        _end_copy(target)
         return _finish(target), size
 
     @contextmanager
@@ -305,8 +342,11 @@ class PartCopier:
         found = None
         with self._bytes_as_stored():
             _start(source, f"copy ({locate}) to stdout", pq.ExecStatus.COPY_OUT)
-            while (row := source.get_copy_data(0))[0] >= 0:
-                found = found or invalid_text(bytes(row[1]))
+            while (row := source.get_copy_data(1))[0] >= 0:
+                if row[0] == 0:
+                    _await_data(source)
+                else:
+                    found = found or invalid_text(bytes(row[1]))
             _finish(source)
         if found is None:
             return None
@@ -345,18 +385,26 @@ class PartCopier:
     def _pump(self, source: "pq.abc.PGconn", target: "pq.abc.PGconn") -> int:
         """Pass COPY data on as it comes: libpq gathers rows into packets on either side.
 
-        Gathering rows here first costs three times the processor time of this loop.
+        Gathering rows here first costs three times the processor time of this loop. libpq is never
+        left to wait: psycopg would hold the interpreter's lock meanwhile.
         """
         get, put = source.get_copy_data, target.put_copy_data
-        size = rows = 0
+        size = rows = sent = 0
         began = time.monotonic()
         while True:
             for _ in range(PACE_ROWS):
-                length, row = get(0)
+                length, row = get(1)
+                while length == 0:
+                    _flush(target)
+                    _await_data(source)
+                    length, row = get(1)
                 if length < 0:
                     return size
                 put(row)
                 size += length
+                if size - sent >= UNSENT_BYTES:
+                    _flush(target)
+                    sent = size
             rows += PACE_ROWS
             self._pace.wait(rows, time.monotonic() - began)
 
@@ -490,10 +538,41 @@ def _types(connection: "psycopg.Connection[Any]", query: str) -> list[int]:
 
 
 def _start(pgconn: "pq.abc.PGconn", command: str, expected: pq.ExecStatus) -> None:
-    pgconn.nonblocking = 0
+    pgconn.nonblocking = 1
     result = pgconn.exec_(command.encode())
     if result.status != expected:
         raise psycopg.errors.error_from_result(result)
+
+
+def _await_data(pgconn: "pq.abc.PGconn") -> None:
+    """Wait until the server has sent something, and take it."""
+    waiting = select.poll()
+    waiting.register(pgconn.socket, select.POLLIN)
+    waiting.poll()
+    pgconn.consume_input()
+
+
+def _flush(pgconn: "pq.abc.PGconn") -> None:
+    """Wait until everything is sent. What the server sends meanwhile must be taken: it may wait
+    for that.
+    """
+    while pgconn.flush():
+        waiting = select.poll()
+        waiting.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+        if any(event & ~select.POLLOUT for _, event in waiting.poll()):
+            pgconn.consume_input()
+
+
+def _end_copy(pgconn: "pq.abc.PGconn", error: bytes | None = None) -> None:
+    _flush(pgconn)
+    pgconn.put_copy_end(error)
+    _flush(pgconn)
+
+
+def _next_result(pgconn: "pq.abc.PGconn") -> "pq.abc.PGresult | None":
+    while pgconn.is_busy():
+        _await_data(pgconn)
+    return pgconn.get_result()
 
 
 def invalid_text(row: bytes) -> tuple[str, int] | None:
@@ -513,7 +592,7 @@ def _finish(pgconn: "pq.abc.PGconn") -> int:
     """Read the end of a COPY; return how many rows it was."""
     count = 0
     error: psycopg.Error | None = None
-    while (result := pgconn.get_result()) is not None:  # to the end, or the connection stays busy
+    while (result := _next_result(pgconn)) is not None:  # to the end, or the connection stays busy
         if result.status != pq.ExecStatus.COMMAND_OK:
             error = error or psycopg.errors.error_from_result(result)
         count = result.command_tuples or 0

@@ -64,7 +64,7 @@ class HeldSnapshot:
                 await set_lock_timeout(plain)
                 await plain.execute(f"set application_name = '{APPLICATION_NAME}'")
                 await plain.execute("begin isolation level repeatable read read only")
-                await _import(plain, exported.snapshot_name)
+                await import_snapshot(plain, exported.snapshot_name)
                 row = await fetch_one(
                     plain,
                     "select pg_catalog.pg_export_snapshot() as name",
@@ -92,7 +92,8 @@ class HeldSnapshot:
         await self.plain.close()
 
 
-async def _import(plain: Connection, name: str) -> None:
+async def import_snapshot(plain: Connection, name: str) -> None:
+    """Let the transaction that has just begun read by a snapshot. Raises SnapshotExpiredError."""
     try:
         await plain.execute(f"set transaction snapshot '{name}'".encode())
     except psycopg.Error as exc:

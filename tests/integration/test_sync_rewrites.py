@@ -1,0 +1,152 @@
+"""A table that the application rewrites faster than a copy can end is copied all the same."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from streamer.sync import coordinator
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.locked_table import APPLICATION_NAME, LockedTable
+from tests.support.postgres import Database, assert_same
+from tests.support.process import eventually
+from tests.support.streamer import MakeStreamer
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+
+PERIOD_SECONDS = 0.5
+
+
+class Application:
+    """Truncates and refills a table again and again."""
+
+    def __init__(self, source: Database, table: str) -> None:
+        self._source, self._table = source, table
+        self.count = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        with psycopg.connect(self._source.url) as connection:
+            while not self.stop.wait(PERIOD_SECONDS):
+                self.count += 1
+                connection.execute(f"truncate {self._table}".encode())
+                connection.execute(
+                    f"insert into {self._table} select g, {self.count}"
+                    " from generate_series(1, 50) g".encode()
+                )
+                connection.commit()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stop.set()
+            thread.join()
+
+
+async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key, v int)")
+    source.execute("create table other (id int primary key); insert into other values (1)")
+    application = Application(source, "t")
+    submit, copy = SparkLauncher.submit, LockedTable.copy
+    rounds: list[str] = []
+
+    async def submit_late(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Let the application truncate the table before a part is read, on any machine."""
+        if any(part["description"].startswith("only public.t ") for part in parts_of(job)):
+            rounds.append("ordinary")
+            # The transaction that runs now may have begun before.
+            await until(application, application.count + 2)
+        return await submit(self, job)
+
+    async def copy_late(self: LockedTable, *arguments: Any) -> list[dict[str, Any]]:
+        """Begin to read when the application's TRUNCATE waits for the copy."""
+        rounds.append("locked")
+        await asyncio.to_thread(wait_for_truncate, source)
+        return await copy(self, *arguments)
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit_late)
+    monkeypatch.setattr(LockedTable, "copy", copy_late)
+    with application.running():
+        async with stream("t:\nother:") as streamer:
+            # WHEN a table is truncated and filled again while it is copied
+            await streamer.table_state("public.t", "ready", 120)
+            # THEN the copy ended under a lock, and the lock with it
+            assert rounds[-1] == "locked"
+            assert application.count > 3
+            await until(application, application.count + 2)
+            application.stop.set()
+            await streamer.caught_up(60)
+            assert_same(source, target, "t")
+            assert_same(source, target, "other")
+            sessions = f"select count(*) from pg_stat_activity where application_name = '{APPLICATION_NAME}'"
+            assert source.value(sessions) == 0
+
+
+def parts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for task in job["tasks"] for part in task]
+
+
+async def until(application: Application, count: int) -> None:
+    async with asyncio.timeout(60):
+        while application.count < count:
+            await asyncio.sleep(0.05)
+
+
+def wait_for_truncate(source: Database) -> None:
+    waits = (
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        " and query like 'truncate%' and datname = current_database()"
+    )
+    eventually(lambda: source.value(waits) == 1, 60, "the application waits")
+
+
+async def test_a_copy_under_a_lock_ends_with_its_process_and_lets_the_table_go(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "ROUNDS", 0)
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    target.execute("create table t (id int primary key)")
+    waiting = (
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        " and application_name like 'streamer copy%' and datname = current_database()"
+    )
+    held = (
+        "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
+        f" where a.application_name = '{APPLICATION_NAME}' and l.relation = 't'::regclass"
+    )
+    with psycopg.connect(target.url) as holder:
+        async with stream("t:") as streamer:
+            # GIVEN a copy that holds the lock at the source and waits for one at the target
+            copy = LockedTable.copy
+            monkeypatch.setattr(LockedTable, "copy", held_up(copy, holder))
+            await asyncio.to_thread(lambda: eventually(lambda: target.value(waiting) == 1, 60))
+            assert source.value(held) == 1
+            # WHEN the process ends THEN it does not wait for that, and the lock ends with it
+            async with asyncio.timeout(30):
+                await streamer.kill()
+            await asyncio.to_thread(lambda: eventually(lambda: source.value(held) == 0, 60))
+            holder.rollback()
+            monkeypatch.setattr(LockedTable, "copy", copy)
+            streamer.start()
+            await streamer.caught_up(60)
+            assert_same(source, target, "t")
+
+
+def held_up(copy: Any, holder: "psycopg.Connection[Any]") -> Any:
+    """Lock the target table before the parts are copied."""
+
+    async def copy_late(self: LockedTable, *arguments: Any) -> list[dict[str, Any]]:
+        holder.execute("lock table t in share mode")
+        return list(await copy(self, *arguments))
+
+    return copy_late
