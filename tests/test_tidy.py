@@ -102,6 +102,8 @@ PURE = {
     "apply.sql.statements",
     "apply.sql.wide_rows",
     "progress.tracker",
+    "sync.copy_query",
+    "sync.copy_queue",
     "sync.exchange",
     "sync.plan",
     "sync.states",
@@ -249,8 +251,8 @@ SWALLOWS = {
     "cli.terminal": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
     "sync.spark_job": 2,
-    # One relation's failure, whatever it is, is reported the same way.
-    "sync.parts": 1,
+    # One relation's failure, whatever it is, is reported the same way, by tasks and by a thread.
+    "sync.parts": 2,
 }
 
 

@@ -51,7 +51,7 @@ from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
 from streamer.source.types import read_type_names
-from streamer.sync.coordinator import SyncSettings
+from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.states import State
 from streamer.target.add_columns import TypeKey

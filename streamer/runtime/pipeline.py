@@ -63,6 +63,7 @@ from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
 from streamer.source.timeline import check_same_server_plainly, read_history
 from streamer.source.waits import set_lock_timeout, watched
+from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
 from streamer.target.claim import Claim
@@ -286,15 +287,17 @@ class Pipeline:
     async def _run_tasks(self) -> None:
         services = self._services
         self._coordinator = SyncCoordinator(
-            self.source,
-            self._record.source_id,
-            self._server,
-            services.address,
-            services.store,
-            services.launcher,
-            services.sync,
-            self,
-            services.metrics,
+            CopyContext(
+                self.source,
+                self._record.source_id,
+                self._server,
+                services.address,
+                services.store,
+                services.launcher,
+                services.sync,
+                self,
+                services.metrics,
+            )
         )
         self._watch.follow(self._coordinator, lambda: self._tracker.newest_lsn)
         requests = Requests(

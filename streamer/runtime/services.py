@@ -11,7 +11,7 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.store import Store
 from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.coordinator import SyncSettings
+from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress

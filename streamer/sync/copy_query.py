@@ -1,77 +1,136 @@
-"""What a copy reads at the source, and the columns of the target that it writes. Pure."""
+"""The query of a copy: the columns that it reads at the source and writes at the target. Pure."""
 
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from streamer.apply.binary import binary_types
 from streamer.apply.plan import computed_cast
-from streamer.mapping.rules import TableType
+from streamer.mapping.rules import RelationMapping, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
-from streamer.sync.plan import PART_BYTES, CopySource
-from streamer.sync.prepare import TableCopy
+from streamer.sync.plan import PART_BYTES, CopySource, Heap
+from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import HISTORY_COLUMNS, SID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.source.catalog import SourceColumn
 
 PART_SECONDS_MAX: Final = 30.0
 """A part keeps its table locked. With a limit on the rate it is cut as small as that."""
 PART_BYTES_MIN: Final = 1024 * 1024
 
 
-def copy_source(copy: TableCopy, source_version: int, target_version: int) -> CopySource:
-    """Return what the parts of *copy* have in common; its `columns` become those that it writes."""
-    select: list[str] = []
-    names: list[str] = []
-    types = binary_types(source_version, target_version)
-    is_binary = True
-    mapping = copy.mapped.mapping
-    if copy.sid is not None:
-        is_binary = is_binary and copy.target.columns[SID].type == "text"
-        select.append(f"{quote_literal(copy.sid)}::text")
-        names.append(SID)
-    for column in copy.relation.columns:
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """A table's copy, before its query is made.
+
+    ``columns``: those of the source's table. ``destination``: the table that COPY fills, quoted.
+    ``sid``: the value of the target's column for it, if the copy writes that.
+    """
+
+    relation_id: int
+    attempt: int
+    mapping: RelationMapping
+    columns: "Sequence[SourceColumn]"
+    target: TargetRelation
+    sid: str | None
+    destination: str
+    heaps: tuple[Heap, ...]
+    can_split: bool
+
+
+class _Selection:
+    """The columns of the query, in order. It is binary while each column can be."""
+
+    def __init__(self, types: frozenset[int]) -> None:
+        self._types = types
+        self.expressions: list[str] = []
+        self.names: list[str] = []
+        self.is_binary = True
+
+    def add(self, expression: str, name: str, *, is_same: bool, type_oid: int) -> None:
+        """*is_same*: source and target have the same type."""
+        self._append(expression, name, is_binary=is_same and type_oid in self._types)
+
+    def add_own(self, expression: str, name: str, *, is_binary: bool) -> None:
+        """Add a column that streamer itself fills."""
+        self._append(expression, name, is_binary=is_binary)
+
+    def _append(self, expression: str, name: str, *, is_binary: bool) -> None:
+        self.expressions.append(expression)
+        self.names.append(name)
+        self.is_binary = self.is_binary and is_binary
+
+
+def copy_source(order: CopyOrder, source_version: int, target_version: int) -> CopySource:
+    """Return the facts that the parts of a copy have in common."""
+    selection = _Selection(binary_types(source_version, target_version))
+    if order.sid is not None:
+        is_text = order.target.columns[SID].type == "text"
+        selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
+    _add_columns(selection, order)
+    _add_computed(selection, order)
+    if order.mapping.type is TableType.HISTORY:
+        _add_history(selection, order.target)
+    rule = order.mapping.rule
+    return CopySource(
+        relation_id=order.relation_id,
+        attempt=order.attempt,
+        select_list=", ".join(selection.expressions),
+        condition=None if rule.filter is None else rule.filter.text,
+        into=(order.destination, quote_columns(selection.names)),
+        binary=selection.is_binary and bool(selection.names),
+        heaps=order.heaps,
+        can_split=order.can_split and source_version >= 14_00_00,
+        columns=quote_columns(column.name for column in order.columns),
+        names=tuple(selection.names),
+    )
+
+
+def _add_columns(selection: _Selection, order: CopyOrder) -> None:
+    mapping = order.mapping
+    for column in order.columns:
         name = mapping.target_column(column.name)
         if column.generated:
             continue  # not published either
         if name is not None and mapping.is_computed(name):
             continue
-        there = copy.target.columns.get(name) if name is not None else None
+        there = order.target.columns.get(name) if name is not None else None
         if name is None or there is None or there.generated:
             continue
-        select.append(quote_identifier(column.name))
-        names.append(name)
         is_same = column.type_oid == there.type_oid
-        is_binary = is_binary and is_same and column.type_oid in types
-    for name, expression in mapping.rule.set:
-        there = copy.target.columns[name]
-        select.append(f"({expression}){computed_cast(there, of_target=False)}")
-        names.append(name)
-        is_same = there.base_oid == there.type_oid
-        is_binary = is_binary and is_same and there.type_oid in types
-    if mapping.type is TableType.HISTORY:
-        select += [
-            "'1900-01-01 00:00:00+00'::timestamptz",
-            "'9999-01-01 00:00:00+00'::timestamptz",
-        ]
-        select.append("false")
-        names += HISTORY_COLUMNS
-        history = [copy.target.columns[name].type for name in names[-3:]]
-        is_binary = is_binary and history == ["timestamp with time zone"] * 2 + ["boolean"]
-    copy.columns = tuple(names)
-    rule = mapping.rule
-    return CopySource(
-        relation_id=copy.mapped.relation_id,
-        attempt=copy.attempt,
-        select_list=", ".join(select),
-        condition=None if rule.filter is None else rule.filter.text,
-        into=(copy.destination, quote_columns(names)),
-        binary=is_binary and bool(names),
-        heaps=copy.heaps,
-        can_split=copy.can_split and source_version >= 14_00_00,
-        columns=quote_columns(column.name for column in copy.relation.columns),
+        selection.add(
+            quote_identifier(column.name), name, is_same=is_same, type_oid=column.type_oid
+        )
+
+
+def _add_computed(selection: _Selection, order: CopyOrder) -> None:
+    for name, expression in order.mapping.rule.set:
+        there = order.target.columns[name]
+        selection.add(
+            f"({expression}){computed_cast(there, of_target=False)}",
+            name,
+            is_same=there.base_oid == there.type_oid,
+            type_oid=there.type_oid,
+        )
+
+
+def _add_history(selection: _Selection, target: TargetRelation) -> None:
+    values = (
+        ("'1900-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
+        ("'9999-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
+        ("false", "boolean"),
     )
+    for name, (value, type_name) in zip(HISTORY_COLUMNS, values, strict=True):
+        selection.add_own(value, name, is_binary=target.columns[name].type == type_name)
 
 
-def part_bytes(copy: TableCopy, rows_per_second: float | None) -> int:
-    """Return how large the parts of *copy* are to be when a task may read *rows_per_second*."""
-    size, rows = copy.relation.size_bytes, copy.relation.row_count_estimate
+def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
+    """Return how large the parts of a table are to be when a task may read *rows_per_second*.
+
+    *size*, *rows*: those of the whole table, estimated.
+    """
     if rows_per_second is None or not size or not rows:
         return PART_BYTES
     wanted = rows_per_second * PART_SECONDS_MAX * size / rows

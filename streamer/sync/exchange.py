@@ -20,7 +20,7 @@ from streamer.postgres.quoting import quote_columns, quote_identifier, quote_lit
 from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_OPEN, SID
 
 
-class Way(enum.Enum):
+class WriteMode(enum.Enum):
     """How a copy writes its rows."""
 
     DIRECT = "direct"
@@ -112,15 +112,15 @@ class Exchange:
 
     # ---- whole tables --------------------------------------------------------------------------
 
-    def statements(self, way: Way, *, by_update: bool = True) -> list[str]:
+    def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
         """Return what to run, in order.
 
         Without *by_update* rows that differ are deleted and inserted: a unique constraint other
         than the key's may be in the way of updates that it allows in another order.
         """
-        if way is Way.REPLACE:
+        if mode is WriteMode.REPLACE:
             return [f"delete from {self.table} t where {self._own}", self._insert("true")]
-        deletes = way is not Way.KEEP
+        deletes = mode is not WriteMode.KEEP
         if self.is_history:
             return list(self._history(deletes))
         if not self.key:

@@ -6,7 +6,8 @@ TRUNCATE queues for that lock, and the parts queue behind the TRUNCATE. Here one
 snapshot, locks the table and reads all parts. Nobody waits behind a lock that he holds himself.
 
 The application's TRUNCATE waits for the copy meanwhile, and every later statement on that table
-waits for the TRUNCATE. So only a table that was rewritten in `ROUNDS` rounds is copied this way.
+waits for the TRUNCATE. So a table is copied this way after several
+rounds only (`streamer.sync.copy_queue`).
 """
 
 import asyncio
@@ -28,8 +29,6 @@ from streamer.sync.prepare import TableCopy
 from streamer.sync.snapshot import import_snapshot, lock_sql
 
 APPLICATION_NAME: Final = "streamer locked copy"
-ROUNDS: Final = 3
-"""After how many rounds that a rewrite ended the next one holds the lock."""
 
 
 class LockedTable:

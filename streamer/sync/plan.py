@@ -83,6 +83,8 @@ class CopySource:
     can_split: bool
     columns: str = ""
     """All columns of the source's table: expressions may use those that are not copied."""
+    names: tuple[str, ...] = ()
+    """The columns of the target that the copy writes."""
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:

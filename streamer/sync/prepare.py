@@ -36,7 +36,8 @@ from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_expressions
 from streamer.source.types import read_types
-from streamer.sync.exchange import Exchange, Way
+from streamer.sync.copy_query import CopyOrder
+from streamer.sync.exchange import Exchange, WriteMode
 from streamer.sync.plan import CopyPart, Heap
 from streamer.sync.stage import drop_stage, rest_triggers, stage_name
 from streamer.sync.tables import create_table, published_relation
@@ -57,7 +58,7 @@ class TableCopy:
     was_created: bool
     plan: ApplyPlan | None = None
     resync: Resync = field(default_factory=Resync)
-    way: Way = Way.DIRECT
+    mode: WriteMode = WriteMode.DIRECT
     owns_rows: bool = True
     """Once it is done, all rows of this source in the target are ours."""
     attempt: int = 0
@@ -89,7 +90,22 @@ class TableCopy:
 
     @property
     def is_staged(self) -> bool:
-        return self.way is not Way.DIRECT
+        return self.mode is not WriteMode.DIRECT
+
+    @property
+    def order(self) -> CopyOrder:
+        """What the query of the copy is made from."""
+        return CopyOrder(
+            self.mapped.relation_id,
+            self.attempt,
+            self.mapped.mapping,
+            self.relation.columns,
+            self.target,
+            self.sid,
+            self.destination,
+            self.heaps,
+            self.can_split,
+        )
 
     @property
     def sid(self) -> str | None:
@@ -239,11 +255,11 @@ class Preparation:
             await drop_stage(target, relation_id)
             if begun.is_filling:
                 await _clear(target, copy)
-                copy.way = Way.DIRECT
+                copy.mode = WriteMode.DIRECT
             elif not await has_rows(target, copy):
-                copy.way = Way.DIRECT
+                copy.mode = WriteMode.DIRECT
             else:
-                copy.way = _choose_way(copy, owns_rows=begun.owns_rows)
+                copy.mode = _choose_mode(copy, owns_rows=begun.owns_rows)
                 copy.owns_rows = begun.owns_rows or _may_remove(copy)
             if not copy.is_staged:
                 await target.execute(
@@ -261,11 +277,11 @@ def _may_remove(copy: TableCopy) -> bool:
     return copy.mapped.mapping.rule.truncate_target
 
 
-def _choose_way(copy: TableCopy, *, owns_rows: bool) -> Way:
+def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
     mapping = copy.mapped.mapping
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
-            return Way.KEEP
+            return WriteMode.KEEP
         raise SyncError(
             f'target table "{mapping.target}" already holds rows of this source',
             hint="empty it, or set `truncate_target: true`, or `initial: keep` to leave alone what "
@@ -273,11 +289,11 @@ def _choose_way(copy: TableCopy, *, owns_rows: bool) -> Way:
         )
     match mapping.type:
         case TableType.CLONE:
-            return Way.DIFFERENCE if copy.resync.mode is Mode.DIFF else Way.REPLACE
+            return WriteMode.DIFFERENCE if copy.resync.mode is Mode.DIFF else WriteMode.REPLACE
         case TableType.APPEND:
-            return Way.KEEP if owns_rows else Way.REPLACE
+            return WriteMode.KEEP if owns_rows else WriteMode.REPLACE
         case TableType.HISTORY:
-            return Way.DIFFERENCE if owns_rows else Way.REPLACE
+            return WriteMode.DIFFERENCE if owns_rows else WriteMode.REPLACE
 
 
 def exchange_of(copy: TableCopy) -> Exchange:
@@ -287,7 +303,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
     is_history = copy.mapped.mapping.type is TableType.HISTORY
     # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
     # history has one open version of each.
-    is_keyed = plan.key_is_indexed or is_history or copy.way is Way.KEEP
+    is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
     return Exchange(
         table=copy.table,

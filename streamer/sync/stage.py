@@ -10,7 +10,7 @@ from typing import Final
 
 from streamer.errors import ConflictError, TargetRejectedError
 from streamer.postgres.quoting import quote_columns, quote_identifier
-from streamer.sync.exchange import Exchange, Way
+from streamer.sync.exchange import Exchange, WriteMode
 from streamer.target.connection import TargetConnection
 
 LOCK_SECONDS: Final = 5
@@ -73,7 +73,7 @@ async def rest_triggers(target: TargetConnection) -> bool:
 
 
 async def exchange_rows(
-    target: TargetConnection, exchange: Exchange, way: Way, *, is_referenced: bool
+    target: TargetConnection, exchange: Exchange, mode: WriteMode, *, is_referenced: bool
 ) -> None:
     """Write what is staged to the target table, in the transaction that has just begun.
 
@@ -86,17 +86,17 @@ async def exchange_rows(
     may_rest = await rest_triggers(target)
     await target.execute(f"analyze {exchange.stage}")
     may_delete = may_rest or not is_referenced
-    if way is Way.REPLACE and not may_delete:
+    if mode is WriteMode.REPLACE and not may_delete:
         # Foreign keys would refuse it, or delete or change the rows that refer to ours.
-        way = Way.DIFFERENCE
+        mode = WriteMode.DIFFERENCE
     await target.execute("savepoint exchange")
     try:
-        await _run(target, exchange.statements(way))
+        await _run(target, exchange.statements(mode))
     except ConflictError:
         if not may_delete:
             raise
         await target.execute("rollback to savepoint exchange")
-        await _run(target, exchange.statements(way, by_update=False))
+        await _run(target, exchange.statements(mode, by_update=False))
 
 
 async def _run(target: TargetConnection, statements: list[str]) -> None:

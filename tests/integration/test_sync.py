@@ -8,8 +8,8 @@ import pytest
 
 from streamer.commands.check.command import check
 from streamer.progress.store import Store
-from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.round import Round
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
@@ -104,14 +104,14 @@ async def test_a_table_that_cannot_be_locked_fails_alone(
     """It was dropped after it was looked at."""
     for name in ("gone", "here"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
-    copy = SyncCoordinator._copy
+    copy = Round._copy
 
-    async def drop_first(self: SyncCoordinator, *arguments: Any) -> list[str]:
-        monkeypatch.setattr(SyncCoordinator, "_copy", copy)
+    async def drop_first(self: Round) -> None:
+        monkeypatch.setattr(Round, "_copy", copy)
         source.execute("drop table gone")
-        return await copy(self, *arguments)
+        await copy(self)
 
-    monkeypatch.setattr(SyncCoordinator, "_copy", drop_first)
+    monkeypatch.setattr(Round, "_copy", drop_first)
     async with stream("gone:\nhere:") as streamer:
         await streamer.table_state("public.gone", "error")
         await streamer.table_state("public.here", "ready")

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.source import waits
 from streamer.source.slot import create_slot
-from streamer.sync import coordinator, parts
+from streamer.sync import parts, round
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
@@ -31,11 +31,11 @@ def before_the_slot(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) 
     """Do something once, between a round's look at the tables and the making of its slot."""
 
     async def act_first(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(coordinator, "create_slot", create_slot)
+        monkeypatch.setattr(round, "create_slot", create_slot)
         act()
         return await create_slot(*arguments, **options)
 
-    monkeypatch.setattr(coordinator, "create_slot", act_first)
+    monkeypatch.setattr(round, "create_slot", act_first)
 
 
 def before_the_first_job(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamer.progress.store import Store
-from streamer.sync import coordinator
+from streamer.sync import finish
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.snapshot import HeldSnapshot
 from streamer.target import connection as target_module
@@ -468,7 +468,7 @@ async def test_an_exchange_whose_commit_was_not_heard_of_is_not_made_twice(
                 connection.terminate()
                 await connection.fetch_value("select 1")
 
-        monkeypatch.setattr(coordinator, "transaction", lose)
+        monkeypatch.setattr(finish, "transaction", lose)
         source.execute("insert into t values (2)")
         await resync(streamer)
         assert lost
@@ -500,7 +500,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
                 killed.set()
                 raise asyncio.CancelledError
 
-        for module in ("coordinator", "prepare", "stage", "indexes"):
+        for module in ("finish", "round", "prepare", "stage"):
             path = f"streamer.sync.{module}.failpoint"
             monkeypatch.setattr(path, fail, raising=False)
         with reading(target, "select count(*) from t") as seen:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.sync import coordinator
+from streamer.sync import copy_queue
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.locked_table import APPLICATION_NAME, LockedTable
 from tests.support.postgres import Database, assert_same
@@ -113,7 +113,7 @@ def wait_for_truncate(source: Database) -> None:
 async def test_a_copy_under_a_lock_ends_with_its_process_and_lets_the_table_go(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "ROUNDS", 0)
+    monkeypatch.setattr(copy_queue, "LOCK_AFTER_ROUNDS", 0)
     source.execute("create table t (id int primary key); insert into t values (1)")
     target.execute("create table t (id int primary key)")
     waiting = (

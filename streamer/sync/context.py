@@ -1,0 +1,96 @@
+"""The source, the target and the settings that every part of copying one source needs."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamer.apply.lane import MappedRelation
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.observability.metrics import Metrics
+from streamer.progress.store import Store
+from streamer.source.catalog import SourceServer
+from streamer.sync.launcher import SparkLauncher
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+
+TERMINATE_SECONDS: Final = 10.0
+_END_TASKS_SQL: Final = """
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where application_name = $1 and datname = current_database()
+  and usename = current_user and pid <> pg_backend_pid()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """The part of the configuration that copies need."""
+
+    target_url: str
+    create_tables: bool
+    defer_indexes: bool
+    jobs: int
+    rows_per_second: float | None
+
+    def __repr__(self) -> str:
+        return "SyncSettings(…)"
+
+
+class SyncEvents(Protocol):
+    """The pipeline, which hears how copies fare."""
+
+    def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        """Changes up to *consistent_point* need not be held any more: the copy will have them."""
+        ...
+
+    def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
+    def copy_failed(self, mapped: MappedRelation, error: str) -> None: ...
+    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+        """A copy under way makes no progress, for now; with None it makes progress again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopyContext:
+    """See the module."""
+
+    source: SourceMapping
+    source_id: int
+    server: SourceServer
+    address: TargetAddress
+    store: Store
+    launcher: SparkLauncher
+    settings: SyncSettings
+    events: SyncEvents
+    metrics: Metrics
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    @property
+    def application_name(self) -> str:
+        """The name of the coordinator's sessions at the target."""
+        return f"streamer sync {self.source_id}"
+
+    @property
+    def task_name(self) -> str:
+        """The name of the tasks' sessions on both sides."""
+        return f"streamer copy {self.source_id}"
+
+    @property
+    def claim(self) -> Claim:
+        assert self.address.claim is not None, "only the holder of the source's lock copies"
+        return self.address.claim
+
+    def target(self) -> AbstractAsyncContextManager[TargetConnection]:
+        """Connect to the target for the length of a block."""
+        return target_connection(self.address, self.application_name)
+
+    async def end_former_tasks(self) -> None:
+        """End the backends of tasks that outlived their process, and wait until they are gone."""
+        async with target_connection(self.address, "streamer") as target:
+            async with asyncio.timeout(TERMINATE_SECONDS):
+                while await target.fetch_value(_END_TASKS_SQL, self.task_name):
+                    await asyncio.sleep(0.1)

@@ -1,0 +1,69 @@
+"""The relations of one source that wait for a copy or are being copied. Pure."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from streamer.apply.lane import MappedRelation
+
+LOCK_AFTER_ROUNDS: Final = 3
+"""After how many rounds that a rewrite ended the next one locks the table for its copy."""
+
+
+class CopyQueue:
+    """See the module. A relation that was set aside misses changes and waits for an operator."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[MappedRelation, None] = {}
+        self._copying: set[MappedRelation] = set()
+        """Taken, and neither handed over nor in error."""
+        self._rewrites: Counter[MappedRelation] = Counter()
+
+    def request(self, mapped: "MappedRelation") -> None:
+        """Copy *mapped*, in the next round."""
+        self._waiting[mapped] = None
+
+    def take(self) -> "list[MappedRelation]":
+        """Return the relations of the next round."""
+        batch = [mapped for mapped in self._waiting if not mapped.is_set_aside]
+        self._waiting.clear()
+        self._copying.update(batch)
+        return batch
+
+    def remove(self, mapped: "MappedRelation") -> None:
+        """The copy of *mapped* under way is over."""
+        self._copying.discard(mapped)
+
+    def unfinished(self, batch: "Iterable[MappedRelation]") -> "list[MappedRelation]":
+        """Return the relations of *batch* whose copy is neither done nor given up."""
+        batch = list(batch)
+        self._copying -= {mapped for mapped in batch if mapped.is_set_aside}
+        return [mapped for mapped in batch if mapped in self._copying]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._copying
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def has(self, mapped: "MappedRelation") -> bool:
+        is_here = mapped in self._waiting or mapped in self._copying
+        return is_here and not mapped.is_set_aside
+
+    # ---- rewrites ------------------------------------------------------------------------------
+
+    def rewritten(self, mapped: "MappedRelation") -> None:
+        """A rewrite of *mapped* ended the round."""
+        self._rewrites[mapped] += 1
+
+    def copied(self, mapped: "MappedRelation") -> None:
+        self.remove(mapped)
+        self._rewrites.pop(mapped, None)
+
+    def needs_lock(self, mapped: "MappedRelation") -> bool:
+        """Whether nothing but a lock keeps *mapped* as it is until it is copied."""
+        return self._rewrites[mapped] >= LOCK_AFTER_ROUNDS

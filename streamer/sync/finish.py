@@ -1,0 +1,154 @@
+"""The end of a table's copy: handed over to the stream, or given up.
+
+A relation whose parts are all copied is made whole. Directly filled, it gets its indexes back;
+staged, its rows are exchanged. ``catching_up`` with the consistent point as its progress is stored
+in the same transaction, and then its lane may drain. A copy that fails leaves the target as it was.
+"""
+
+import contextlib
+import time
+
+import structlog
+
+from streamer.apply.counting import table_labels
+from streamer.apply.lane import MappedRelation
+from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
+from streamer.failpoints import failpoint
+from streamer.progress.copies import hand_over, is_handed_over
+from streamer.sync.context import CopyContext
+from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.prepare import TableCopy, exchange_of
+from streamer.sync.stage import LOCK_SECONDS, drop_stage, exchange_rows
+from streamer.target.connection import TargetConnection, target_connection, transaction
+from streamer.target.deferred_indexes import restore_indexes
+
+log = structlog.get_logger()
+
+
+class Finisher:
+    """Ends copies of one source."""
+
+    def __init__(self, context: CopyContext, queue: CopyQueue) -> None:
+        self._context = context
+        self._queue = queue
+
+    async def refuse(
+        self, mapped: MappedRelation, error: StreamerError, when: str | None = None
+    ) -> None:
+        """*mapped* cannot be copied; the others of its round can."""
+        source = self._context.source
+        self._context.metrics.count_error(error, source.database, source.sid)
+        await self.fail(mapped, str(error) if when is None else f"{when}: {error}")
+
+    async def fail(self, mapped: MappedRelation, error: str) -> None:
+        """Leave the target as it was found, and show why the copy failed.
+
+        In this order: a table that is in error has its own indexes, unless they cannot be made.
+        """
+        try:
+            async with self._context.target() as target:
+                await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+                await drop_stage(target, mapped.relation_id)
+                await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        except StreamerError as exc:  # the next copy clears up as it begins
+            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error)
+            error = f"{error}; its target is not cleared up: {exc.message}"
+        await self._context.store.fail_copy(mapped.relation_id, error)
+        self._queue.remove(mapped)
+        self._context.events.copy_failed(mapped, error)
+
+    async def declare(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Take a relation to be in step, without a copy."""
+        copy.reads(copy.relation)
+        await hand_over(
+            target,
+            copy.mapped.relation_id,
+            copy.mapped.end_lsn,
+            attempt=None,
+            rows=0,
+            size=0,
+            owns_rows=copy.was_created,
+            columns=copy.column_numbers,
+        )
+        failpoint("sync.catching_up")
+        copy.mapped.quarantine.forget(0)
+        self._queue.remove(copy.mapped)
+        self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
+
+    async def finish(self, copy: TableCopy, rows: int, size: int) -> None:
+        """A relation's parts are all there: make it whole and hand it over to the stream.
+
+        An exchange that others hinder is tried again later: its rows are all in the target.
+        """
+        failpoint("sync.copied")
+        try:
+            async with target_connection(self._context.address, self._context.task_name) as target:
+                if copy.is_staged:
+                    await target.set_up_origin()
+                    await self._exchange(target, copy, rows, size)
+                else:
+                    await restore_indexes(target, copy.target.name)
+                    await _analyze(target, copy)
+                    await _hand_over(target, copy, rows, size)
+                self._handed_over(copy, rows, size)
+                if copy.is_staged:
+                    await _analyze(target, copy)
+        except StreamerError as exc:
+            if copy.is_done:
+                return  # the target was lost after all was done, and others will notice
+            if exc.retry is not Retry.TIMED:
+                copy.is_done = True
+                await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
+            elif copy.is_staged and not isinstance(exc, TargetFencedError):
+                copy.backoff.log(log, f'exchanging the rows of "{copy.name}" has to wait', exc)
+                copy.not_before = time.monotonic() + copy.backoff.next_seconds()
+            else:
+                raise
+
+    def _handed_over(self, copy: TableCopy, rows: int, size: int) -> None:
+        failpoint("sync.catching_up")
+        copy.mapped.quarantine.forget(0)
+        copy.is_done = True
+        self._queue.copied(copy.mapped)
+        self._context.metrics.count_copied(table_labels(copy.mapped), rows, size)
+        log.info(
+            "table copied",
+            source=self._context.label,
+            table=copy.name,
+            lsn=str(copy.consistent_point),
+            rows=rows,
+        )
+        self._context.events.copy_finished(copy.mapped, copy.consistent_point)
+
+    async def _exchange(
+        self, target: TargetConnection, copy: TableCopy, rows: int, size: int
+    ) -> None:
+        """Put the staged rows in the place of the old ones, and hand over, all at once."""
+        relation_id = copy.mapped.relation_id
+        if await is_handed_over(target, relation_id, copy.consistent_point, attempt=copy.attempt):
+            return  # the connection was lost in the commit
+        async with transaction(target):
+            await exchange_rows(
+                target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
+            )
+            failpoint("sync.exchanged")
+            await _hand_over(target, copy, rows, size)
+            await drop_stage(target, relation_id)
+
+
+async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size: int) -> None:
+    await hand_over(
+        target,
+        copy.mapped.relation_id,
+        copy.consistent_point,
+        attempt=copy.attempt,
+        rows=rows,
+        size=size,
+        owns_rows=copy.owns_rows,
+        columns=copy.column_numbers,
+    )
+
+
+async def _analyze(target: TargetConnection, copy: TableCopy) -> None:
+    with contextlib.suppress(TargetContentionError):
+        await target.execute(f"analyze {copy.table}")

@@ -1,0 +1,55 @@
+"""The status of copies that make no progress: what they wait for, and the error they met."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.progress.copies import set_copy_error
+from streamer.source.waits import Reported
+from streamer.sync.context import CopyContext
+
+log = structlog.get_logger()
+
+
+class CopyReports:
+    """Writes that status for one source."""
+
+    def __init__(self, context: CopyContext) -> None:
+        self._context = context
+        self._reported = Reported()
+        self._delayed: dict[MappedRelation, int] = {}
+        """Copies under way that show an error, with the number of their parts that were done."""
+        self._done: Counter[int] = Counter()
+
+    async def tell_waiting(self, relations: Iterable[MappedRelation], what: str | None) -> None:
+        """Show the lock or transaction that copies wait for; with None they wait no longer."""
+        relations = list(relations)
+        tables = [str(mapped.mapping.source) for mapped in relations]
+        if what is not None and self._reported.is_new(what, *tables):
+            log.warning("copies wait", source=self._context.label, tables=tables, waiting_for=what)
+        await self._context.store.set_waiting([mapped.relation_id for mapped in relations], what)
+
+    async def show_error(self, relations: Iterable[MappedRelation], error: str | None) -> None:
+        """Show why copies under way make no progress; with None they make progress again."""
+        relations = list(relations)
+        async with self._context.store.connection() as store:
+            await set_copy_error(store, [mapped.relation_id for mapped in relations], error)
+        for mapped in relations:
+            self._context.events.copy_delayed(mapped, error)
+            if error is not None:
+                self._delayed[mapped] = self._done[mapped.relation_id]
+            else:
+                self._delayed.pop(mapped, None)
+
+    def begin_round(self) -> None:
+        """All parts are copied again."""
+        self._delayed = dict.fromkeys(self._delayed, 0)
+
+    async def show_progress(self, done: Counter[int]) -> None:
+        """Take back the errors of copies of which more parts are done. *done*: by relation id."""
+        self._done = done
+        again = [m for m, before in self._delayed.items() if done[m.relation_id] > before]
+        if again:
+            await self.show_error(again, None)

@@ -1,0 +1,522 @@
+"""One round of copies: the tables that wait, under one snapshot.
+
+1. the target tables are there and fit, and it is decided which way rows go: straight into the
+   table, or into a staging table (`streamer.sync.prepare`, `streamer.sync.stage`);
+   ``copying`` is stored;
+2. a snapshot: the one that the main slot exported when it was made, or that of a temporary slot. A
+   session of the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
+3. definitions are read again under that snapshot. A table that is another one by then is left to
+   the next round;
+4. indexes are put off, parts are planned and stored, and Spark copies them (`streamer.sync.parts`).
+   A table that was rewritten in several rounds is copied under a lock
+   (`streamer.sync.locked_table`);
+5. as each relation's last part is there, it is handed over (`streamer.sync.finish`).
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.backoff import Backoff
+from streamer.errors import (
+    Retry,
+    SnapshotExpiredError,
+    SourceContentionError,
+    SparkJobError,
+    StreamerError,
+    SyncAgainError,
+    SyncError,
+    TargetContentionError,
+)
+from streamer.failpoints import failpoint
+from streamer.postgres.conninfo import with_password_of
+from streamer.source.catalog import read_relations
+from streamer.source.connection import Connection, connection, translating
+from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
+from streamer.source.timeline import check_same_server_plainly
+from streamer.source.waits import read_locked, set_lock_timeout, watched
+from streamer.sync.context import CopyContext
+from streamer.sync.copy_query import copy_source, part_bytes
+from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.finish import Finisher
+from streamer.sync.leaves import know_leaves
+from streamer.sync.locked_table import LockedTable
+from streamer.sync.parts import CopyEnds
+from streamer.sync.plan import CopyPart, cut, group, task_rate
+from streamer.sync.prepare import Preparation, TableCopy
+from streamer.sync.reports import CopyReports
+from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
+from streamer.sync.stage import create_stage
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.deferred_indexes import defer_indexes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+log = structlog.get_logger()
+
+POLL_SECONDS: Final = 0.5
+PREPARE_LOCK_SECONDS: Final = 10
+"""How long a copy waits for a lock at the target before others have their turn."""
+
+
+class Round:
+    """See the module. Used once."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        reports: CopyReports,
+        finisher: Finisher,
+    ) -> None:
+        self._context = context
+        self._queue = queue
+        self._reports = reports
+        self._finisher = finisher
+        self._preparation = Preparation(
+            context.source,
+            context.server,
+            context.address,
+            create_tables=context.settings.create_tables,
+        )
+        self._copies: list[TableCopy] = []
+        self._again: list[str] = []
+        """Why tables are left to the next round."""
+        self._locked: dict[TableCopy, LockedTable] = {}
+        """Tables that are copied under one lock."""
+        self._snapshot: HeldSnapshot
+
+    async def run(self, batch: list[MappedRelation], exported: ExportedSnapshot | None) -> None:
+        """Copy *batch* under the snapshot of *exported*, or under a new one.
+
+        Raises SyncAgainError if tables are left to the next round, and StreamerError if all are.
+        """
+        async with AsyncExitStack() as sessions:
+            if exported is not None:
+                sessions.push_async_callback(exported.close)
+            await self._context.end_former_tasks()
+            await self._prepare(batch)
+            if self._copies:
+                await self._take_snapshot(sessions, exported)
+                with translating(self._context.label):
+                    await self._copy()
+        if self._again:
+            raise SyncAgainError("; ".join(sorted(self._again)))
+
+    @property
+    def _unfinished(self) -> list[TableCopy]:
+        """The copies still to be made.
+
+        A table that was set aside meanwhile misses changes: it waits for an operator's resync.
+        """
+        for copy in self._copies:
+            if copy.mapped.is_set_aside:
+                copy.is_done = True
+                self._queue.remove(copy.mapped)
+        return [copy for copy in self._copies if not copy.is_done]
+
+    async def _leave_to_next_round(self, copy: TableCopy, reason: str) -> None:
+        self._again.append(reason)
+        copy.is_done = True
+        await self._unlock(copy)
+
+    async def _refuse(self, copy: TableCopy, error: StreamerError) -> None:
+        copy.is_done = True
+        await self._unlock(copy)
+        await self._finisher.refuse(copy.mapped, error)
+
+    # ---- 1: the target -------------------------------------------------------------------------
+
+    async def _prepare(self, batch: list[MappedRelation]) -> None:
+        context = self._context
+        ids = [mapped.relation_id for mapped in batch]
+        async with connection(context.source) as source:
+            await check_same_server_plainly(source, context.server)
+            await set_lock_timeout(source)
+            await watched(
+                context.source,
+                source,
+                self._prepare_at(source, batch),
+                lambda awaited: context.store.set_waiting(ids, awaited),
+            )
+            await context.store.set_waiting(ids, None)
+
+    async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
+        """See to the target tables; a relation for which that fails is in error and left out."""
+        relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
+        declared = [mapped for mapped in batch if mapped.is_to_declare]
+        await know_leaves(self._context.store, source, declared)
+        async with self._context.target() as target:
+            await target.set_up_origin()  # rows may be removed
+            await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
+            for mapped in batch:
+                name = mapped.mapping.source
+                try:
+                    relation = relations.get(name)
+                    if relation is None:
+                        raise SyncError(f'table "{name}" is not in the source')
+                    copy = await self._preparation.prepare(source, target, mapped, relation)
+                    if mapped.is_to_declare:
+                        await self._finisher.declare(target, copy)
+                    else:
+                        await self._preparation.begin(target, copy)
+                        failpoint("sync.prepared")
+                        self._copies.append(copy)
+                except TargetContentionError as exc:
+                    self._again.append(f'"{name}" waits at the target: {exc.message}')
+                except StreamerError as exc:
+                    if exc.retry is Retry.TIMED:
+                        raise
+                    await self._finisher.refuse(mapped, exc)
+
+    # ---- 2: the snapshot -----------------------------------------------------------------------
+
+    async def _take_snapshot(
+        self, sessions: AsyncExitStack, exported: ExportedSnapshot | None
+    ) -> None:
+        """Hold a snapshot, and lock the tables that only a lock keeps as the snapshot has them.
+
+        *sessions* closes what this opens.
+        """
+        context = self._context
+        for copy in self._copies:
+            if self._queue.needs_lock(copy.mapped):
+                locked = await LockedTable.connect(context.source, context.server)
+                sessions.push_async_callback(locked.close)
+                self._locked[copy] = locked
+        relations = [copy.mapped for copy in self._copies]
+        if exported is None:
+            exported = await create_slot(
+                context.source,
+                sync_slot_name(context.source.slot),
+                context.server,
+                temporary=True,
+                tell=lambda awaited: self._reports.tell_waiting(relations, awaited),
+            )
+            sessions.push_async_callback(exported.close)
+        await self._lock(exported)  # at once, before the tables are rewritten again
+        await self._reports.tell_waiting(relations, None)
+        failpoint("sync.slot_created")
+        self._snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
+        sessions.push_async_callback(self._snapshot.close)
+
+    async def _lock(self, exported: ExportedSnapshot) -> None:
+        for copy, locked in list(self._locked.items()):
+            try:
+                await locked.lock(exported.snapshot_name, copy)
+            except SourceContentionError as exc:
+                await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {exc.message}')
+            else:
+                log.info(
+                    "table is copied under a lock, because each round met a rewrite of it",
+                    source=self._context.label,
+                    table=copy.name,
+                )
+
+    async def _unlock(self, copy: TableCopy) -> None:
+        """Let go of a table as soon as its copy needs the lock no more."""
+        if copy in self._locked:
+            await self._locked.pop(copy).close()
+
+    # ---- 3: definitions ------------------------------------------------------------------------
+
+    async def _copy(self) -> None:
+        """Copy all that can be copied under the snapshot."""
+        for copy in self._unfinished:
+            copy.consistent_point = self._snapshot.consistent_point
+            copy.source_time = self._snapshot.source_time
+            self._context.events.copy_began(copy.mapped, self._snapshot.consistent_point)
+        self._reports.begin_round()
+        await self._look()
+        failpoint("sync.guarded")
+        await self._plan()
+        failpoint("sync.planned")
+        if self._unfinished:
+            await self._run_job()
+
+    async def _look(self) -> None:
+        """Read the definitions again, as the snapshot has them.
+
+        A column that was added and filled before the snapshot was taken is in no later change. The
+        others go on: a table that is rewritten all the time must not keep them from being copied.
+        """
+        looked = self._unfinished
+        for copy in looked:
+            locked = self._locked.get(copy)
+            plain = self._snapshot.plain if locked is None else locked.plain
+            await plain.execute("savepoint look")
+            try:
+                found = await watched(
+                    self._context.source,
+                    plain,
+                    self._look_at(copy, plain),
+                    partial(self._reports.tell_waiting, [copy.mapped]),
+                )
+            except SourceContentionError as exc:
+                await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {exc.message}')
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._refuse(copy, exc)
+            else:
+                if found is not None and is_same(copy.relation, found.relation):
+                    copy.reads(found.relation)
+                    copy.heaps, copy.can_split = found.heaps, found.can_split
+                else:
+                    self._queue.rewritten(copy.mapped)
+                    reason = f'"{copy.name}" was altered or rewritten as its copy began'
+                    await self._leave_to_next_round(copy, reason)
+            if not plain.closed:  # the locks since the savepoint are let go
+                await plain.execute("rollback to savepoint look")
+        await self._reports.tell_waiting([copy.mapped for copy in looked], None)
+
+    async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
+        found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
+        if found is not None and found.relation.is_partitioned:
+            await know_leaves(self._context.store, plain, [copy.mapped])
+        return found
+
+    # ---- 4: parts ------------------------------------------------------------------------------
+
+    async def _plan(self) -> None:
+        """Cut relations into parts, and store them."""
+        async with self._context.target() as target:
+            for copy in self._unfinished:
+                try:
+                    await self._plan_one(target, copy)
+                except StreamerError as exc:
+                    if exc.retry is Retry.TIMED:
+                        raise
+                    await self._refuse(copy, exc)
+
+    async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
+        settings, relation = self._context.settings, copy.relation
+        rate = settings.rows_per_second
+        source = copy_source(copy.order, self._context.server.version, target.server_version)
+        copy.columns = source.names
+        copy.parts = cut(
+            source,
+            part_bytes=part_bytes(
+                relation.size_bytes,
+                relation.row_count_estimate,
+                None if rate is None else rate / settings.jobs,
+            ),
+        )
+        if copy.is_staged:
+            await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
+        elif settings.defer_indexes:
+            await _defer_indexes(target, copy)
+        await store_parts(target, copy)
+
+    async def _run_job(self) -> None:
+        """Let Spark copy the parts; finish each relation as it is complete."""
+        backoff = Backoff(first=0.5)
+        submitted: list[CopyPart] | None = None
+        while True:
+            remaining = await self._finish_complete()
+            if not self._unfinished:
+                return
+            if not remaining:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            if remaining == submitted:
+                await self._wait_for_reach(remaining, backoff)
+            submitted = remaining
+            copying = asyncio.create_task(self._copy_parts(remaining), name="parts")
+            failpoint("sync.job_started")
+            try:
+                await self._watch(copying)
+                failures = copying.result()
+            except SparkJobError as exc:
+                await self._snapshot.check()
+                # Parts that are copied stay so; the snapshot still stands.
+                await self._reports.show_error([c.mapped for c in self._unfinished], str(exc))
+                backoff.log(log, "the Spark job is started again", exc)
+                await backoff.wait()
+                submitted = None
+                continue
+            finally:
+                copying.add_done_callback(_forget)
+                copying.cancel()
+            if await self._settle(failures):
+                await backoff.wait()
+                submitted = None
+
+    async def _copy_parts(self, parts: list[CopyPart]) -> list[dict[str, Any]]:
+        """Copy parts, most of them with Spark; return which could not be copied, and why."""
+        alone = {copy.mapped.relation_id: session for copy, session in self._locked.items()}
+        tasks = group([part for part in parts if part.relation_id not in alone])
+        ends = self._ends(len(tasks) + len(alone))
+        work: list[Awaitable[list[dict[str, Any]]]] = []
+        for relation_id, session in alone.items():
+            if mine := [part for part in parts if part.relation_id == relation_id]:
+                work.append(session.copy(mine, ends))
+        if tasks:
+            listed = [[part.to_json() for part in task] for task in tasks]
+            work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
+        # One failure must not keep the others from telling what they did.
+        results = await asyncio.gather(*work, return_exceptions=True)
+        failures: list[dict[str, Any]] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            failures += result
+        return failures
+
+    def _ends(self, task_count: int) -> CopyEnds:
+        context, settings = self._context, self._context.settings
+        return CopyEnds(
+            source_url=with_password_of(os.environ, context.source.url.reveal()),
+            target_url=with_password_of(os.environ, settings.target_url),
+            snapshot_name=self._snapshot.snapshot_name,
+            application_name=context.task_name,
+            place=context.server.place,
+            claim=context.claim.proof,
+            rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
+        )
+
+    async def _settle(self, failures: list[dict[str, Any]]) -> bool:
+        """See to the parts that are not copied (`streamer.sync.parts.NotCopiedError`); tell whether
+        some wait for a lock.
+
+        Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
+        """
+        by_id = {copy.mapped.relation_id: copy for copy in self._copies}
+        is_busy = False
+        for failure in failures:
+            copy, error = by_id[failure["relation_id"]], failure["error"]
+            match failure["kind"]:
+                case "snapshot":
+                    raise SnapshotExpiredError(f"the snapshot of the copy is gone: {error}")
+                case "elsewhere":
+                    async with self._context.target():
+                        pass  # proves that this process itself is where it was
+                    raise SparkJobError(
+                        f"a Spark task is not where this process is: {error}",
+                        hint="check that the Spark workers reach the same source and target hosts",
+                    )
+                case "busy":
+                    is_busy = True
+                case "lost" if not copy.is_done:
+                    reason = f'copying "{copy.name}" was interrupted: {error}'
+                    await self._leave_to_next_round(copy, reason)
+                case "changed" if not copy.is_done:
+                    self._queue.rewritten(copy.mapped)
+                    reason = f'"{copy.name}" was altered or rewritten while it was copied'
+                    await self._leave_to_next_round(copy, reason)
+                case "refused" if not copy.is_done:
+                    copy.is_done = True
+                    await self._finisher.fail(copy.mapped, f'copying "{copy.name}": {error}')
+        return is_busy
+
+    async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
+        """A job ended well and copied nothing: its tasks did not find their parts."""
+        source = self._context.source
+        error = SparkJobError(
+            f"Spark has run {len(parts)} parts and copied none",
+            hint="check that the Spark workers reach the same source and target hosts",
+        )
+        self._context.metrics.count_error(error, source.database, source.sid)
+        backoff.log(log, "the Spark job is started again", error)
+        await backoff.wait()
+
+    # ---- 5: while and after parts are copied ---------------------------------------------------
+
+    async def _finish_complete(self) -> list[CopyPart]:
+        """Finish relations all of whose parts are copied; return the parts still to copy."""
+        active = self._unfinished
+        async with self._context.store.connection() as store:
+            rows = await store.fetch(
+                "select relation_id, part, rows_copied, bytes_copied from streamer.sync_partition"
+                " where relation_id = any ($1::int8[]) and finished_at is not null",
+                [copy.mapped.relation_id for copy in active],
+            )
+        copied = {(row["relation_id"], row["part"]): row for row in rows}
+        await self._reports.show_progress(Counter(relation_id for relation_id, _ in copied))
+        remaining: list[CopyPart] = []
+        for copy in active:
+            missing = [p for p in copy.parts if (p.relation_id, p.part) not in copied]
+            remaining += missing
+            if not missing and time.monotonic() >= copy.not_before:
+                done = [copied[p.relation_id, p.part] for p in copy.parts]
+                await self._finisher.finish(
+                    copy,
+                    sum(row["rows_copied"] for row in done),
+                    sum(row["bytes_copied"] for row in done),
+                )
+        return remaining
+
+    async def _watch(self, copying: "asyncio.Task[Any]") -> None:
+        waiting: dict[TableCopy, str] = {}
+        while True:
+            done, _ = await asyncio.wait([copying], timeout=POLL_SECONDS)
+            await self._finish_complete()
+            if done:
+                await self._reports.tell_waiting([copy.mapped for copy in waiting], None)
+                return
+            waiting = await self._show_waiting(waiting)
+
+    async def _show_waiting(self, before: dict[TableCopy, str]) -> dict[TableCopy, str]:
+        """Show which copies wait for a lock at the source, and for whom."""
+        locked = await read_locked(self._snapshot.plain, self._context.task_name)
+        now = find_waiting(self._unfinished, locked)
+        for copy, awaited in now.items():
+            await self._reports.tell_waiting([copy.mapped], awaited)
+        if gone := [copy.mapped for copy in before if copy not in now]:
+            await self._reports.tell_waiting(gone, None)
+        return now
+
+
+def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableCopy, str]:
+    """Return which copies read a table that another session has locked, with that. Pure.
+
+    *locked*: the sessions that hold a lock, by the OID of its table.
+    """
+    return {
+        copy: locked[oid]
+        for copy in copies
+        for heap in copy.heaps
+        for oid, _ in heap.stores
+        if oid in locked
+    }
+
+
+async def store_parts(target: TargetConnection, copy: TableCopy) -> None:
+    """Store the parts of *copy* in the ledger."""
+    async with transaction(target):
+        await target.execute(
+            "update streamer.relation set rows_total = $2 where id = $1",
+            copy.mapped.relation_id,
+            copy.relation.row_count_estimate,
+        )
+        await target.execute(
+            "insert into streamer.sync_partition"
+            " (relation_id, part, attempt, description, size_bytes)"
+            " select $1, * from unnest($2::int4[], $3::int4[], $4::text[], $5::int8[])",
+            copy.mapped.relation_id,
+            [part.part for part in copy.parts],
+            [part.attempt for part in copy.parts],
+            [part.description for part in copy.parts],
+            [part.size_bytes for part in copy.parts],
+        )
+
+
+async def _defer_indexes(target: TargetConnection, copy: TableCopy) -> None:
+    # Rows of others are served by these indexes.
+    if not await target.fetch_value(f"select exists (select from {copy.table})"):
+        await defer_indexes(target, copy.target.name)
+
+
+def _forget(task: "asyncio.Task[Any]") -> None:
+    """Look at how *task* ended, where nobody else did: asyncio logs failures that nobody saw."""
+    if not task.cancelled():
+        task.exception()

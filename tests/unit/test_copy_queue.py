@@ -1,0 +1,48 @@
+"""Which relations a round copies, and which of them need a lock."""
+
+from streamer.sync.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
+from tests.unit.build import mapped_relation
+
+
+def test_a_round_takes_the_requested_relations_once() -> None:
+    queue, one, two = CopyQueue(), mapped_relation(1), mapped_relation(2)
+    queue.request(one)
+    queue.request(two)
+    queue.request(one)
+    assert queue.take() == [one, two]
+    assert queue.take() == []
+    assert queue.has(one)
+    assert not queue.is_empty
+
+
+def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
+    queue, relations = CopyQueue(), [mapped_relation(number) for number in range(3)]
+    for mapped in relations:
+        queue.request(mapped)
+    batch = queue.take()
+    queue.copied(batch[0])
+    queue.remove(batch[1])
+    assert queue.unfinished(batch) == [batch[2]]
+
+
+def test_a_relation_that_was_set_aside_leaves_the_queue() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    queue.request(mapped)
+    batch = queue.take()
+    mapped.is_set_aside = True
+    assert not queue.has(mapped)
+    assert queue.unfinished(batch) == []
+    assert queue.is_empty
+    queue.request(mapped)
+    assert queue.take() == []
+
+
+def test_rewrites_in_a_row_ask_for_a_lock_until_the_relation_is_copied() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    for _ in range(LOCK_AFTER_ROUNDS):
+        assert not queue.needs_lock(mapped)
+        queue.rewritten(mapped)
+    assert queue.needs_lock(mapped)
+    assert not queue.needs_lock(mapped_relation(2))
+    queue.copied(mapped)
+    assert not queue.needs_lock(mapped)
