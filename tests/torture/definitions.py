@@ -173,7 +173,7 @@ def _others_go_on(world: World, source: Source) -> None:
         except psycopg.errors.UndefinedTable:  # still to be copied
             return False
 
-    if not _until(is_seen, NOTICE_SECONDS):
+    if not _until(is_seen, world.options.patience):
         raise Violation(f"{source.slot}: one table's definition stops all tables\n{world.states()}")
 
 
