@@ -93,11 +93,7 @@ class MappingError(ConfigurationError):
 
 
 class SourceError(StreamerError):
-    """The source failed with an error that streamer does not classify.
-
-    Some of these errors are transient. For example, decoding an in-progress transaction that rolls
-    back meanwhile can fail with "could not map filenumber".
-    """
+    """The source failed with an error that streamer does not classify."""
 
     code = "source"
     retry = Retry.MANUAL
@@ -131,7 +127,9 @@ class SourceRejectedError(SourceError):
 
 
 class SourceContentionError(SourceError):
-    """A session at the source has held a lock for more than ten seconds."""
+    """A session at the source has held a lock for more than ten seconds, or has changed a
+    definition that the server was reading.
+    """
 
     code = "source_busy"
     retry = Retry.TIMED

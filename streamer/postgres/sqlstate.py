@@ -6,6 +6,7 @@ apart where a driver's errors are translated. Pure.
 """
 
 import enum
+import re
 from typing import Final
 
 
@@ -48,6 +49,14 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "P0": Meaning.CONFLICT,
 }
 
+_CATALOG_RACE: Final = re.compile(
+    r"could not map filen(umber|ode) |could not open relation with OID |cache lookup failed for "
+    r"|could not find .* for relation |tuple concurrently (updated|deleted)$"
+)
+"""Internal errors (XX000) of a session that looks up an object while another one changes, drops or
+rolls it back. A walsender raises the first for a table that a transaction in progress rewrote
+before it rolled back. PostgreSQL does not translate internal errors."""
+
 NOT_ROW_SPECIFIC: Final = (
     *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
     *("53", "55", "57", "58", "XX"),
@@ -56,17 +65,27 @@ NOT_ROW_SPECIFIC: Final = (
 row would not fail the next time."""
 
 
-def meaning(state: str, severity: str | None = None) -> Meaning:
-    """Return what *state* says; *severity* is that of the message, not localized."""
+def meaning(state: str, severity: str | None = None, message: str = "") -> Meaning:
+    """Return what *state* says; *severity* and first line of the message tell some states apart.
+
+    *severity* is not localized.
+    """
+    if is_catalog_race(state, message):
+        return Meaning.BUSY
     if state == "08P01" and severity == "ERROR":
         # The connection stands: a value in binary is shorter or longer than its type wants.
         return Meaning.VALUE
     return _MEANINGS.get(state) or _MEANINGS.get(state[:2], Meaning.OTHER)
 
 
-def is_transient(state: str, severity: str | None = None) -> bool:
+def is_catalog_race(state: str, message: str) -> bool:
+    """Return whether a change of definitions by another session caused an internal error."""
+    return state == "XX000" and _CATALOG_RACE.search(message) is not None
+
+
+def is_transient(state: str, severity: str | None = None, message: str = "") -> bool:
     """Whether the same may succeed later, perhaps over another connection."""
-    return meaning(state, severity) in (Meaning.LOST, Meaning.BUSY)
+    return meaning(state, severity, message) in (Meaning.LOST, Meaning.BUSY)
 
 
 def is_row_specific(state: str) -> bool:

@@ -30,7 +30,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
-from streamer.postgres.sqlstate import Meaning, meaning
+from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
 
 Connection = psycopg.AsyncConnection[DictRow]
 
@@ -88,6 +88,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         return SourceUnreadyError(
             message, hint="raise max_replication_slots and max_wal_senders on that server"
         )
+    if is_catalog_race(state, first_line(error)):
+        return SourceContentionError(message)
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
     return kind(f'source "{label}": {quoted_unless_known(first_line(error), state)}')

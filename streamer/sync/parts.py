@@ -185,7 +185,7 @@ def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
 def _is_passing(error: Exception) -> bool:
     state = getattr(error, "sqlstate", None)
     severity = getattr(getattr(error, "diag", None), "severity_nonlocalized", None)
-    return state is None or is_transient(state, severity)
+    return state is None or is_transient(state, severity, str(error))
 
 
 def _describe(error: Exception) -> str:

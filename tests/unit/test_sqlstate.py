@@ -31,6 +31,32 @@ def test_all_who_ask_agree_whether_to_try_again(state: str) -> None:
         assert not sqlstate.is_row_specific(state)
 
 
+@pytest.mark.parametrize(
+    ("message", "is_race"),
+    [
+        ('could not map filenumber "base/16575/24788" to relation OID', True),
+        ('could not map filenode "base/16575/24788" to relation OID', True),
+        ("cache lookup failed for relation 16575", True),
+        ("could not open relation with OID 16575", True),
+        ("tuple concurrently updated", True),
+        ("missing chunk number 0 for toast value 16575 in pg_toast_2619", False),
+        ("invalid memory alloc request size 1200000003", False),
+        ("the tuple concurrently updated by a trigger was odd", False),
+    ],
+)
+def test_an_internal_error_is_tried_again_where_a_change_of_definitions_explains_it(
+    message: str, is_race: bool
+) -> None:
+    at_target = asyncpg.PostgresError(message)
+    at_target.sqlstate = "XX000"
+    by_libpq = psycopg.errors.lookup("XX000")(message)
+    at_source = connection.translate(by_libpq, "shop")
+    assert (target.translate(at_target).retry is Retry.TIMED) is is_race
+    assert (at_source.retry is Retry.TIMED) is is_race
+    assert parts._is_passing(by_libpq) is is_race
+    assert message in str(at_source)
+
+
 def test_a_target_that_is_read_only_for_a_while_is_waited_for() -> None:
     error = asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT in a read-only transaction")
     assert isinstance(target.translate(error), TargetContentionError)
