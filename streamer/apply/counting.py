@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from streamer.apply.fold import Counts
-from streamer.apply.lane import LaneTransaction, LaneWindow, MappedRelation
+from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics, TableLabels
 

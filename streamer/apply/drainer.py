@@ -23,7 +23,8 @@ import structlog
 from streamer.apply.advice import advise
 from streamer.apply.counting import count_changes
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Hold, Lane, LaneTransaction, LaneWindow, MappedRelation, ShareSpool
+from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, ShareSpool
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.quarantine.requests import fulfil
 from streamer.apply.quarantine.writer import DivertingApplier

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
 from streamer.decode.pgoutput import Relation
@@ -172,21 +173,6 @@ class MappedRelation:
         return (
             f"MappedRelation({self.source.database!r}, {self.source.sid!r}, {self.mapping.source})"
         )
-
-
-@dataclass(slots=True)
-class LaneTransaction:
-    """The changes of one source transaction that one lane applies: the lane's share of it.
-
-    Without ``end_lsn`` it is a piece, and more pieces of the transaction follow.
-    """
-
-    transaction: Transaction
-    changes: list[tuple[MappedRelation, Changes]]
-    end_lsn: Lsn | None
-    size: int
-    is_lead: bool = True
-    """Whether this is the share by which the transaction is counted."""
 
 
 class Held:
@@ -354,6 +340,11 @@ class Lane:
     @property
     def is_held(self) -> bool:
         return self.spool is not None
+
+    @property
+    def is_held_for_copy(self) -> bool:
+        """Whether it keeps every change, because a copy decides later which ones it has."""
+        return Hold.SYNC in self.hold
 
     @property
     def may_drain(self) -> bool:

@@ -24,7 +24,8 @@ from typing import Final, cast
 
 import structlog
 
-from streamer.apply.lane import Held, LaneTransaction, MappedRelation
+from streamer.apply.lane import Held, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.large import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction

@@ -23,7 +23,8 @@ import structlog
 from streamer.apply.budget import Budget
 from streamer.apply.commit import Applier
 from streamer.apply.counting import count_window
-from streamer.apply.lane import Lane, LaneTransaction, LaneWindow, MappedRelation
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.backoff import Backoff

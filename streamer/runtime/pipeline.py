@@ -2,7 +2,7 @@
 
     reader        source/stream.py        frames in, in bursts
       → assembler decode/transactions.py  transactions, or pieces of large ones
-      → dispatch  here                    each lane gets its share, in commit order
+      → dispatch  runtime/dispatch.py     each lane gets its share, in commit order
       → worker    apply/worker.py         shares to windows, windows to target transactions
         or drainer apply/drainer.py       the same for lanes that are held
       → tracker   progress/tracker.py     what is durable before the first gap
@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from streamer.apply.counting import count_shares
-from streamer.apply.lane import Hold, Lane, LaneTransaction, MappedRelation
+from streamer.apply.lane import Hold, Lane, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.spool import StreamedSpool
 from streamer.backoff import Backoff
-from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
+from streamer.decode.transactions import TransactionAssembler
 from streamer.errors import SourceLimitError, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
@@ -33,6 +34,7 @@ from streamer.mapping.rules import Initial, RelationMapping, RelationName, Sourc
 from streamer.progress.lock import SourceLock
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.acknowledgement import Acknowledgement
+from streamer.runtime.dispatch import AnotherHistory, Dispatched, Dispatcher
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
 from streamer.runtime.published import Publishing
@@ -56,7 +58,7 @@ from streamer.source.catalog import (
 from streamer.source.connection import Connection, connection
 from streamer.source.encoding import read_conversion
 from streamer.source.feedback import Feedback
-from streamer.source.history import HistoryCheck, Landmark
+from streamer.source.history import HistoryCheck
 from streamer.source.large_rows import name_large_row
 from streamer.source.ownership import mark_publications
 from streamer.source.slot import ExportedSnapshot
@@ -69,6 +71,7 @@ from streamer.sync.states import State
 from streamer.target.claim import Claim
 
 if TYPE_CHECKING:
+    from streamer.decode.text_conversion import TextConversion
     from streamer.progress.store import SourceRecord
     from streamer.source.stream import ChangeStream
 
@@ -111,14 +114,7 @@ class Pipeline:
         self._tracker = ProgressTracker(NOTHING)
         self.heartbeat = Heartbeat(source, services)
         self._relations = Relations(source.label, services, self, self.health)
-        self._open_lanes: dict[Lane, None] = {}
-        self._stored_marks: dict[int, str] = {}
-        self._assembler = TransactionAssembler(
-            lambda relation: self._relations.find(relation) is not None,
-            lambda xid: StreamedSpool(services.spools),
-            piece_bytes_max=PIECE_BYTES_MAX,
-            forward_origins=source.forward_origins,
-        )
+        self._dispatcher: Dispatcher
         self._coordinator: SyncCoordinator
         self._stream: ChangeStream
         self.acknowledgement: Acknowledgement
@@ -126,9 +122,9 @@ class Pipeline:
         self._lag = Lag(self._tracker)
         self._advanced = asyncio.Event()
         self._stored = asyncio.Event()
-        self._has_passed_stop = False
         self._binary_obstacle = binary_obstacle
         self._binary_types = TEXT
+        self._conversion: TextConversion | None = None
         self._failure: StreamerError | None = None
         self._has_failed = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
@@ -194,11 +190,27 @@ class Pipeline:
             self._record = await store.read_source(self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
             self._lag = Lag(self._tracker)
-            self._history = HistoryCheck(
+            history_check = HistoryCheck(
                 self._record.last_transaction, start_lsn, with_origins=source.forward_origins
             )
+            assembler = TransactionAssembler(
+                lambda relation: self._relations.find(relation) is not None,
+                lambda xid: StreamedSpool(self._services.spools),
+                piece_bytes_max=PIECE_BYTES_MAX,
+                forward_origins=source.forward_origins,
+            )
+            assembler.conversion = self._conversion
+            self._dispatcher = Dispatcher(
+                assembler,
+                self._relations,
+                self._tracker,
+                history_check,
+                replaced=self._watch.replaced,
+                with_origins=source.forward_origins,
+                stop_lsn=self.stop_lsn,
+            )
             self.acknowledgement = Acknowledgement(
-                self._lock, self._record, self._tracker, self._history, self.heartbeat
+                self._lock, self._record, self._tracker, history_check, self.heartbeat
             )
             self._stream = await self._slot_check.open_stream(
                 start_lsn, binary=self._binary_types != TEXT
@@ -241,7 +253,7 @@ class Pipeline:
             known_obstacle=self._binary_obstacle if journal is None else IS_JOURNAL,
         )
         is_text = self._binary_types == TEXT
-        self._assembler.conversion = await read_conversion(plain) if is_text else None
+        self._conversion = await read_conversion(plain) if is_text else None
         self._publishing = Publishing(source, server, store, self._relations)
         self._watch = SourceWatch(
             source, server, store, self._relations, self._publishing, self.health
@@ -267,7 +279,7 @@ class Pipeline:
                 self._record.source_id, mapping, may_resume=not self.is_streaming
             )
             facts = relation_source(
-                source, relation, self._binary_types, self.claim, self._assembler.conversion
+                source, relation, self._binary_types, self.claim, self._conversion
             )
             mapped = MappedRelation(
                 record.relation_id,
@@ -385,7 +397,7 @@ class Pipeline:
         await self._services.drainer.forget(lanes)
         for lane in lanes:
             lane.close()
-        self._assembler.reset()
+        self._dispatcher.reset()
 
     # ---- reading and dispatching ---------------------------------------------------------------
 
@@ -398,13 +410,14 @@ class Pipeline:
                 mappings = [mapped.mapping for mapped in self._relations]
                 raise await name_large_row(self.source, mappings, exc) from exc
             has_payloads = bool(burst.payloads)
-            await self._dispatch_all(burst.payloads)
+            await self._dispatch(burst.payloads)
             burst.payloads.clear()  # while libpq delivers the next large message, none is kept
             failpoint("reader.dispatched")
-            if self._has_passed_stop:
-                break  # a keepalive from here on speaks of transactions that were not dispatched
+            if self._dispatcher.has_passed_stop:
+                self._advanced.set()
+                break
             if burst.wal_end_lsn is not None:
-                self._handle_keepalive(burst.wal_end_lsn, burst.source_time)
+                self._take_keepalive(burst.wal_end_lsn, burst.source_time)
                 if burst.reply_requested:
                     self._send_status()
                     # Perhaps the server ends, as soon as we have it all.
@@ -418,87 +431,38 @@ class Pipeline:
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
 
-    async def _dispatch_all(self, payloads: list[bytes]) -> None:
-        for piece in self._assembler.feed(payloads):
-            self._dispatch(piece)
-            if piece.end_lsn is None:
-                await asyncio.sleep(0)
+    async def _dispatch(self, payloads: list[bytes]) -> None:
+        """Give each lane its parts of the transactions that *payloads* complete."""
+        try:
+            for dispatched in self._dispatcher.feed(payloads):
+                for lane, part in dispatched.parts.items():
+                    lane.dispatch(part)
+                if dispatched.end_lsn is None:
+                    await asyncio.sleep(0)
+                elif dispatched.is_new:
+                    self._note_commit(dispatched, dispatched.end_lsn)
+        except AnotherHistory:
+            raise self._slot_check.another_history() from None
 
-    def _handle_keepalive(self, wal_end_lsn: Lsn, source_time: int) -> None:
+    def _note_commit(self, dispatched: Dispatched, end_lsn: Lsn) -> None:
+        self._lag.received(dispatched.transaction.commit_time)
+        if not dispatched.parts:
+            self.heartbeat.look(self._tracker)
+        if end_lsn > self.health.wal_end_lsn:
+            self.health.wal_end_lsn = end_lsn
+
+    def _take_keepalive(self, wal_end_lsn: Lsn, source_time: int) -> None:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
-        if not self._assembler.is_between_transactions:
-            return
-        if not self._history.saw_position(wal_end_lsn):
-            raise self._slot_check.another_history()
-        self._tracker.keepalive(wal_end_lsn)
+        try:
+            if not self._dispatcher.keepalive(wal_end_lsn):
+                return
+        except AnotherHistory:
+            raise self._slot_check.another_history() from None
         self.heartbeat.look(self._tracker)
         self._lag.received(source_time)
         is_due = time.monotonic() - self.acknowledgement.tried_at >= QUIET_SECONDS
         if is_due or self.acknowledgement.is_wanted:
             self._advanced.set()
-
-    def _dispatch(self, piece: TransactionPiece) -> None:
-        """Give each lane its share of a transaction, or of a piece of one."""
-        transaction, end_lsn = piece.transaction, piece.end_lsn
-        if end_lsn is not None and not self._history.saw_transaction(
-            Landmark(
-                end_lsn, transaction.xid, transaction.commit_time, self.source.forward_origins
-            ),
-            has_changes=bool(piece.changes or self._open_lanes),
-        ):
-            raise self._slot_check.another_history()
-        # The record of a commit that was dispatched lies before the newest position: it came again.
-        if transaction.final_lsn < self._tracker.newest_lsn or self._has_passed_stop:
-            return
-        if self.stop_lsn is not None and transaction.final_lsn >= self.stop_lsn:
-            self._has_passed_stop = True
-            self._advanced.set()
-            return
-        shares: dict[Lane, LaneTransaction] = {}
-        for changes in piece.changes:
-            self._add_to_shares(shares, changes, piece)
-        if end_lsn is None:
-            for lane, share in shares.items():
-                self._open_lanes[lane] = None
-                lane.dispatch(share)
-            return
-        for lane in self._open_lanes:
-            if lane not in shares:
-                shares[lane] = LaneTransaction(transaction, [], end_lsn, 0)
-        self._open_lanes.clear()
-        self._lag.received(transaction.commit_time)
-        self._tracker.dispatched(
-            end_lsn, [lane.pending for lane in shares], transaction.commit_time
-        )
-        if not shares:
-            self.heartbeat.look(self._tracker)
-        if end_lsn > self.health.wal_end_lsn:
-            self.health.wal_end_lsn = end_lsn
-        is_lead = True
-        for lane, share in shares.items():
-            share.is_lead = is_lead
-            is_lead = False
-            lane.dispatch(share)
-
-    def _add_to_shares(
-        self, shares: dict[Lane, LaneTransaction], changes: Changes, piece: TransactionPiece
-    ) -> None:
-        mapped = self._relations.find(changes.relation)
-        if mapped is None:
-            return  # no longer mapped
-        lane = self._relations.lane(mapped)
-        is_held_for_copy = Hold.SYNC in lane.hold
-        if piece.transaction.final_lsn < mapped.skip_through_lsn and not is_held_for_copy:
-            return  # the target has it
-        is_another = mapped.relid not in (None, changes.relation.relid)
-        if is_another and not is_held_for_copy:
-            self._watch.replaced(mapped)
-            return
-        share = shares.get(lane)
-        if share is None:
-            share = shares[lane] = LaneTransaction(piece.transaction, [], piece.end_lsn, 0)
-        share.changes.append((mapped, changes))
-        share.size += changes.size
 
     # ---- acknowledging -------------------------------------------------------------------------
 
@@ -548,13 +512,11 @@ class Pipeline:
             self._advanced.set()
 
     def _check_reached_stop(self) -> None:
-        if self.stop_lsn is None:
+        if self._dispatcher.stop_lsn is None:
             return
         self.acknowledgement.is_wanted = True
-        has_arrived = self._has_passed_stop and self._tracker.is_idle
-        if not has_arrived and self.acknowledgement.stored_lsn < self.stop_lsn:
-            return
-        if self._relations.are_ready:
+        has_reached = self._dispatcher.has_reached_stop(self.acknowledgement.stored_lsn)
+        if has_reached and self._relations.are_ready:
             self.stop.set()
 
     @property
@@ -584,10 +546,10 @@ class Pipeline:
         return self._relations.lags(now)
 
     async def _guard_source(self) -> None:
-        if self.stop_lsn == EVERYTHING:
+        if self._dispatcher.stop_lsn == EVERYTHING:
             async with connection(self.source) as plain:
                 await check_same_server_plainly(plain, self._server)
-                self.stop_lsn = await flush_wal(plain)
+                self._dispatcher.stop_lsn = await flush_wal(plain)
         await self._watch.run(self._check_reached_stop)
 
     # ---- lanes (LaneOwner) ---------------------------------------------------------------------
@@ -740,8 +702,7 @@ class Pipeline:
         lane.is_ending = True
         await self._services.drainer.forget({lane})
         lane.close()
-        self._open_lanes.pop(lane, None)
-        self._tracker.durable(lane.pending, EVERYTHING)
+        self._dispatcher.forget(lane)
         self._advanced.set()
 
     # ---- copies (SyncEvents) -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from streamer.apply.planner import Planner
 from streamer.apply.worker import Worker
 from streamer.errors import DefectError
 from streamer.runtime import supervisor
-from streamer.runtime.pipeline import Pipeline
+from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.target_watch import TargetWatch
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.runtime.wal_retention.journaling import Journaling, _error_of
@@ -59,18 +59,18 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
     for db in (source, target):
         db.execute(DDL)
     monkeypatch.setattr(supervisor, "MANUAL_RETRY_SECONDS", 0.2)
-    dispatch = Pipeline._dispatch
+    dispatch = Dispatcher._dispatch
     broken = [True]
 
-    def fails(self: Pipeline, piece: Any) -> None:
+    def fails(self: Dispatcher, piece: Any) -> Dispatched:
         if broken:
             broken.clear()
             raise KeyError("a defect")
-        dispatch(self, piece)
+        return dispatch(self, piece)
 
     async with stream(TABLES) as streamer:
         await streamer.caught_up(SECONDS)
-        monkeypatch.setattr(Pipeline, "_dispatch", fails)
+        monkeypatch.setattr(Dispatcher, "_dispatch", fails)
         source.execute("insert into t values (1, 'one')")
         await streamer.caught_up(SECONDS)
         assert not broken

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.apply import spool
-from streamer.apply.lane import LaneTransaction, MappedRelation
+from streamer.apply.lane import MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction

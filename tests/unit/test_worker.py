@@ -4,7 +4,8 @@ import asyncio
 from typing import Any, cast
 
 from streamer.apply.budget import Budget
-from streamer.apply.lane import Lane, LaneTransaction
+from streamer.apply.lane import Lane
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.worker import Worker
 from streamer.decode.transactions import Transaction
 from streamer.lsn import Lsn

@@ -10,7 +10,8 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.lane import Lane, LaneTransaction, LaneWindow, MappedRelation, QuarantineRequest
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation, QuarantineRequest
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload

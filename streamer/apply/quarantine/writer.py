@@ -16,7 +16,8 @@ import structlog
 from streamer.apply.binary import TEXTUAL
 from streamer.apply.commit import Applier
 from streamer.apply.fold import OrderedChange, read_changes
-from streamer.apply.lane import LaneTransaction, LaneWindow, MappedRelation
+from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan, PlanColumn
 from streamer.apply.quarantine.changes import (
     FOLLOWS,

@@ -1,0 +1,182 @@
+"""Decides which lane receives which changes, and how far one source has been dispatched.
+
+The dispatcher reads the messages of the stream in order and gives every change of a mapped relation
+to the lane of that relation. It records each commit in the tracker before any lane can apply a part
+of it. The tracker can therefore never report a position as durable that a lane still has to reach.
+A keepalive moves the position only between transactions.
+
+With a stop condition, the dispatcher ignores the first transaction that commits at or behind the
+stop position, and everything after it.
+
+Pure.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.lsn import EVERYTHING, Lsn
+from streamer.source.history import HistoryCheck, Landmark
+
+if TYPE_CHECKING:
+    from streamer.apply.lane import Lane, MappedRelation
+    from streamer.decode.pgoutput import Relation
+    from streamer.decode.transactions import (
+        Changes,
+        Transaction,
+        TransactionAssembler,
+        TransactionPiece,
+    )
+    from streamer.progress.tracker import ProgressTracker
+
+
+class AnotherHistory(Exception):
+    """The source does not send the transaction that the target has acknowledged."""
+
+
+class Lanes(Protocol):
+    """The mapped relations of the source, and their lanes; both may change between two pieces."""
+
+    def find(self, relation: "Relation") -> "MappedRelation | None": ...
+    def lane(self, mapped: "MappedRelation") -> "Lane": ...
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """The parts of a transaction, or of a piece of one, by lane.
+
+    ``is_new`` is false for a transaction that was dispatched before, and behind the stop position.
+    """
+
+    transaction: "Transaction"
+    end_lsn: Lsn | None
+    parts: "dict[Lane, LaneTransaction]"
+    is_new: bool = True
+
+
+class Dispatcher:
+    """Dispatches the stream of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        assembler: "TransactionAssembler",
+        lanes: Lanes,
+        tracker: "ProgressTracker",
+        history: HistoryCheck,
+        *,
+        replaced: "Callable[[MappedRelation], None]",
+        with_origins: bool = False,
+        stop_lsn: Lsn | None = None,
+    ) -> None:
+        """*replaced* is called when the stream brings another table under a relation's name.
+
+        *with_origins*: the stream forwards transactions that carry a replication origin.
+        """
+        self.stop_lsn = stop_lsn
+        """Nothing that commits here or later is dispatched; `EVERYTHING`: not known yet."""
+        self.has_passed_stop = False
+        """Such a transaction has come."""
+        self._assembler = assembler
+        self._lanes = lanes
+        self._tracker = tracker
+        self._history = history
+        self._replaced = replaced
+        self._with_origins = with_origins
+        self._open_lanes: dict[Lane, None] = {}
+        """Lanes with a piece of the present transaction, of which more is to come."""
+
+    def feed(self, payloads: list[bytes]) -> Iterator[Dispatched]:
+        """Take a burst of messages; yield the pieces that they complete, also those without parts.
+
+        The caller gives each part to its lane before it asks for the next piece. Raises
+        AnotherHistory and ProtocolError.
+        """
+        for piece in self._assembler.feed(payloads):
+            yield self._dispatch(piece)
+
+    def keepalive(self, wal_end_lsn: Lsn) -> bool:
+        """Take the position that the source has reached.
+
+        Return False if it does not count: in the middle of a transaction, and once the stop
+        position was passed. It then covers changes that were not dispatched. Raises AnotherHistory.
+        """
+        if self.has_passed_stop or not self._assembler.is_between_transactions:
+            return False
+        if not self._history.saw_position(wal_end_lsn):
+            raise AnotherHistory
+        self._tracker.keepalive(wal_end_lsn)
+        return True
+
+    def has_reached_stop(self, stored_lsn: Lsn) -> bool:
+        """Return whether everything before the stop position is durable.
+
+        *stored_lsn*: the durable position that is stored in the target.
+        """
+        if self.stop_lsn is None:
+            return False
+        has_arrived = self.has_passed_stop and self._tracker.is_idle
+        return has_arrived or stored_lsn >= self.stop_lsn
+
+    def forget(self, lane: "Lane") -> None:
+        """Count nothing of *lane* any more: its relation is no longer mapped."""
+        self._open_lanes.pop(lane, None)
+        self._tracker.durable(lane.pending, EVERYTHING)
+
+    def reset(self) -> None:
+        """Forget the transactions that are unfinished: the source will send them again."""
+        self._assembler.reset()
+        self._open_lanes.clear()
+
+    def _dispatch(self, piece: "TransactionPiece") -> Dispatched:
+        transaction, end_lsn = piece.transaction, piece.end_lsn
+        if end_lsn is not None:
+            self._check_history(piece, end_lsn)
+        # A commit record before the newest position: this transaction was dispatched before.
+        if transaction.final_lsn < self._tracker.newest_lsn or self.has_passed_stop:
+            return Dispatched(transaction, end_lsn, {}, is_new=False)
+        if self.stop_lsn is not None and transaction.final_lsn >= self.stop_lsn:
+            self.has_passed_stop = True
+            return Dispatched(transaction, end_lsn, {}, is_new=False)
+        parts: dict[Lane, LaneTransaction] = {}
+        for changes in piece.changes:
+            self._add(parts, changes, piece)
+        if end_lsn is None:
+            self._open_lanes.update(dict.fromkeys(parts))
+            return Dispatched(transaction, None, parts)
+        for lane in self._open_lanes:
+            if lane not in parts:
+                parts[lane] = LaneTransaction(transaction, [], end_lsn, 0)
+        self._open_lanes.clear()
+        is_lead = True
+        for part in parts.values():
+            part.is_lead = is_lead
+            is_lead = False
+        self._tracker.dispatched(end_lsn, [lane.pending for lane in parts], transaction.commit_time)
+        return Dispatched(transaction, end_lsn, parts)
+
+    def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
+        transaction = piece.transaction
+        landmark = Landmark(end_lsn, transaction.xid, transaction.commit_time, self._with_origins)
+        has_changes = bool(piece.changes or self._open_lanes)
+        if not self._history.saw_transaction(landmark, has_changes=has_changes):
+            raise AnotherHistory
+
+    def _add(
+        self, parts: "dict[Lane, LaneTransaction]", changes: "Changes", piece: "TransactionPiece"
+    ) -> None:
+        mapped = self._lanes.find(changes.relation)
+        if mapped is None:
+            return  # no longer mapped
+        lane = self._lanes.lane(mapped)
+        if not lane.is_held_for_copy:
+            if piece.transaction.final_lsn < mapped.skip_through_lsn:
+                return  # the target has it
+            if mapped.relid not in (None, changes.relation.relid):
+                self._replaced(mapped)
+                return
+        part = parts.get(lane)
+        if part is None:
+            part = parts[lane] = LaneTransaction(piece.transaction, [], piece.end_lsn, 0)
+        part.changes.append((mapped, changes))
+        part.size += changes.size
