@@ -21,7 +21,8 @@ from typing import Any, Final
 from streamer.apply.advice import advise
 from streamer.apply.counting import table_labels
 from streamer.apply.fold import Fold
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
+from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.sql.copydata import Picker, constant, encode_rows
 from streamer.apply.sql.expressions import statements_for
@@ -288,20 +289,62 @@ class Applier:
     # ---- writing -------------------------------------------------------------------------------
 
     async def write(self, window: LaneWindow) -> None:
-        """Write a window as sets where that gives the same result, else in exact order."""
-        for relation in window.relations.values():
-            if relation.is_set:
-                for fold in relation.folds:
-                    await self._write_fold(relation.mapped, fold)
-            else:
-                await self._write_ordered(window, relation.mapped, 0, len(window.shares))
+        """Write a window as sets where that gives the same result, else in exact order.
 
-    async def write_in_order(self, window: LaneWindow, start: int, stop: int) -> None:
+        Of tables that foreign keys connect, rows that are referred to are written before those that
+        refer to them, and removed after them.
+        """
+        if not self._orders_by_keys(window):
+            for relation in window.relations.values():
+                await self._write_relation(window, relation)
+            return
+        relations = in_key_order(window.relations.values())
+        removals = [
+            removal_of(r, keeps_keys=r.is_set and all(map(self._keeps_keys, r.folds)))
+            for r in relations
+        ]
+        steps = list(zip(relations, removals, strict=True))
+        await self._remove(step for step in reversed(steps) if step[1] is Removal.FIRST)
+        for relation, removal in steps:
+            if removal is Removal.WITHIN:
+                await self._write_relation(window, relation)
+            elif relation.folds[0].truncate and removal is Removal.LAST:
+                await self._replace_rows(relation.mapped, relation.folds[0], removes=False)
+            else:
+                await self._write_fold(relation.mapped, relation.folds[0].additions())
+        await self._remove(step for step in reversed(steps) if step[1] is Removal.LAST)
+
+    def _orders_by_keys(self, window: LaneWindow) -> bool:
+        return self._target.checks_foreign_keys and is_connected(window)
+
+    async def _remove(self, steps: Iterable[tuple[RelationWindow, Removal]]) -> None:
+        for relation, removal in steps:
+            (fold,) = relation.folds
+            if fold.truncate and removal is Removal.LAST:
+                await self._replace_rows(relation.mapped, fold, adds=False)
+            else:
+                await self._write_fold(relation.mapped, fold.removals())
+
+    async def _write_relation(self, window: LaneWindow, relation: RelationWindow) -> None:
+        if relation.is_set:
+            for fold in relation.folds:
+                await self._write_fold(relation.mapped, fold)
+        else:
+            await self._write_ordered(window, relation.mapped, 0, len(window.shares))
+
+    async def write_in_order(
+        self, window: LaneWindow, start: int, stop: int, *, reverse: bool = False
+    ) -> None:
         """Write the shares from number *start* to before *stop* of a window in exact order.
 
-        An error's ``share_number`` tells which of them is at fault, where that is known.
+        The order is exact for each table. Of tables that foreign keys connect, those that others
+        refer to come first; with *reverse* they come last. An error's ``share_number`` tells which
+        share is at fault, where that is known.
         """
-        for mapped in window.relations:
+        relations = list(window.relations)
+        if self._orders_by_keys(window):
+            relations = [each.mapped for each in in_key_order(window.relations.values())]
+        for mapped in reversed(relations) if reverse else relations:
             await self._write_ordered(window, mapped, start, stop)
 
     async def _stage(self, statements: Statements) -> None:
@@ -354,18 +397,22 @@ class Applier:
             and not (fold.deletes or fold.updates or fold.moves)
         )
 
-    async def _replace_rows(self, mapped: MappedRelation, fold: Fold) -> None:
-        """Have the table hold what was inserted behind a TRUNCATE, and nothing else."""
+    async def _replace_rows(
+        self, mapped: MappedRelation, fold: Fold, *, adds: bool = True, removes: bool = True
+    ) -> None:
+        """Have the table hold the rows that were inserted after a TRUNCATE, and no others."""
         statements = statements_for(fold.plan)
         await self._stage(statements)
         async with self._planned_for(mapped, fold.plan):
             columns, pick = staged_values(fold.plan, statements, frozenset())
             rows = fold.inserts.values()
             await self._copy_stage(statements, columns, rows, OP_FIRST_UPDATED, pick)
-            if (update := statements.update(OP_FIRST_UPDATED)) is not None:
-                await self._target.execute(update)
-            await self._target.execute(statements.insert_missing(OP_FIRST_UPDATED))
-            await self._target.execute(statements.delete_others(OP_FIRST_UPDATED))
+            if adds:
+                if (update := statements.update(OP_FIRST_UPDATED)) is not None:
+                    await self._target.execute(update)
+                await self._target.execute(statements.insert_missing(OP_FIRST_UPDATED))
+            if removes:
+                await self._target.execute(statements.delete_others(OP_FIRST_UPDATED))
 
     async def _write_changes(
         self, mapped: MappedRelation, fold: Fold, statements: Statements

@@ -33,6 +33,7 @@ from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import (
+    ConflictError,
     ProtocolError,
     Retry,
     StreamerError,
@@ -319,7 +320,11 @@ class _Turn:
         applier = self._applier
         count, error = len(window.shares), None
         await applier.begin()
-        while count:
+        by_keys = applier.orders_by_keys(window)
+        if by_keys:
+            # One table after the other, several shares can violate a key that each of them keeps.
+            count, error = await self._find_refused(window, count, by_keys=True)
+        while count and not by_keys:
             await applier.savepoint()
             try:
                 await applier.write_in_order(window, 0, count)
@@ -343,7 +348,7 @@ class _Turn:
         return count, error
 
     async def _find_refused(
-        self, window: LaneWindow, count: int
+        self, window: LaneWindow, count: int, *, by_keys: bool = False
     ) -> tuple[int, StreamerError | None]:
         """Write shares one by one up to the one that the target refuses.
 
@@ -353,7 +358,7 @@ class _Turn:
         number = 0
         while number < count:
             stop = number + 1
-            while stop < count and _is_one_change(window, number, stop + 1):
+            while not by_keys and stop < count and _is_one_change(window, number, stop + 1):
                 stop += 1
             await self._applier.savepoint()
             try:
@@ -366,6 +371,8 @@ class _Turn:
                         stop = number + 1
                         await self._applier.rollback_to_savepoint()
                         await self._write_share(window, number)
+                elif by_keys:
+                    await self._write_share_by_keys(window, number)
                 else:
                     await self._write_share(window, number)
             except StreamerError as exc:
@@ -380,6 +387,33 @@ class _Turn:
     async def _write_singles(self, window: LaneWindow, start: int, stop: int) -> None:
         await self._applier.write_in_order(window, start, stop, immediate=True)
         await self._applier.check_constraints()
+
+    async def _write_share_by_keys(self, window: LaneWindow, number: int) -> None:
+        """Write one share of tables that foreign keys connect, in each order that may satisfy them.
+
+        The order of changes across tables is not known here. As sets, rows are written and removed
+        by the keys. In exact order, one table comes after the other.
+        """
+        applier = self._applier
+        single = window.only(number)
+        if not any(map(applier.is_followed, single.relations)):
+            try:
+                await applier.write(single)
+                await applier.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await applier.rollback_to_savepoint()
+            else:
+                return
+        try:
+            await self._write_share(window, number)
+        except ConflictError as exc:
+            if exc.kind != "foreign_key":
+                raise
+            await applier.rollback_to_savepoint()
+            await applier.write_in_order(window, number, number + 1, reverse=True)
+            await applier.check_constraints()
 
     async def _write_share(self, window: LaneWindow, number: int) -> None:
         """Write one share, by which every constraint must hold at its end."""

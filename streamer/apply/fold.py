@@ -276,6 +276,14 @@ class Fold:
         for pending in (self.deletes, self.updates, self.moves, self.inserts):
             pending.clear()
 
+    def removals(self) -> "Fold":
+        """Return the part that removes rows."""
+        return Fold(self.plan, self.truncate, self.deletes)
+
+    def additions(self) -> "Fold":
+        """Return the part that writes rows; a fold with ``moves`` has no such part."""
+        return Fold(self.plan, updates=self.updates, inserts=self.inserts)
+
     @property
     def row_count(self) -> int:
         return len(self.deletes) + len(self.updates) + len(self.moves) + len(self.inserts)

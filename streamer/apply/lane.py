@@ -496,6 +496,8 @@ class RelationWindow:
     mapped: MappedRelation
     folds: list[Fold] = field(default_factory=list)
     is_foldable: bool = True
+    plan: ApplyPlan | None = None
+    """The newest plan of its changes."""
 
     @property
     def is_set(self) -> bool:
@@ -503,6 +505,7 @@ class RelationWindow:
         return self.is_foldable and not any(fold.must_order for fold in self.folds)
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
+        self.plan = plan
         if plan.must_order:
             self.is_foldable = False
         if not self.is_foldable:
@@ -552,6 +555,13 @@ class LaneWindow:
                 window = self.relations[mapped] = RelationWindow(mapped)
             window.add(plan, folded)
             self.change_count += len(changes.payloads)
+
+    def only(self, number: int) -> "LaneWindow":
+        """Return a window of share *number* alone, planned alike."""
+        window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
+        for mapped, changes, plan in self.parts[number]:
+            window.relations.setdefault(mapped, RelationWindow(mapped)).add(plan, changes.payloads)
+        return window
 
     def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
         """Return how far each relation gets when the first *share_count* shares are committed."""

@@ -258,6 +258,7 @@ class Pipeline:
         self._watch = SourceWatch(
             source, server, store, self._relations, self._publishing, self.health
         )
+        self._relations.set_groups(await self._relations.read_groups(mappings))
         await self._register(mappings, relations)
         self._slot_check = SlotCheck(
             source, server, store, self._record, self._relations, self._guard, journal, history
@@ -668,8 +669,11 @@ class Pipeline:
             mappings, found = await resolve_at(plain, source, self._services.target_namespace)
             wanted = {mapping.source: mapping for mapping in mappings}
             gone = [m for m in self._relations if not m.fills_like(wanted.get(m.mapping.source))]
-            if not self._relations.may_change(wanted, gone, self._coordinator.is_at):
+            groups = await self._relations.read_groups(mappings)
+            may_change = self._relations.may_change(wanted, gone, self._coordinator.is_at)
+            if not may_change or not self._relations.fits(groups):
                 return False
+            self._relations.set_groups(groups)
             present = {mapped.mapping.source for mapped in self._relations}
             added = await self._register([m for m in mappings if m.source not in present], found)
             try:

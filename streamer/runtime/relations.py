@@ -2,6 +2,8 @@
 
 With ``consistency: table`` every relation has a lane of its own. With ``consistency: transaction``
 those that are in step share one, and a relation that is being copied has one of its own until then.
+Relations whose target tables are connected by foreign keys share one too, where the role cannot
+keep the keys from firing.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from streamer.source.catalog import SourceRelation, read_relation_names, read_re
 from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
+from streamer.target.key_groups import Groups, read_groups
 
 SETTLE_SECONDS: Final = 0.02
 
@@ -46,7 +49,9 @@ class Relations:
         self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}
         self._lanes: dict[MappedRelation, Lane] = {}
         self._states: dict[MappedRelation, State] = {}
-        self._common_lane: Lane | None = None
+        self._shared_lanes: dict[RelationName | None, Lane] = {}
+        """Lanes of several relations, by the first table of their group; None for all."""
+        self._groups: Groups = {}
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so their positions are to be stored."""
 
@@ -123,10 +128,7 @@ class Relations:
 
     def lanes(self) -> set[Lane]:
         """Return all lanes there are."""
-        lanes = set(self._lanes.values())
-        if self._common_lane is not None:
-            lanes.add(self._common_lane)
-        return lanes
+        return {*self._lanes.values(), *self._shared_lanes.values()}
 
     def in_lane(self, lane: Lane) -> list[MappedRelation]:
         return [mapped for mapped, its in self._lanes.items() if its is lane]
@@ -180,6 +182,7 @@ class Relations:
         changed = [m for m in self if wanted.get(m.mapping.source) != m.mapping]
         return not (
             (gone and self._services.by_transaction)
+            or any(mapped.mapping.target in self._groups for mapped in gone)
             or any(is_copied(mapped) for mapped in changed)
             or any(
                 mapped.mapping.source in wanted
@@ -229,7 +232,7 @@ class Relations:
 
     def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)
-        if lane is None or lane is self._common_lane:
+        if lane is None or lane in self._shared_lanes.values():
             lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
         return lane
 
@@ -260,16 +263,32 @@ class Relations:
 
     def _home_lane(self, mapped: MappedRelation) -> Lane:
         """Return the lane where *mapped* belongs when it is in step."""
-        if not self._services.by_transaction:
+        group = self._groups.get(mapped.mapping.target)
+        if not self._services.by_transaction and group is None:
             lane = self._lanes.get(mapped)
             return lane or self._new_lane(str(mapped.mapping.source))
-        if self._common_lane is None:
-            self._common_lane = self._new_lane(None)
-        return self._common_lane
+        key = None if self._services.by_transaction else group
+        if key not in self._shared_lanes:
+            self._shared_lanes[key] = self._new_lane(None, key)
+        return self._shared_lanes[key]
 
-    def _new_lane(self, table: str | None) -> Lane:
-        """Make a lane, for one table alone or for all."""
-        workers, name = self._services.workers, table or self._label
+    async def read_groups(self, mappings: Iterable[RelationMapping]) -> Groups:
+        """Return the tables of *mappings* that need one lane, because foreign keys connect them."""
+        async with self._services.store.connection() as target:
+            return await read_groups(target, [mapping.target for mapping in mappings])
+
+    def set_groups(self, groups: Groups) -> None:
+        """Give a lane to each of *groups*, before any relation is added."""
+        self._groups = groups
+
+    def fits(self, groups: Groups) -> bool:
+        """Whether the relations that are here can keep their lanes under *groups*."""
+        targets = [mapped.mapping.target for mapped in self]
+        return all(groups.get(name) == self._groups.get(name) for name in targets)
+
+    def _new_lane(self, table: str | None, group: RelationName | None = None) -> Lane:
+        """Make a lane, for one table alone, for a group of tables or for all."""
+        workers, name = self._services.workers, table or str(group or self._label)
         number = worker_number(self._label, name, len(workers))
         return Lane(
             f"{self._label} {name}",

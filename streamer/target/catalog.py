@@ -40,7 +40,7 @@ class TargetRelation:
     ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
     columns, the primary key first. ``has_row_triggers``: triggers that fire even for replicated
     changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
-    here, so TRUNCATE fails.
+    here, so TRUNCATE fails. ``references``: OIDs of other tables that its foreign keys refer to.
     """
 
     oid: int
@@ -54,6 +54,7 @@ class TargetRelation:
     has_ordinary_triggers: bool
     is_referenced: bool
     is_writable: bool
+    references: frozenset[int] = frozenset()
 
     @property
     def has_sid(self) -> bool:
@@ -74,6 +75,9 @@ select c.oid::int8 as oid, c.relkind = 'p' as is_partitioned,
                 where t.tgrelid = c.oid and t.tgenabled = 'O') as has_ordinary_triggers,
        exists (select from pg_catalog.pg_constraint k
                 where k.confrelid = c.oid and k.contype = 'f') as is_referenced,
+       array(select distinct k.confrelid::int8 from pg_catalog.pg_constraint k
+              where k.conrelid = c.oid and k.contype = 'f' and k.confrelid <> c.oid)
+         as "references",
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
@@ -142,7 +146,7 @@ async def read_relation(
         primary_key=next((tuple(i["columns"]) for i in indexes if i["is_primary"]), ()),
         unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
         leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
-        **row,
+        **{**row, "references": frozenset(row["references"])},
     )
 
 

@@ -1,9 +1,13 @@
 """Foreign keys of the target that fire, because the role may not stop them."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
+from streamer.mapping.rules import RelationMapping
+from streamer.runtime.relations import Relations
+from streamer.target.key_groups import Groups
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer
 
@@ -49,8 +53,19 @@ async def ask(target: Database, action: str) -> None:
 
 @pytest.mark.parametrize("in_one", [True, False])
 async def test_a_truncate_is_not_stuck_behind_rows_that_refer_to_the_same_keys_again(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None, in_one: bool
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    in_one: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The tables have lanes of their own, as tables of two sources have."""
+
+    async def no_groups(self: Relations, mappings: Iterable[RelationMapping]) -> Groups:
+        return {}
+
+    monkeypatch.setattr(Relations, "read_groups", no_groups)
     for db in (source, target):
         db.execute(TABLES.format(action=""))
     with ordinary_role(target) as role:
@@ -80,3 +95,76 @@ async def test_a_truncate_is_not_stuck_behind_rows_that_refer_to_the_same_keys_a
             await streamer.caught_up(40)
             assert_same(source, target, "parent")
             assert_same(source, target, "child")
+
+
+FAMILY = """
+create table grandparent (id int primary key, v text);
+create table parent (id int primary key, g int references grandparent, u int unique);
+create table child (id int primary key, p int references parent, v varchar(5));
+"""
+NAMES = ("grandparent", "parent", "child")
+
+
+@pytest.mark.parametrize("on_error", ["stop", "quarantine"])
+async def test_tables_that_foreign_keys_connect_are_written_together(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None, on_error: str
+) -> None:
+    for db in (source, target):
+        db.execute(FAMILY)
+    source.execute("alter table parent drop constraint parent_g_fkey")
+    source.execute(
+        "alter table parent add foreign key (g) references grandparent on delete cascade"
+        " on update cascade"
+    )
+    with ordinary_role(target) as role:
+        for table in NAMES:
+            target.execute(f"alter table {table} owner to {role}")
+        rules = "".join(f"{table}: {{on_error: {on_error}}}\n" for table in NAMES)
+        async with stream(rules, settings="workers: 8") as streamer:
+            await streamer.caught_up(40)
+            fill = (
+                "insert into grandparent values ({0}, 'a'), ({0} + 1, 'b');"
+                "insert into parent values ({0}, {0}, {0}), ({0} + 5, {0} + 1, {0} + 5);"
+                "insert into child values ({0}, {0}, 'a'), ({0} + 1, {0} + 5, 'b');"
+            )
+            together = (
+                # Other keys than before, in every table.
+                f"truncate grandparent, parent, child; {fill.format(100)}",
+                f"truncate child, parent, grandparent; {fill.format(104)}",
+                # Rows that are referred to go, and those that refer to them go elsewhere.
+                "insert into grandparent values (1, 'new'); update parent set g = 1",
+                """insert into grandparent values (8, 'new'); update parent set g = 8;
+                delete from grandparent where id <> 8; update grandparent set id = 1""",
+                # The source removes the row that is referred to first, then the others.
+                "insert into grandparent values (2, 'x'); insert into parent values (2, 2, 2)",
+                "delete from grandparent where id = 2; insert into parent values (3, 1, 2)",
+                "update grandparent set id = 7 where id = 1",
+                "delete from child; delete from parent; delete from grandparent;"
+                + fill.format(104),
+            )
+            source.execute(f"begin; {fill.format(1)} commit")
+            for statements in together:
+                source.execute(f"begin; {statements}; commit")
+            await streamer.caught_up(60)
+            for table in NAMES:
+                assert_same(source, target, table)
+
+            # A row that the target refuses does not let transactions before it fail.
+            target.execute("alter table child alter v type varchar(3)")
+            source.execute(
+                "begin; delete from child; delete from parent; delete from grandparent; commit"
+            )
+            source.execute(f"begin; {fill.format(1)} commit")
+            source.execute("insert into child values (9, 1, 'long')")
+            if on_error == "stop":
+                await streamer.table_state("public.child", "error", 40)
+                error = (await streamer.table("public.child"))["error"]
+                assert "Key (id)=(9)" in error
+                assert_same(source, target, "parent")
+                target.execute("alter table child alter v type varchar(5)")
+            await streamer.caught_up(60)
+            assert_same(source, target, "grandparent")
+            assert_same(source, target, "parent")
+            held = target.value("select count(*) from streamer.quarantine")
+            assert held == (on_error == "quarantine")
+            assert target.value("select count(*) from child") == 3 - held

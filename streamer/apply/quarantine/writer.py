@@ -183,11 +183,11 @@ class DivertingApplier(Applier):
 
         Returns the payloads that are left of each of its changes; None if that is all.
         """
-        if not any(self._is_followed(mapped) for mapped, _ in share.changes):
+        if not any(self.is_followed(mapped) for mapped, _ in share.changes):
             return None
         kept: list[list[bytes]] = []
         for (mapped, changes), plan in zip(share.changes, plans, strict=True):
-            if plan is None or mapped.has(share.transaction) or not self._is_followed(mapped):
+            if plan is None or mapped.has(share.transaction) or not self.is_followed(mapped):
                 kept.append(changes.payloads)
                 continue
             blocked = self._ahead.get(mapped)
@@ -208,7 +208,12 @@ class DivertingApplier(Applier):
             kept.append(left)
         return kept
 
-    def _is_followed(self, mapped: MappedRelation) -> bool:
+    def orders_by_keys(self, window: LaneWindow) -> bool:
+        """Return whether foreign keys fire between relations of *window*."""
+        return self._orders_by_keys(window)
+
+    def is_followed(self, mapped: MappedRelation) -> bool:
+        """Return whether changes of *mapped* may have to follow others into quarantine."""
         known = self._ahead.get(mapped) or self._blocked.get(mapped)
         return known is not None or mapped.quarantine.count > 0
 
@@ -252,7 +257,13 @@ class DivertingApplier(Applier):
         await self._flush()
 
     async def write_in_order(
-        self, window: LaneWindow, start: int, stop: int, *, immediate: bool = False
+        self,
+        window: LaneWindow,
+        start: int,
+        stop: int,
+        *,
+        reverse: bool = False,
+        immediate: bool = False,
     ) -> None:
         """Write in exact order; what the target refuses goes into quarantine where the rule of its
         table says so.
@@ -262,7 +273,7 @@ class DivertingApplier(Applier):
         self._ahead.clear()
         self._diverts, self._is_immediate = True, immediate
         try:
-            await super().write_in_order(window, start, stop)
+            await super().write_in_order(window, start, stop, reverse=reverse)
         finally:
             self._diverts = self._is_immediate = False
         await self._flush()

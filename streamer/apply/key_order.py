@@ -1,0 +1,75 @@
+"""The order in which a window writes tables that foreign keys connect, where the keys fire.
+
+At the end of each statement a foreign key must hold, unless it is deferrable. So a row that others
+refer to is written before them and removed after them, whatever the order of the changes was. Pure.
+"""
+
+import enum
+from collections.abc import Iterable
+
+from streamer.apply.fold import Fold
+from streamer.apply.lane import LaneWindow, RelationWindow
+from streamer.mapping.rules import TableType
+
+
+class Removal(enum.Enum):
+    """When the rows of a relation that a window removes are removed."""
+
+    FIRST = "first"
+    """Before any row is written: nothing refers to them, or their keys or unique values return."""
+    WITHIN = "within"
+    """With all other changes of the relation."""
+    LAST = "last"
+    """After all rows are written: rows that refer to them may refer to others by then."""
+
+
+def is_connected(window: LaneWindow) -> bool:
+    """Return whether a foreign key connects two relations of *window*."""
+    if len(window.relations) < 2:
+        return False
+    targets = [r.plan.target for r in window.relations.values() if r.plan is not None]
+    here = {target.oid for target in targets}
+    return any(target.references & here for target in targets)
+
+
+def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
+    """Return *relations* so that each comes after those that it refers to; a circle is cut."""
+    by_oid = {r.plan.target.oid: r for r in relations if r.plan is not None}
+    ordered: dict[int, RelationWindow] = {}
+    visited: set[int] = set()
+
+    def visit(oid: int) -> None:
+        if oid in visited or oid not in by_oid:
+            return
+        visited.add(oid)
+        plan = by_oid[oid].plan
+        assert plan is not None
+        for referred in sorted(plan.target.references):
+            visit(referred)
+        ordered[oid] = by_oid[oid]
+
+    for oid in by_oid:
+        visit(oid)
+    return list(ordered.values())
+
+
+def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
+    """Return when to remove the rows of *relation*.
+
+    *keeps_keys*: a TRUNCATE of it leaves the rows alone whose keys are there again.
+    """
+    if not relation.is_set or len(relation.folds) != 1:
+        return Removal.WITHIN
+    (fold,) = relation.folds
+    if fold.moves or fold.plan.type is TableType.APPEND:
+        return Removal.WITHIN
+    if fold.truncate:
+        return Removal.LAST if keeps_keys else Removal.FIRST
+    if fold.deletes and fold.plan.target.is_referenced and not _returns(fold):
+        return Removal.LAST
+    return Removal.FIRST
+
+
+def _returns(fold: Fold) -> bool:
+    """Return whether a removed key is inserted again, or a unique value of its row may be."""
+    return len(fold.plan.target.unique_keys) > 1 or not fold.inserts.keys().isdisjoint(fold.deletes)

@@ -1,0 +1,55 @@
+"""Groups of target tables that foreign keys connect, where the role cannot suppress the keys.
+
+Changes of such tables go to the target in one transaction. Apart, a table that refers to another
+would wait for rows that the other one cannot write before it.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from streamer.mapping.rules import RelationName
+from streamer.target.connection import TargetConnection, may_replace_role
+
+_KEYS_SQL: Final = """
+with wanted as (
+    select c.oid, n.nspname::text as namespace, c.relname::text as name
+    from unnest($1::text[], $2::text[]) w (namespace, name)
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+)
+select distinct a.namespace, a.name, b.namespace as other_namespace, b.name as other_name
+from pg_catalog.pg_constraint k
+join wanted a on a.oid = k.conrelid
+join wanted b on b.oid = k.confrelid
+where k.contype = 'f' and k.conrelid <> k.confrelid
+"""
+
+Groups = dict[RelationName, RelationName]
+"""The first table of its group, for each table that is in one."""
+
+
+async def read_groups(connection: TargetConnection, tables: Iterable[RelationName]) -> Groups:
+    """Return the groups of *tables*; none if the role may set session_replication_role."""
+    names = list(tables)
+    rows = await connection.fetch(
+        _KEYS_SQL, [name.namespace for name in names], [name.name for name in names]
+    )
+    if not rows or await may_replace_role(connection):
+        return {}
+    return connect(
+        (
+            RelationName(row["namespace"], row["name"]),
+            RelationName(row["other_namespace"], row["other_name"]),
+        )
+        for row in rows
+    )
+
+
+def connect(pairs: Iterable[tuple[RelationName, RelationName]]) -> Groups:
+    """Return the groups that *pairs* of connected tables make. Pure."""
+    members: dict[RelationName, set[RelationName]] = {}
+    for one, other in pairs:
+        joined = members.get(one, {one}) | members.get(other, {other})
+        for name in joined:
+            members[name] = joined
+    return {name: min(its, key=str) for name, its in members.items()}

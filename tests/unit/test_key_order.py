@@ -1,0 +1,65 @@
+"""Groups of tables that foreign keys connect, and the order in which a window writes them."""
+
+from dataclasses import replace
+
+from streamer.apply.fold import Fold
+from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
+from streamer.apply.lane import LaneWindow, RelationWindow
+from streamer.mapping.rules import RelationName
+from streamer.target.key_groups import connect
+from tests.unit import build
+
+
+def name(table: str) -> RelationName:
+    return RelationName("public", table)
+
+
+def relation(oid: int, *references: int, is_referenced: bool = False) -> RelationWindow:
+    plan = build.apply_plan(["id", "v"], ["id"])
+    target = replace(
+        plan.target, oid=oid, references=frozenset(references), is_referenced=is_referenced
+    )
+    plan = replace(plan, target=target)
+    return RelationWindow(build.mapped_relation(), [Fold(plan)], plan=plan)
+
+
+def window(*relations: RelationWindow) -> LaneWindow:
+    made = LaneWindow(None)  # type: ignore[arg-type]
+    made.relations = {each.mapped: each for each in relations}
+    return made
+
+
+def test_groups_are_what_keys_connect_in_any_order() -> None:
+    pairs = [(name("c"), name("b")), (name("x"), name("y")), (name("b"), name("a"))]
+    for order in (pairs, pairs[::-1]):
+        assert connect(order) == {
+            name("a"): name("a"),
+            name("b"): name("a"),
+            name("c"): name("a"),
+            name("x"): name("x"),
+            name("y"): name("x"),
+        }
+
+
+def test_tables_that_are_referred_to_come_first() -> None:
+    child, parent, other = relation(1, 2), relation(2, 3), relation(3)
+    assert is_connected(window(child, parent))
+    assert not is_connected(window(child, other))
+    assert not is_connected(window(child))
+    assert in_key_order([child, parent, other]) == [other, parent, child]
+    circle = relation(4, 5), relation(5, 4)
+    assert sorted(r.plan.target.oid for r in in_key_order(circle) if r.plan) == [4, 5]
+
+
+def test_rows_that_others_refer_to_are_removed_last_unless_their_values_return() -> None:
+    parent, child = relation(1, is_referenced=True), relation(2, 1)
+    for each in (parent, child):
+        each.folds[0].deletes[b"1"] = None
+    assert removal_of(parent, keeps_keys=True) is Removal.LAST
+    assert removal_of(child, keeps_keys=False) is Removal.FIRST
+    parent.folds[0].inserts[b"1"] = [b"1", b"again"]
+    assert removal_of(parent, keeps_keys=False) is Removal.FIRST
+    parent.folds[0].truncate = True
+    assert removal_of(parent, keeps_keys=True) is Removal.LAST
+    parent.folds.append(parent.folds[0])
+    assert removal_of(parent, keeps_keys=True) is Removal.WITHIN
