@@ -57,6 +57,14 @@ class StreamerError(Exception):
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """Fields of a log line: the code, and the address of the runbook on the page."""
+        fields = {"code": self.code}
+        if self.runbook is not None:
+            fields["runbook"] = f"/help/runbooks/{self.runbook}"
+        return fields
+
 
 class DefectError(StreamerError):
     """A defect of streamer in the work for one table or source.
@@ -96,6 +104,7 @@ class SourceError(StreamerError):
     """The source failed with an error that streamer does not classify."""
 
     code = "source"
+    runbook = "source-unreachable"
     retry = Retry.MANUAL
     advice = "Read the message; the server's log has more."
 
@@ -104,6 +113,7 @@ class SourceConfigurationError(SourceError):
     """An environment variable or a stored password of this source is missing; other sources run."""
 
     code = "source_configuration"
+    runbook = "source-unreachable"
     exit_code = 2
     advice = "Set the variable that the message names, then send SIGHUP or restart `run`."
 
@@ -112,6 +122,7 @@ class SourceConnectionError(SourceError):
     """The source is unreachable, or the connection to it was lost."""
 
     code = "source_down"
+    runbook = "source-unreachable"
     retry = Retry.TIMED
     exit_code = 3
     advice = "Check that the server runs and accepts connections."
@@ -121,6 +132,7 @@ class SourceRejectedError(SourceError):
     """The source rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "source_auth"
+    runbook = "source-unreachable"
     retry = Retry.MANUAL
     exit_code = 3
     advice = "Correct the password or `pg_hba.conf`, or run the SQL in the message."
@@ -132,6 +144,7 @@ class SourceContentionError(SourceError):
     """
 
     code = "source_busy"
+    runbook = "source-unreachable"
     retry = Retry.TIMED
     advice = "`streamer status` names the session's pid, role and age of its query."
 
@@ -140,6 +153,7 @@ class SourceUnreadyError(SourceError):
     """The source is not set up for logical replication, or has no free slots."""
 
     code = "source_settings"
+    runbook = "source-unreachable"
     retry = Retry.MANUAL
     advice = "Change the setting in the message; `wal_level` needs a restart of the server."
 
@@ -148,6 +162,7 @@ class SourceLimitError(SourceError):
     """A row exceeds the 1 GB that PostgreSQL allows for one replication message."""
 
     code = "source_limit"
+    runbook = "row-too-large"
     retry = Retry.MANUAL
     advice = "See [large values](limits.md#large-values)."
 
@@ -156,6 +171,7 @@ class SlotInUseError(SourceError):
     """Another process streams from the slot."""
 
     code = "slot_in_use"
+    runbook = "second-installation"
     retry = Retry.TIMED
     advice = "Stop the other process."
 
@@ -166,6 +182,7 @@ class SlotWaitError(SourceError):
     """
 
     code = "slot_wait"
+    runbook = "source-unreachable"
     retry = Retry.MANUAL
     advice = "End the transaction; the message names its pid. Then run `streamer resume`."
 
@@ -205,6 +222,7 @@ class SourceTakenError(SourceError):
     """
 
     code = "source_taken"
+    runbook = "second-installation"
     retry = Retry.MANUAL
     advice = "Give `database` another name, or run `streamer run --take-over`."
 
@@ -220,6 +238,7 @@ class IdentityError(ProtocolError):
     """A change does not identify its row in the way that the table's replica identity promises."""
 
     code = "identity"
+    runbook = "table-in-error"
     retry = Retry.MANUAL
     advice = (
         "Give the partition the replica identity of its root table at the source, then run "
@@ -241,6 +260,7 @@ class TargetError(StreamerError):
     """
 
     code = "target"
+    runbook = "target-away"
     retry = Retry.MANUAL
     advice = "Read the message; upgrade streamer if the bookkeeping is newer."
 
@@ -278,6 +298,7 @@ class TargetRejectedError(TargetError):
     """The target rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "target_auth"
+    runbook = "target-away"
     retry = Retry.MANUAL
     exit_code = 3
     advice = (
@@ -289,6 +310,7 @@ class TargetContentionError(TargetError):
     """The target is short of a resource: a lock, a deadlock, disk space or connections."""
 
     code = "target_busy"
+    runbook = "target-away"
     retry = Retry.TIMED
     advice = "If the error stays, find the session that holds the lock, or make room."
 
@@ -339,11 +361,13 @@ class ValueConversionError(TargetError):
     code = "value"
     retry = Retry.MANUAL
     advice = "Change the target's column; see [large values](limits.md#large-values)."
-    runbook = "invalid-utf8"
+    runbook = "table-in-error"
 
 
 class TextEncodingError(ValueConversionError):
     """Text is not valid UTF-8; a source with the encoding SQL_ASCII can contain such text."""
+
+    runbook = "invalid-utf8"
 
 
 class UntranslatableTextError(TextEncodingError):
@@ -362,6 +386,8 @@ class UntranslatableTextError(TextEncodingError):
 
 class RowTooLargeError(ValueConversionError):
     """A row needs more memory at the target than PostgreSQL allows; see ``change_number``."""
+
+    runbook = "row-too-large"
 
     def __init__(self, change_number: int, size: int) -> None:
         super().__init__(
@@ -395,13 +421,14 @@ class SyncError(StreamerError):
     code = "sync"
     retry = Retry.MANUAL
     advice = "Follow the message, then run `streamer resume`."
-    runbook = "table-in-error"
+    runbook = "copy-does-not-finish"
 
 
 class SnapshotExpiredError(SyncError):
     """The snapshot of a copy is gone."""
 
     code = "snapshot"
+    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "None: the copy starts again."
 
@@ -410,6 +437,7 @@ class SyncAgainError(SyncError):
     """A table was altered, rewritten or locked during its copy."""
 
     code = "sync_again"
+    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "None: the copy of that table starts again."
 
@@ -418,6 +446,7 @@ class SparkJobError(SyncError):
     """The Spark process ended, or its job failed."""
 
     code = "spark"
+    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "If the error stays, check Java, memory and `sync.spark_master`."
 
@@ -426,6 +455,7 @@ class SpoolError(StreamerError):
     """streamer cannot write held changes to disk."""
 
     code = "spool"
+    runbook = "target-away"
     retry = Retry.TIMED
     advice = "Make room, or set `spool.directory`."
 

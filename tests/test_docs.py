@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from scripts import reference
 from streamer.config import static
 from streamer.config.settings import CHOICES, Settings
-from streamer.errors import StreamerError
+from streamer.errors import SourceError, StreamerError, SyncError, TargetError
 from streamer.mapping.functions import GROUPS
 
 ROOT: Final = Path(__file__).parent.parent
@@ -64,6 +64,21 @@ def test_every_error_code_says_what_to_do_and_its_runbook_exists() -> None:
     for error in classes:
         assert error is StreamerError or "advice" in vars(error), error
         assert error.runbook is None or (DOCS / "runbooks" / f"{error.runbook}.md").is_file(), error
+
+
+def test_every_error_of_a_server_or_a_copy_has_a_runbook_that_names_its_code() -> None:
+    for error in reference.error_classes():
+        if issubclass(error, SourceError | TargetError | SyncError):
+            assert error.runbook is not None, error
+            if error.code not in ("source", "target"):  # these have no cause in common
+                assert f"`{error.code}`" in page(f"runbooks/{error.runbook}"), error
+
+
+def test_every_runbook_has_a_symptom_a_cause_and_a_remedy() -> None:
+    for path in sorted((DOCS / "runbooks").glob("*.md")):
+        headings = re.findall(r"^## (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        text = " ".join(headings)
+        assert re.match(r"How it shows .*Why.* [Ww]hat to do", text), path
 
 
 def test_example_names_every_setting() -> None:

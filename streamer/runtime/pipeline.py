@@ -585,7 +585,7 @@ class Pipeline:
                     source=self.source.label,
                     table=str(mapped.mapping.source),
                     error=str(error),
-                    code=error.code,
+                    **error.log_fields,
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
             await self._store_streaming_state(mapped, State.ERROR, error)

@@ -201,7 +201,10 @@ class Supervisor:
                     continue
                 if self.failure is None or str(self.failure) != str(exc):
                     log.error(
-                        "source stopped", source=self.source.label, error=str(exc), code=exc.code
+                        "source stopped",
+                        source=self.source.label,
+                        error=str(exc),
+                        **exc.log_fields,
                     )
                 self.failure = exc
                 await self._sleep(MANUAL_RETRY_SECONDS if exc.retry is Retry.MANUAL else None)

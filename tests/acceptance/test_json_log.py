@@ -41,6 +41,7 @@ def test_lines_name_source_table_and_lsn(
         source.execute("insert into t values (1, 'bad')")
         source.execute("insert into q values (11)")
         stopped = eventually(lambda: said("table stopped"), what=process.output)
+        assert stopped["runbook"] == "/help/runbooks/table-in-error"
         eventually(lambda: said("rows are in quarantine"), what=process.output)
         target.execute("alter table t drop constraint t_v_check")
         eventually(lambda: said("table recovered"), what=process.output)

@@ -89,6 +89,14 @@ def _symptom_of_source(what: str) -> str:
     return "slot" if "slot" in what and "resync" in what else "source"
 
 
+def symptom_of_table(table: Row) -> str:
+    """Return the symptom of a table with an error, as a key of `RUNBOOKS`."""
+    if table["state"] != "error":  # streamer tries the copy again by itself
+        return "copy"
+    is_unpublished = any(word in table["error"] for word in ("published", "publication"))
+    return "gone" if is_unpublished else "table"
+
+
 def _of_table(source: Row, table: Row) -> Iterable[Row]:
     database, sid, name = source["database"], source["sid"], table["source"]
     place, page = f"{label_of(database, sid)} {name}", table_address(source, name)
@@ -102,13 +110,12 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
     if table["state"] == "error":
         what = table["error"] or "the table stopped"
         needs_copy = "resync" in what
-        is_unpublished = "published" in what or "publication" in what
-        symptom = "gone" if is_unpublished else "table"
+        symptom = symptom_of_table(table | {"error": what})
         line = command("resync" if needs_copy else "resume")
         actions = (resync,) if needs_copy else (resume, resync)
         yield _item(place, what, page, "bad", symptom, line, actions, **which)
-    elif table["error"]:  # a copy that is tried again by itself
-        yield _item(place, table["error"], page, "warning", "copy")
+    elif table["error"]:
+        yield _item(place, table["error"], page, "warning", symptom_of_table(table))
     if table["state"] == "paused":
         what = "is paused; its changes wait"
         yield _item(place, what, page, "warning", "wal", command("resume"), (resume,), **which)
