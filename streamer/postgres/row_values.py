@@ -8,12 +8,19 @@ last character that can end one.
 A message that this program does not recognize (from a trigger, or in another language than English)
 may hold values anywhere. `quoted_unless_known` puts such a message between quotation marks.
 `hide_values` then treats all of it as a value.
+
+An SQLSTATE alone does not tell. Functions raise any of them, and the input of some types reports
+values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). The server names its
+place in both cases, as context.
 """
 
 import re
 from typing import Final
 
 from streamer.postgres.sqlstate import is_row_specific
+
+# A syntax error quotes its text, and an internal error may quote anything.
+_QUOTING: Final = ("42601", "XX")
 
 _NAME: Final = r'"[^"]*"'
 _TYPE: Final = r'[\w ."\[\]]+(?:\([\d,]+\))?[\w ]*'
@@ -39,9 +46,20 @@ _KNOWN: Final = tuple(
             r" out of range"
         ),
         r"value out of range: (?:over|under)flow",
+        (r"numeric field overflow|division by zero"),
+        # The statements of this program raise these.
+        r"an update or delete came for a table without replica identity",
+        r"an open version of this key is already there",
+        r"several rows of the target table have the key of one change",
+        r"the row to insert came without its unchanged values",
+        r"the row to update is missing, and its unchanged values with it",
         (
-            r"numeric field overflow|division by zero|an update or delete came for a table without"
-            r" replica identity|an open version of this key is already there"
+            r"no row is like the old row; if a partition of the source table has another replica"
+            r" identity than the table, give it the same and resync the table"
+        ),
+        (
+            r"the (?:filter|expression of .+) needs an unchanged value that was not sent; run at"
+            r" the source: alter table .+ replica identity full, and then resync the table"
         ),
         # The value comes last, or only words of PostgreSQL follow it.
         rf'invalid input syntax for type {_TYPE}: ".*"',
@@ -49,15 +67,35 @@ _KNOWN: Final = tuple(
         rf'invalid input value for enum {_TYPE}: ".*"',
         r'malformed (?:array|record|range|multirange) literal: ".*"',
         rf'value ".*" is out of range for type {_TYPE}',
+        # The state of the server, whichever row was at hand.
+        r"deadlock detected",
+        r"canceling statement due to [a-z ]+",
+        r"terminating connection due to [a-z ]+",
+        r"could not serialize access due to [a-z/ ]+",
+        rf"could not obtain lock on (?:row in )?relation {_NAME}",
+        (
+            r"could not (?:extend|write(?: to)?|read|open|create|fsync) (?:temporary )?file"
+            rf" {_NAME}: .*"
+        ),
+        r"out of (?:shared )?memory",
+        r"permission denied for [a-z ]+ [^ ]+",
+        r"temporary file size exceeds \"temp_file_limit\" \(\d+kB\)",
+        r"cannot execute [A-Z ]+ in a read-only transaction",
     )
 )
-# The statements of this program raise these, with fixed messages.
-_OURS: Final = ("P0002", "P0003")
 
 
-def quoted_unless_known(message: str, state: str | None) -> str:
-    """Return a server's *message* with SQLSTATE *state* as it is, or as one quotation."""
-    if state is None or state in _OURS or not is_row_specific(state):
+def _may_hold_values(state: str) -> bool:
+    return is_row_specific(state) or state.startswith(_QUOTING)
+
+
+def quoted_unless_known(message: str, state: str | None, context: str | None) -> str:
+    """Return a server's *message* with SQLSTATE *state* as it is, or as one quotation.
+
+    *context*: the server's description of the place. Only a statement that begins, or that waits,
+    has none.
+    """
+    if state is None or not (context or _may_hold_values(state)):
         return message
     if any(pattern.fullmatch(message) for pattern in _KNOWN):
         return message

@@ -92,7 +92,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         return SourceContentionError(message)
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
-    return kind(f'source "{label}": {quoted_unless_known(first_line(error), state)}')
+    text = quoted_unless_known(first_line(error), state, error.diag.context)
+    return kind(f'source "{label}": {text}')
 
 
 _REFUSALS: Final = (

@@ -191,7 +191,8 @@ def _is_passing(error: Exception) -> bool:
 def _describe(error: Exception) -> str:
     diagnostic = getattr(error, "diag", None)
     if primary := getattr(diagnostic, "message_primary", None):
-        message = quoted_unless_known(str(primary), getattr(error, "sqlstate", None))
+        state, context = getattr(error, "sqlstate", None), getattr(diagnostic, "context", None)
+        message = quoted_unless_known(str(primary), state, context)
         return "; ".join([message, *getattr(error, "__notes__", [])])
     if isinstance(error, psycopg.ProgrammingError):  # it quotes the connection string
         return "a connection string cannot be read"

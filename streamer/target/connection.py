@@ -165,7 +165,8 @@ def _translate(error: BaseException) -> StreamerError:
         ):
             return TargetConnectionError(f"target: {first_line(error)}")
         return TargetError(f"target: {first_line(error)}")
-    message = f"target: {quoted_unless_known(first_line(error), state)}"
+    context = getattr(error, "context", None)
+    message = f"target: {quoted_unless_known(first_line(error), state, context)}"
     match meaning(state, getattr(error, "severity_en", None), first_line(error)):
         case Meaning.LOST:
             return TargetConnectionError(message)

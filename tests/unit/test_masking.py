@@ -4,6 +4,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from streamer.apply.sql.statements import SEVERAL_ROWS
 from streamer.observability.http import make_app
 from streamer.postgres import session
 from streamer.postgres.row_values import hide_values, quoted_unless_known
@@ -55,7 +56,7 @@ def test_names_stay_and_values_go(error: str, left: list[str]) -> None:
     ],
 )
 def test_a_message_that_is_not_known_is_hidden_whole(message: str) -> None:
-    quoted = quoted_unless_known(message, "22P02")
+    quoted = quoted_unless_known(message, "22P02", None)
     assert message in quoted  # with a login, and in the log
     assert hide_values(f"target: {quoted}") == 'target: the server says: "…"'
 
@@ -71,13 +72,43 @@ def test_a_message_that_is_not_known_is_hidden_whole(message: str) -> None:
     ],
 )
 def test_a_message_that_is_known_stays_as_it_is(message: str) -> None:
-    assert quoted_unless_known(message, "22001") == message
+    assert quoted_unless_known(message, "22001", "COPY t, line 1") == message
 
 
 def test_an_error_of_no_row_is_not_quoted() -> None:
     message = "la relation \u00ab t \u00bb n\u2019existe pas"
-    assert quoted_unless_known(message, "42P01") == message
-    assert quoted_unless_known("the connection was lost", None) == "the connection was lost"
+    assert quoted_unless_known(message, "42P01", None) == message
+    assert quoted_unless_known("the connection was lost", None, None) == "the connection was lost"
+
+
+@pytest.mark.parametrize(
+    ("state", "context"),
+    [
+        ("42P01", 'COPY t, line 1, column v: "b\u00e4r"'),  # the input of regclass
+        ("53100", "PL/pgSQL function f() line 1 at RAISE"),
+        ("P0002", "PL/pgSQL function f() line 1 at RAISE"),
+        ("42601", None),  # the input of tsquery, in an expression
+        ("XX000", None),
+    ],
+)
+def test_a_state_of_no_row_does_not_let_values_through(state: str, context: str | None) -> None:
+    quoted = quoted_unless_known('what about b\u00e4r "b\u00e4r" b\u00e4r', state, context)
+    assert hide_values(f"target: {quoted}") == 'target: the server says: "\u2026"'
+
+
+@pytest.mark.parametrize(
+    ("message", "state"),
+    [
+        ("canceling statement due to lock timeout", "55P03"),
+        ('could not extend file "base/1/2": No space left on device', "53100"),
+        ("permission denied for table t", "42501"),
+        (SEVERAL_ROWS, "P0003"),
+    ],
+)
+def test_the_state_of_the_server_is_shown_whichever_row_was_at_hand(
+    message: str, state: str
+) -> None:
+    assert quoted_unless_known(message, state, "PL/pgSQL function f() line 1") == message
 
 
 def test_an_error_without_values_stays_as_it_is() -> None:
