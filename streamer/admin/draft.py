@@ -105,7 +105,7 @@ def build_mapping(
         target_namespace(content, settings),
         default_on_error(content, settings),
         places.describe,
-        variables.variables,
+        variables,
         faults,
     ).build()
 

@@ -32,7 +32,12 @@ from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
 from streamer.commands.requests import request
 from streamer.commands.status import read_report
 from streamer.config.settings import Settings
-from streamer.config.yaml_file import parse_document, read_text, replace_variables
+from streamer.config.yaml_file import (
+    escape_references,
+    parse_document,
+    read_text,
+    replace_variables,
+)
 from streamer.errors import (
     AdminError,
     ConfigurationError,
@@ -679,12 +684,25 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
 async def show_static(service: AdminService, settings: Settings) -> None:
     """Let the store in memory hold what the configuration file says."""
     try:
-        await service.store.merge(_rows_of(settings), None, "file")
+        await service.store.merge(_rows_of(settings, service.mapping), None, "file")
     except AdminError as exc:  # what runs does not depend on it
         log.warning("the API cannot show the mapping", error=str(exc))
 
 
-def _rows_of(settings: Settings) -> Wanted:
+def _escaped(value: Any) -> Any:
+    """Return values of a configuration that was read, as a file would have them."""
+    if isinstance(value, str):
+        return escape_references(value)
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    return value
+
+
+def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
+    """Return the sources of the file as rows, variables as they are written."""
+    written = {(s.database, s.sid): s.written_url for s in mapping.sources}
     wanted: Wanted = []
     for group in settings.sources:
         urls = [
@@ -692,7 +710,8 @@ def _rows_of(settings: Settings) -> Wanted:
                 "url",
                 {
                     **url.model_dump(mode="json", exclude={"url"}),
-                    "url": url.url.reveal().replace("${", "$${"),
+                    "url": written.get((group.database, url.sid))
+                    or escape_references(url.url.reveal()),
                     "database_id": 1,
                 },
             )
@@ -700,11 +719,12 @@ def _rows_of(settings: Settings) -> Wanted:
         ]
         tables = [
             models.validate(
-                "table", {**table.model_dump(mode="json"), "name": name, "database_id": 1}
+                "table",
+                {**_escaped(table.model_dump(mode="json")), "name": name, "database_id": 1},
             )
             for name, table in group.tables.items()
         ]
-        fields = group.model_dump(mode="json", exclude={"database", "urls", "tables"})
+        fields = _escaped(group.model_dump(mode="json", exclude={"database", "urls", "tables"}))
         database = models.validate("database", {**fields, "name": group.database})
         wanted.append((database, urls, tables))
     return wanted

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
-from streamer.config.yaml_file import Document, Location, format_location, read_document
+from streamer.config.yaml_file import Document, Location, Replaced, format_location, read_document
 from streamer.errors import MappingError, SettingsError
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
@@ -50,7 +50,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         settings.target.schema_,
         settings.on_error,
         describe,
-        document.replaced.variables,
+        document.replaced,
         {at: Fault(f"{describe(at)}: {text}") for at, text in document.replaced.missing.items()},
     )
     return settings, builder.build()
@@ -96,8 +96,8 @@ def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document,
 class MappingBuilder:
     """Makes a `Mapping` of what was said about sources, wherever it was said.
 
-    *describe* says for an error which place a location under ``sources`` is. *variables*: the names
-    of those that were in strings. *faults*: what is missing, each at a location in one source.
+    *describe* says for an error which place a location under ``sources`` is. *replaced*: variables
+    that were in strings. *faults*: what is missing, each at a location in one source.
     """
 
     def __init__(
@@ -106,10 +106,12 @@ class MappingBuilder:
         target_namespace: str,
         on_error: OnError,
         describe: Callable[[Location], str],
-        variables: dict[Location, list[str]] | None = None,
+        replaced: Replaced | None = None,
         faults: dict[Location, Fault] | None = None,
     ) -> None:
-        self._variables = variables or {}
+        replaced = replaced or Replaced()
+        self._variables = replaced.variables
+        self._written = replaced.written
         self._faults = faults or {}
         self._groups = groups
         self._target_namespace = target_namespace
@@ -200,6 +202,7 @@ class MappingBuilder:
                     heartbeat_interval=group.heartbeat_interval,
                     fault=fault,
                     url_place=self._url_place(at),
+                    written_url=self._written.get(at),
                 )
             )
         return sources

@@ -29,6 +29,8 @@ class Replaced:
 
     variables: dict[Location, list[str]] = field(default_factory=dict)
     """The names of the variables in a string."""
+    written: dict[Location, str] = field(default_factory=dict)
+    """Such a string as it is written."""
     missing: dict[Location, str] = field(default_factory=dict)
     """What is wrong with a string that belongs to one source."""
 
@@ -49,6 +51,7 @@ class Replaced:
         if not names:
             return replace_variables(value)
         self.variables[location] = names
+        self.written[location] = value
         is_url = location[2:3] == ("urls",) and location[4:] == ("url",)
         try:
             replaced = replace_variables(value)
@@ -195,6 +198,11 @@ def replace_variables(text: str) -> str:
         return value
 
     return _VARIABLE.sub(lookup, text)
+
+
+def escape_references(text: str) -> str:
+    """Return *text* so that `replace_variables` gives it back."""
+    return text.replace("${", "$${")
 
 
 def format_location(location: Location) -> str:

@@ -339,6 +339,8 @@ class SourceMapping:
     """The source stays in the mapping, because one that leaves it is torn down."""
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""
+    written_url: str | None = field(default=None, compare=False)
+    """The url as it is written, if environment variables are in it."""
 
     @property
     def label(self) -> str:

@@ -205,4 +205,6 @@ def check_url(text: str) -> None:
         raise ValueError("a NUL character cannot be part of it")
     if not text.strip():
         raise ValueError("empty")
+    if _REFERENCES.fullmatch(text.strip()):
+        return  # a variable may hold all of it
     parse_conninfo(_without_references(text).replace("$${", "${"))

@@ -78,6 +78,32 @@ sources:
         assert (table["schema"], table["name"], table["type"]) == ("log", "*", "append")
 
 
+async def test_static_mode_shows_variables_as_they_are_written(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "unseen")
+    urls = {
+        "eu": "postgresql://u:${SHOP_PASSWORD}@h/shop",
+        "us": "${ABSENT_URL}",
+        "br": "postgresql://u:${ABSENT}@h/shop",
+        "lit": "postgresql://u:p$${x}@h/shop",
+    }
+    listed = ", ".join(f'{{url: "{url}", sid: {sid}}}' for sid, url in urls.items())
+    rule = """{filter: "v <> '$${x}'"}"""
+    sources = f"\nsources:\n- {{database: shop, urls: [{listed}], tables: {{t: {rule}}}}}\n"
+    async with open_admin(sources=sources) as admin, admin.client() as client:
+        rows = (await client.get("/api/urls")).json()["items"]
+        shown = {row["sid"]: row["url"] for row in rows}
+        assert shown == urls | {"lit": "postgresql://u:***@h/shop"}
+        exported = (await client.get("/api/export")).text
+        page = (await client.get("/mapping")).text
+    for url in [url for sid, url in urls.items() if sid != "lit"]:
+        assert f"url: {url}\n" in exported
+    assert "v <> '$${x}'" in exported
+    assert "$${ABSENT" not in exported + page
+    assert "unseen" not in exported + page
+
+
 @pytest.mark.parametrize(
     "headers",
     [
