@@ -1,4 +1,4 @@
-"""Waiting between attempts: longer each time, never in step with others."""
+"""Delays between attempts: longer each time, with jitter so that tasks do not retry together."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ SECONDS_MAX: Final = 5.0
 
 
 class Backoff:
-    """Capped exponential back-off with jitter; says once what it waits for."""
+    """Capped exponential back-off with jitter; it logs once the reason for waiting."""
 
     def __init__(self, *, first: float = FIRST_SECONDS, most: float = SECONDS_MAX) -> None:
         self._next = first

@@ -16,7 +16,7 @@ AGAIN_SECONDS_MAX: Final = 60.0
 
 @contextmanager
 def contained(work: str) -> Iterator[None]:
-    """Turn any exception that is none of ours into a DefectError of *work*."""
+    """Turn any exception but a StreamerError into a DefectError of *work*."""
     try:
         yield
     except StreamerError:
@@ -36,9 +36,10 @@ async def enduring(
     run: Callable[[], Awaitable[None]],
     failed: Callable[[StreamerError], Awaitable[None]] | None = None,
 ) -> None:
-    """Do *work* that all sources need; when an error ends it, begin again after a back-off.
+    """Run *work* that all sources need; after an error, restart it with a back-off.
 
-    *failed* is awaited before that, and makes sure that nobody relies on work that was lost.
+    *failed* runs before each restart. It informs the parts that rely on the work of the failed
+    attempt.
     """
     backoff = Backoff(first=1.0, most=AGAIN_SECONDS_MAX)
     while True:

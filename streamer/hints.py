@@ -1,6 +1,6 @@
-"""Command lines for hints: the one way a command of ours gets into a message. Pure.
+"""Command lines for hints and messages. Pure.
 
-A database, sid or table may have any name, so every word is quoted for a POSIX shell.
+Any word can be the name of a database, sid or table, so every word is quoted for a POSIX shell.
 """
 
 import shlex

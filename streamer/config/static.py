@@ -1,7 +1,6 @@
 """Static mode: the ``sources`` of the configuration as a `Mapping`.
 
-`MappingBuilder` is what the admin's store is built with, too: what is refused in a file is refused
-there, and the other way round.
+`MappingBuilder` also builds the mapping of the mapping database, so both accept the same rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from streamer.postgres.conninfo import parse_conninfo
 def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:
     """Read a configuration file. Raises ConfigurationError that names file, line and key.
 
-    With a ``mapping_database`` the sources are there, not here: the mapping is empty.
+    With a ``mapping_database``, the mapping is empty: the sources are in that database.
     """
     document, settings = read(path, overrides)
     if settings.mapping_database is not None and settings.sources:
@@ -88,16 +87,17 @@ def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> Non
 
 
 def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document, Settings]:
-    """Read a configuration file, whatever its sources are like. Raises SettingsError."""
+    """Read a configuration file without a check of its sources. Raises SettingsError."""
     document = read_document(path)
     return document, load_settings(document, overrides)
 
 
 class MappingBuilder:
-    """Makes a `Mapping` of what was said about sources, wherever it was said.
+    """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
 
-    *describe* says for an error which place a location under ``sources`` is. *replaced*: variables
-    that were in strings. *faults*: what is missing, each at a location in one source.
+    *describe* names the place of a location under ``sources``, for errors. *replaced*: the
+    environment variables in strings. *faults*: missing variables or passwords, each at a
+    location in one source.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class MappingBuilder:
         return mapping
 
     def _group_fault(self, location: Location) -> Fault | None:
-        """Return what is missing for all urls of a database."""
+        """Return the fault that concerns all urls of a database."""
         for at, fault in self._faults.items():
             if at[:2] == location and at[2:3] != ("urls",):
                 return fault
         return None
 
     def _url_fault(self, url: Secret, at: Location) -> Fault | None:
-        """Return what is missing in a url. Raises SettingsError for one that is written wrongly."""
+        """Return the fault of a url, if any. Raises SettingsError for a malformed url."""
         if at in self._faults:
             return self._faults[at]
         try:
@@ -289,7 +289,7 @@ class MappingBuilder:
         return parsed
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
-        """Refuse what can be seen to write the same rows without asking a server."""
+        """Refuse two sources that would write the same rows, as far as the rules alone show it."""
         writers: dict[tuple[str, str | None], str] = {}
         for source in mapping.sources:
             for rule in source.rules:

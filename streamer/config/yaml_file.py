@@ -1,8 +1,8 @@
-"""The YAML file: read with the line of every key, environment variables replaced.
+"""The YAML file: values with the line of every key, environment variables replaced.
 
-pydantic says which key is wrong; people need to know on which line. So the file is composed to
-nodes first, which know their lines, and then built into values. Duplicate keys, which YAML forbids
-and PyYAML lets pass, are refused here.
+pydantic names the key at fault; an operator also needs the line. So the file is composed to nodes,
+which know their lines, and then built into values. The reader rejects duplicate keys, which YAML
+forbids and PyYAML accepts.
 """
 
 import os
@@ -25,14 +25,16 @@ _MISSING: Final = object()
 
 @dataclass(slots=True)
 class Replaced:
-    """What the environment gives to strings, and what of single sources is missing there."""
+    """Variables that the environment replaced in strings, and missing ones that concern one
+    source.
+    """
 
     variables: dict[Location, list[str]] = field(default_factory=dict)
     """The names of the variables in a string."""
     written: dict[Location, str] = field(default_factory=dict)
     """Such a string as it is written."""
     missing: dict[Location, str] = field(default_factory=dict)
-    """What is wrong with a string that belongs to one source."""
+    """The fault of a string that belongs to one source."""
 
     def in_source(self, value: Any, location: Location) -> Any:
         """Return *value* of the source at *location*, variables replaced.
@@ -75,10 +77,10 @@ class Document:
     lines: dict[Location, int] = field(default_factory=dict)
     replaced: "Replaced" = field(default_factory=lambda: Replaced())
     is_list: bool = False
-    """It is a list, kept under the key that its reader asked for."""
+    """The document is a list; its reader asked for it under a key."""
 
     def where(self, location: Location) -> str:
-        """Say where the value at *location* is: file, and its line or that of what it is in."""
+        """Return the file and the line of the value at *location*, or of its nearest parent."""
         for length in range(len(location), -1, -1):
             if (line := self.lines.get(location[:length])) is not None:
                 return f"{self.path}, line {line}"
@@ -108,8 +110,8 @@ def parse_document(
 ) -> Document:
     """Read YAML *text* that came from *path*; without *replace*, variables stay as written.
 
-    A list is refused, unless *list_key* says under which key to keep it. Raises SettingsError with
-    file and line.
+    A list is rejected unless *list_key* names a key for it. Raises SettingsError with file and
+    line.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -177,7 +179,7 @@ class _Builder:
 
 
 def without_missing(items: dict[str, Any], location: Location) -> dict[str, Any]:
-    """Leave out what a variable does not give; a table stays, and has no settings."""
+    """Remove the values whose variable is missing; a table stays, without settings."""
     is_tables = location[:1] == ("sources",) and location[2:] == ("tables",)
     return {
         key: None if item is _MISSING else item
@@ -206,7 +208,7 @@ def escape_references(text: str) -> str:
 
 
 def format_location(location: Location) -> str:
-    """Write the place of a value as people do: ``sources[0].urls[1].sid``."""
+    """Write a location as a path: ``sources[0].urls[1].sid``."""
     text = ""
     for part in location:
         if isinstance(part, int):

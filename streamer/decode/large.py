@@ -17,11 +17,11 @@ from typing import Final, cast
 LARGE_BYTES: Final = 1024 * 1024
 LARGE_VALUE_BYTES: Final = 64 * 1024
 PIECE_BYTES: Final = 256 * 1024
-"""A piece is what one write to a socket or file takes."""
+"""The size of one write to a socket or file."""
 
 
 def as_message(view: memoryview) -> bytes:
-    """Return *view* as what passes for a message: a small one is copied, and the frame freed."""
+    """Return *view* as a message: a copy if it is small, so that the frame can be freed."""
     return cast("bytes", view) if len(view) > LARGE_BYTES else view.tobytes()
 
 
@@ -76,7 +76,7 @@ class LargeValue:
 
 
 def large_or_bytes(item: memoryview) -> bytes:
-    """Return a column's item as what rows hold."""
+    """Return a column as an item of a row."""
     if len(item) > LARGE_VALUE_BYTES:
         return cast("bytes", LargeValue(item))
     return item.tobytes()

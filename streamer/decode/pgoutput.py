@@ -84,7 +84,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a relation looked like when the changes that follow were made.
+    """The definition of a relation for the changes that follow.
 
     ``replica_identity`` is pg_class.relreplident: ``d`` default, ``n`` nothing, ``f`` full, ``i``
     index.
@@ -226,7 +226,7 @@ _commit_fields: Final = struct.Struct(">xBQQq")
 
 
 def parse_begin(data: bytes) -> Begin:
-    """Parse BEGIN. On its own, and fast, like `parse_commit`: every transaction has one of each."""
+    """Parse BEGIN. Separate and fast, like `parse_commit`: every transaction has one of each."""
     if len(data) != _begin_fields.size:
         raise ProtocolError(f"malformed pgoutput message 'B' of {len(data)} bytes")
     final_lsn, commit_time, xid = _begin_fields.unpack(data)

@@ -30,7 +30,9 @@ _PATTERNS: Final = {
     "EUC_JIS_2004": rf"{_TRIPLE}|(?!\x8f){_PAIR}",
     "EUC_TW": rf"\x8e[\x80-\xff]{{3}}|{_TRIPLE}|(?![\x8e\x8f]){_PAIR}",
 }
-"""How multi-byte characters begin: pg_wchar.c, pg_euc*_mblen. No other server encoding has any."""
+"""Lead bytes of multi-byte characters (pg_wchar.c, pg_euc*_mblen). Other server encodings have
+none.
+"""
 _NOT_UTF8: Final = b"\xff"
 """Stands before a character without an equivalent wherever its bytes are shown or stored."""
 

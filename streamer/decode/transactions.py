@@ -1,17 +1,17 @@
-"""Messages to transactions: which changes were committed together, and in which order.
+"""Messages to transactions: the changes that were committed together, in their order.
 
-Fed with the payloads of replication frames, the assembler answers with *pieces*. Almost every
+The assembler takes the payloads of replication frames and returns *pieces*. Almost every
 transaction is one piece, finished when its COMMIT arrives. A transaction larger than
-``piece_bytes_max`` comes in several, so that memory stays bounded whatever its size; only the last
-has an ``end_lsn``, and until then the transaction may still vanish with the connection (`reset`).
+``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only its last piece has an
+``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
 
-Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) are not known to commit
-while they arrive. They are kept in a `StreamSpool`, one per top-level transaction, and become
-pieces at STREAM COMMIT; STREAM ABORT of a subtransaction takes out exactly the messages that carry
-its xid. RELATION messages too: they may show a definition that was rolled back with it, and the
-source sends the true one before the next change (`cleanup_rel_sync_cache` in pgoutput.c).
+Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before they commit.
+A `StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM
+ABORT of a subtransaction removes exactly the messages with its xid. These include RELATION
+messages: the source rolled back their definition as well, and sends the valid one before the next
+change (`cleanup_rel_sync_cache` in pgoutput.c).
 
-Pure, apart from what the given spool does.
+Pure, apart from the given spool.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
 _ROW_SET: Final = frozenset(_ROW_KINDS)
 _KEPT_KINDS: Final = _ROW_KINDS + bytes([pgoutput.RELATION, pgoutput.TRUNCATE])
-"""What is kept of a streamed transaction."""
+"""Kinds of messages that the spool keeps of a streamed transaction."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class TransactionPiece:
-    """Some changes of a transaction; ``end_lsn`` is there in the last piece only."""
+    """Some changes of a transaction; only the last piece has an ``end_lsn``."""
 
     transaction: Transaction
     changes: list[Changes]
@@ -94,9 +94,9 @@ class _Streamed:
 class TransactionAssembler:
     """Groups the messages of one replication stream into transactions.
 
-    *wanted* tells, asked again for every piece, whether changes of a relation are mapped; changes
-    of all others are dropped here. *forward_origins*: keep transactions that were themselves
-    replicated.
+    *wanted* tells for each piece whether the mapping includes a relation; the assembler drops
+    changes of other relations. *forward_origins*: keep transactions that the source received by
+    replication.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TransactionAssembler:
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
         self.conversion: TextConversion | None = None
-        """What turns the stream's text into UTF-8, if the source sends another encoding."""
+        """Converts the stream's text to UTF-8, if the source uses another encoding."""
         self._relations: dict[bytes, Relation] = {}
         self._transaction: Transaction | None = None
         self._is_foreign = False
@@ -127,15 +127,17 @@ class TransactionAssembler:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether no transaction that is known to commit has been received in part.
+        """Whether no transaction is received in part, apart from streamed ones.
 
-        Streamed transactions do not count: they are sent again from their start, wherever the slot
-        was confirmed meanwhile, because they commit behind it.
+        Streamed transactions do not count: they commit after any position that the slot can confirm
+        now, so the source sends them again from their start.
         """
         return self._transaction is None and self._in_stream is None
 
     def reset(self) -> None:
-        """Forget what is unfinished: the connection is gone, all of it will be sent again."""
+        """Drop unfinished transactions: the connection is lost, and the source will send them
+        again.
+        """
         self._transaction = self._in_stream = None
         self._kept.clear()
         self._relations.clear()
@@ -153,7 +155,7 @@ class TransactionAssembler:
         find_sink = self._sinks.get
         row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
         for payload in payloads:
-            # The hot path: ordinary transactions, and what is kept of streamed ones.
+            # The hot path: ordinary transactions, and messages of streamed ones.
             kind = payload[0] if payload else 0
             if self._in_stream is not None:
                 if kind in _KEPT_KINDS:
@@ -324,8 +326,8 @@ class TransactionAssembler:
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)
         if streamed is None:
-            # PostgreSQL 18 says so of transactions that it found aborted before it sent any of
-            # them. Of what never came nothing has to go.
+            # PostgreSQL 18 also sends this for a transaction that it found aborted before it sent
+            # any of it. There is nothing to remove then.
             return
         if message.subxid == message.xid:
             streamed.spool.close()
@@ -354,7 +356,7 @@ class TransactionAssembler:
         self._transaction = None
 
     def _replay(self, messages: list[bytes], aborted: set[bytes]) -> None:
-        """Take messages of a streamed transaction that has committed; each begins with an xid."""
+        """Read the messages of a streamed transaction that committed; each begins with an xid."""
         find_sink = self._sinks.get
         for message in messages:
             if message[1:5] in aborted:

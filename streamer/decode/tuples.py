@@ -61,10 +61,10 @@ class MixedRow(Row):
 
 
 def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
-    """Read the TupleData of text transport at *position*; return the row and where it ends.
+    """Read the TupleData of text transport at *position*; return the row and its end.
 
-    The end may lie behind the end of *data* when the message is truncated: the caller, who knows
-    where the message should end, checks. IndexError and struct.error mean the same.
+    The end can lie behind the end of *data* if the message is truncated: the caller knows the end
+    of the message and checks. IndexError and struct.error also mean a truncated message.
     """
     if isinstance(data, memoryview):
         return _read_large_tuple(data, position, KIND_TEXT)
@@ -85,9 +85,9 @@ def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
 def read_text_row(message: bytes) -> tuple[Row, int]:
     """Read the only tuple of a row message of text transport; like `read_text_tuple`, but faster.
 
-    Text has no NUL bytes, so the three in front of a length below 256 show where a column begins.
-    If that finds as many columns as there are, and each is as long as it says, nothing is left to
-    doubt; else the message is read column by column.
+    Text has no NUL bytes, so the three NUL bytes of a length below 256 mark the start of a column.
+    If this finds the expected number of columns, each with its stated length, the result is
+    certain. Otherwise the message is read column by column.
     """
     try:
         parts = message.split(b"t\0\0\0")

@@ -1,16 +1,15 @@
 """SQL expressions of rules: ``filter`` and ``set``.
 
-An expression is run as it was written, once at the source (in the SELECT of a copy) and once at the
-target (on staged rows), so it must be one expression and nothing else, and mean the same in both
-places. It is read twice here. Our own reading of the tokens follows PostgreSQL's lexer
-(``scan.l``) for the part of it that is let through, and refuses the rest: comments, dollar quotes,
-backslashes, semicolons, unbalanced brackets. What passes can be put in parentheses without ending
-them. sqlglot then says whether it is one expression, and which of its words are columns. The
-servers have the last word, when a table begins.
+The source runs an expression as it was written in the SELECT of a copy, and the target runs it on
+staged rows. So it must be exactly one expression, with the same meaning in both places. Two readers
+check it here. A lexer follows PostgreSQL's (``scan.l``) for the tokens that are allowed, and
+rejects comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes
+cannot end the parentheses around it. sqlglot then checks that the text is one expression, and finds
+its columns. The servers judge it again when a table starts.
 
-Functions are those of an allow list (`functions`). What depends on the moment, the session or other
-tables would give two different answers, and is refused: by its name here, and by what the source's
-catalogs say of a function when a table begins (`functions_sql`). Pure.
+The allow list `functions` names the functions. An expression that depends on the clock, the session
+or other tables would give two different values. It is rejected by name here, and by the source's
+catalogs when a table starts (`functions_sql`). Pure.
 """
 
 import re
@@ -50,10 +49,10 @@ class Conjunct:
 class Expression:
     """An expression as it was written.
 
-    ``columns``: the names that are columns, as sqlglot reads them. ``names``: all that could be
-    one; those of them that a relation has are what the expression may use. ``is_plain``: nothing
-    but columns, constants and comparisons, which never fail on a row. ``may_follow_locale``: it may
-    sort text or change its case, and names no collation.
+    ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; the
+    expression may use those that a relation has. ``is_plain``: the expression consists of columns,
+    constants and comparisons, which never fail on a row. ``may_follow_locale``: it can sort text or
+    change its case, and names no collation.
     """
 
     text: str
@@ -74,10 +73,11 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionFacts:
-    """What a source says of a rule's expressions.
+    """The source's knowledge about a rule's expressions.
 
-    ``types``: of the values that `set` writes, by the target's columns, as far as they are known.
-    ``collations``: of the columns that expressions use, where they are not the type's own.
+    ``types``: the types of the values of `set`, by target column, as far as they are known.
+    ``collations``: the collations of columns that expressions use, if they differ from the type's
+    own.
     """
 
     types: dict[str, str]
@@ -112,7 +112,7 @@ _CLOSES: Final = {")": "(", "]": "["}
 
 
 def tokenize(text: str) -> list[Token]:
-    """Cut *text* into tokens. Raises ExpressionError for what is not let through."""
+    """Cut *text* into tokens. Raises ExpressionError for a forbidden token."""
     tokens: list[Token] = []
     position = 0
     while position < len(text):
@@ -159,7 +159,7 @@ def _check_balance(tokens: Sequence[Token]) -> None:
         raise ExpressionError(f"{open_ones[-1]!r} is not closed")
 
 
-# ---- what is refused by its name ---------------------------------------------------------------
+# ---- rejected by name --------------------------------------------------------------------------
 
 _QUERIES: Final = frozenset(
     {
@@ -182,7 +182,7 @@ _MOMENT_FUNCTIONS: Final = frozenset(
         *("current_setting", "current_database", "current_schemas", "version"),
     }
 )
-"""The best known of what `check_functions` refuses, so that it is refused at once."""
+"""The best known functions that `check_functions` rejects, so that the error comes at once."""
 
 _AFTER_CALL: Final = {"over": "a window", "filter": "an aggregate", "within": "an aggregate"}
 _SYNTAX: Final = frozenset(
@@ -278,7 +278,7 @@ def _is_type(tokens: Sequence[Token], n: int) -> bool:
 
 
 def parse_expression(text: str) -> Expression:
-    """Read one scalar expression. Raises ExpressionError with what is wrong."""
+    """Read one scalar expression. Raises ExpressionError that names the problem."""
     if len(text.encode(errors="replace")) > EXPRESSION_BYTES_MAX:
         raise ExpressionError(f"longer than {EXPRESSION_BYTES_MAX} bytes")
     tokens = tokenize(text)
@@ -367,7 +367,7 @@ def _candidates(tokens: Sequence[Token]) -> frozenset[str]:
 
 
 def _functions(tokens: Sequence[Token]) -> frozenset[str]:
-    """Return what is called, by name."""
+    """Return the names of the called functions."""
     names = set()
     for n, token in enumerate(tokens[:-1]):
         follower = tokens[n + 1]

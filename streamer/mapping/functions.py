@@ -1,8 +1,8 @@
 """The functions that `filter` and `set` may call: an allow list.
 
-Each computes its value from its arguments alone. None reads a table, a file or a large object, runs
-SQL, waits, or changes anything, whatever arguments it gets. A name stands for all functions of
-PostgreSQL that have it. A test compares the list with ``pg_proc`` of every version. Pure.
+Each computes its value from its arguments alone. For no arguments does it read a table, a file or a
+large object, run SQL, wait, or change anything. A name stands for all functions of PostgreSQL with
+that name. A test compares the list with ``pg_proc`` of every version. Pure.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
-"""What an operator may ask of a resync: how rows are written, and despite what.
+"""The options of a resync: the way rows are written, and the obstacles to ignore.
 
-Kept as JSON in the bookkeeping until the resync is done. Pure.
+The bookkeeping keeps them as JSON until the resync ends. Pure.
 """
 
 import enum

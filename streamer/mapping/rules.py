@@ -20,7 +20,7 @@ NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
 
 
 class TableType(enum.StrEnum):
-    """What becomes of changes at the target."""
+    """The effect of source changes on the target table."""
 
     CLONE = "clone"
     APPEND = "append"
@@ -32,7 +32,7 @@ BOOKKEEPING: Final = "streamer"
 
 
 class OnError(enum.StrEnum):
-    """What happens to a table when the target refuses a row."""
+    """The reaction of a table when the target rejects a row."""
 
     STOP = "stop"
     QUARANTINE = "quarantine"
@@ -47,7 +47,7 @@ class Initial(enum.StrEnum):
 
 
 class OnColumnAdded(enum.StrEnum):
-    """What happens when a source table gets a column that the target lacks."""
+    """The reaction to a source column that the target lacks."""
 
     STOP = "stop"
     ADD = "add"
@@ -62,7 +62,7 @@ class Transport(enum.StrEnum):
 
 
 class OnMaxRetainedWal(enum.StrEnum):
-    """What happens when a source keeps more WAL for us than it may."""
+    """The reaction when a source retains more WAL than `max_retained_wal`."""
 
     WARN = "warn"
     SPOOL = "spool"
@@ -184,7 +184,7 @@ def parse_name(text: str) -> RelationName:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """What the mapping says about one relation, or about all that match a pattern."""
+    """The rule for one relation, or for all relations that match a pattern."""
 
     pattern: RelationPattern
     target: RelationPattern | None = None
@@ -193,7 +193,7 @@ class TableRule:
     exclude: frozenset[str] = frozenset()
     filter: Expression | None = None
     set: tuple[tuple[str, Expression], ...] = ()
-    """What is written to columns of the target, by their names there."""
+    """Expressions by target column."""
     on_error: OnError = OnError.STOP
     initial: Initial = Initial.COPY
     truncate_target: bool = False
@@ -263,7 +263,7 @@ class RelationMapping:
         return [name for name in names if name in used]
 
     def is_computed(self, target_column: str) -> bool:
-        """Whether `set` says what is written to a column of the target."""
+        """Whether `set` computes a column of the target."""
         return any(name == target_column for name, _ in self.rule.set)
 
     def is_optional(self, column: str) -> bool:

@@ -1,1 +1,1 @@
-"""What operators see: metrics, logs, health."""
+"""Metrics, logs and health checks for operators."""

@@ -1,4 +1,4 @@
-"""The HTTP side: metrics, health, readiness; and the server, for whatever else there is."""
+"""The HTTP server with metrics, health and readiness; other parts add their routes to it."""
 
 import asyncio
 import contextlib
@@ -33,9 +33,9 @@ def make_app(
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
-        # Answering is the proof: the event loop turns, and a failed task would have ended the
-        # process.
-        # A restart mends no mapping, so the status stays 200 for supervisors that would restart us.
+        # An answer proves that the event loop works; a failed task would have ended the process. A
+        # restart does not restore a mapping, so the status stays 200 for supervisors that would
+        # restart the process.
         trouble = mapping_trouble()
         return {"status": "ok"} if trouble is None else {"status": "ok", "mapping": trouble}
 
@@ -57,7 +57,7 @@ def make_app(
 def _masked(reason: dict[str, str]) -> dict[str, str]:
     """Return *reason* without the values of rows. Hints hold none."""
     error, hint = reason.get("error", ""), reason.get("hint")
-    # Text of ours follows the hint, and values precede it: the last place is the hint's.
+    # The hint follows the values in the message, so the last occurrence is the hint's.
     message, separator, notes = error.rpartition(f"; {hint}") if hint else ("", "", error)
     if not separator:
         return {**reason, "error": hide_values(error)} if error else reason
@@ -80,10 +80,11 @@ async def serving(
     has_credentials: bool = False,
     trusted_proxies: Sequence[str] = (),
 ) -> AsyncIterator[None]:
-    """Serve *app* on ``host:port`` for the length of a block; nothing at all if *listen* is empty.
+    """Serve *app* on ``host:port`` for the length of a block; an empty *listen* serves nothing.
 
-    Without credentials only on loopback. What *trusted_proxies* say of a client (X-Forwarded-For,
-    X-Forwarded-Proto) is believed. Raises SettingsError when the address cannot be used.
+    Without credentials, only a loopback address is accepted. The server trusts the headers
+    X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*. Raises SettingsError if the address
+    cannot be used.
     """
     if not listen:
         yield
@@ -105,7 +106,7 @@ async def serving(
         server_header=False,
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
-        # Who listens to events is told to go; who does not is not waited for.
+        # The server tells listeners of events to disconnect, and does not wait for those that stay.
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)

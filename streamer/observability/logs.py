@@ -1,10 +1,10 @@
-"""Logs: one line per event, as text for people or JSON for machines.
+"""Logs: one line per event, as text or as JSON.
 
 Field names: ``source`` (database or database:sid) with its parts ``database`` and ``sid``,
-``table``, ``lsn``, ``worker``, ``error``, ``code``. What is said while a source is run, or a lane
-is drained, has those of it without being told: they are bound where that begins. Messages are lower
-case without a full stop. Connection strings are kept out of messages where errors are translated;
-`redact` is the net below that, for whatever a library may print.
+``table``, ``lsn``, ``worker``, ``error``, ``code``. Supervisor and drainer bind these fields once,
+so every line of their work carries them. Messages are lower case without a full stop. Drivers'
+errors lose connection strings where they are translated; `redact` catches those that a library
+prints.
 """
 
 import logging
@@ -47,7 +47,7 @@ def _redact_event(
 
 
 def configure(level: str, log_format: LogFormat) -> None:
-    """Send every log line, ours and libraries', to stderr in one form."""
+    """Send every log line, also those of libraries, to stderr in one format."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

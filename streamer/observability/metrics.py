@@ -150,7 +150,9 @@ class Metrics:
         self.registry.register(collector)
 
     async def render(self) -> bytes:
-        """Return all metrics as text. A thread renders them, so that the streams go on."""
+        """Return all metrics as text. A thread renders them, so the event loop keeps serving
+        streams.
+        """
         facts = {id(collector): collector.read() for collector in self._collectors}
         token = _facts.set(facts)
         try:

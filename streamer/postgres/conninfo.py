@@ -1,7 +1,6 @@
-"""Reading a connection string without ever repeating it.
+"""Reading connection strings without repeating them.
 
-libpq's messages about one it cannot read quote what is wrong with it, which may be the password.
-Pure.
+libpq quotes the faulty part of a string in its message, and that part may be the password. Pure.
 """
 
 import re
@@ -17,11 +16,13 @@ _PORTS: Final = re.compile(r"\d*(,\d*)*")
 
 
 def parse_conninfo(text: str) -> dict[str, str]:
-    """Return what a URL or a key=value string says. Raises ValueError, which quotes none of it."""
+    """Return the parameters of a URL or key=value string. Raises ValueError, which quotes none of
+    it.
+    """
     try:
         given = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
     except UnicodeDecodeError:
-        raise ValueError("what its percent signs stand for is not UTF-8") from None
+        raise ValueError("its percent-encoded text is not UTF-8") from None
     except ProgrammingError as exc:
         message = str(exc).strip()
         if not message.startswith("invalid URI query parameter"):
@@ -62,7 +63,7 @@ def probe_command(url: str) -> str:
 
 
 def reach_hint(url: str) -> str:
-    """Say what to do about a server that does not answer."""
+    """Return a hint about a server that does not answer."""
     return (
         "start its server or restore the network, and test with: "
         f"{probe_command(url)}; streaming then continues by itself"

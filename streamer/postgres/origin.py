@@ -1,20 +1,20 @@
-"""Replication origins: what is written here carries a mark that says it came by replication.
+"""Replication origins: they tag the transactions that streamer writes as replicated.
 
-Where a target is a source too (two databases that feed each other), changes that arrived must not
-travel back. PostgreSQL marks the transactions of a session that has set up a replication origin,
-and decoding leaves marked ones out: the server itself from 16 on (``origin = none``), streamer by
-their Origin message before. So every connection that writes rows sets one up, where the role may.
+If a target is also a source (two databases that feed each other), replicated changes must not
+travel back. PostgreSQL tags the transactions of a session that has set up a replication origin, and
+decoding leaves tagged ones out. From PostgreSQL 16 the server does so (``origin = none``); before,
+streamer does by their Origin message. So every connection that writes rows sets up an origin, if
+the role may.
 
-One session at a time may use an origin, so each takes one of its own: ``streamer_<oid of the
-database>_<number>``. An advisory lock on the number keeps others off it, and is gone with the
-session. Origins stay when their session ends and are used again. Each that was ever used takes one
-of the server's places for origins (``max_active_replication_origins``; before 18 as many as
-``max_replication_slots``), so those of databases that were dropped are removed when no place is
-left.
+Only one session at a time can use an origin, so each session takes its own: ``streamer_<oid of the
+database>_<number>``. An advisory lock on the number keeps other sessions off it and ends with the
+session. Origins stay after their session and are used again. Every origin that was ever used
+occupies one of the server's slots for origins (``max_active_replication_origins``; before 18
+``max_replication_slots``). When no slot is free, streamer removes the origins of dropped databases.
 
-A marked transaction must be stamped too: without a stamp PostgreSQL gives it the time of the
-session's former stamp as its commit time (RecordTransactionCommit in xact.c), in
-``pg_xact_commit_timestamp`` and, worse, to whoever decodes it.
+A tagged transaction also needs a timestamp. Without one PostgreSQL uses the session's previous
+timestamp as its commit time (RecordTransactionCommit in xact.c), in ``pg_xact_commit_timestamp``
+and for decoding.
 
 SQL for both drivers. Pure.
 """
@@ -27,7 +27,9 @@ FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
     "pg_replication_origin_drop(text)",
 )
-"""What a role must be allowed to execute; superusers are, and from 14 on others may be."""
+"""Functions that a role must be allowed to execute. Superusers are; from 14 on a GRANT can allow
+it.
+"""
 
 NUMBER_MAX: Final = 64
 """So many connections of one target have an origin; those beyond it have none."""
@@ -122,7 +124,7 @@ begin
     end loop;
 end $$
 """
-"""Drop the origins of this database that nobody uses and we may drop."""
+"""Drop the origins of this database that no session uses and that the role may drop."""
 
 CAPACITY_SQL: Final = f"""
 with places as (
@@ -141,11 +143,13 @@ select not exists (select from pg_catalog.pg_proc
        exists (select from pg_catalog.pg_publication) as is_source
 from places
 """
-"""Whether the role may mark what it writes, for how many connections there is place, and whether
-anybody could want that: nobody decodes a database without publications.
+"""Whether the role may tag its writes, how many connections can, and whether the database is a
+source.
+
+Without publications the database cannot be a source, and the tag has no use.
 """
 
 
 def grants_sql(role: str) -> list[str]:
-    """Return what lets *role* (quoted) mark what it writes."""
+    """Return the statements that let *role* (quoted) tag its writes."""
     return [f"grant execute on function {function} to {role}" for function in FUNCTIONS]

@@ -24,12 +24,12 @@ SECRET_PARAMETERS: Final = frozenset(
         "scram_server_key",
     }
 )
-"""Parameters of libpq whose values nobody must see."""
+"""Parameters of libpq with secret values."""
 
 _SCHEME: Final = re.compile(r"postgres(?:ql)?://", re.IGNORECASE)
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES: Final = re.compile(rf"(?:{_REFERENCE.pattern})*")
-# A key=value string: a value is in quotes, or ends with a space; a backslash keeps what follows.
+# A key=value string: a value is in quotes, or ends with a space; a backslash escapes a character.
 _WORD: Final = re.compile(r"\s*([^\s=]+)\s*=\s*('(?:[^'\\]|\\.)*'?|(?:[^\s\\]|\\.)*)", re.DOTALL)
 
 
@@ -46,7 +46,7 @@ class Span:
 
 
 def secret_spans(text: str) -> list[Span]:
-    """Return where *text* holds values that nobody must see, in order; references are none."""
+    """Return the places of secret values in *text*, in order; references are not secret."""
     found = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
     return [span for span in found if not _REFERENCES.fullmatch(span.of(text))]
 
@@ -124,10 +124,10 @@ def has_mask(text: str) -> bool:
 
 
 def fill_masks(text: str, stored: str) -> str:
-    """Return *text* with the passwords of *stored* where it has ``***``.
+    """Return *text* with the passwords of *stored* in the places of ``***``.
 
-    Raises ValueError if there is none, or if *text* leads elsewhere: whoever may edit a url is not
-    to learn its password by having it sent to a server of their own.
+    Raises ValueError if there is no such password, or if *text* names another server. A user who
+    may edit a url must not learn its password by sending it to their own server.
     """
     if text == mask(stored):
         return stored
@@ -196,7 +196,7 @@ def _place(text: str) -> dict[str, str]:
 
 
 def check_url(text: str) -> None:
-    """Refuse what libpq cannot read, whatever its references stand for. Raises ValueError."""
+    """Reject a url that libpq cannot read, for any value of its references. Raises ValueError."""
     try:
         text.encode()
     except UnicodeEncodeError:

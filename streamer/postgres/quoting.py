@@ -1,8 +1,7 @@
-"""Quoting: the one way an identifier or a literal of ours gets into SQL text.
+"""Quoting: the only way for an identifier or a literal into SQL text.
 
-Values travel as parameters or COPY data. What is left are names, which PostgreSQL takes only in the
-text, and the few literals of utility statements (`CREATE PUBLICATION`, `COPY (SELECT …)`), which
-take no parameters. Pure.
+Values travel as parameters or COPY data. Names must be in the text, and so must the few literals of
+utility statements (`CREATE PUBLICATION`, `COPY (SELECT …)`), which take no parameters. Pure.
 """
 
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ def quote_columns(names: Iterable[str]) -> str:
 
 
 def quote_literal(value: str) -> str:
-    """Quote *value* as a string constant, whatever ``standard_conforming_strings`` says."""
+    """Quote *value* as a string constant that ``standard_conforming_strings`` cannot change."""
     if "\0" in value:
         raise ValueError("a string constant cannot contain a NUL character")
     quoted = value.replace("'", "''")
@@ -36,6 +35,6 @@ def quote_literal(value: str) -> str:
 
 
 def add_columns_clause(columns: Iterable[tuple[str, str]], *, if_not_exists: bool = False) -> str:
-    """Return what ALTER TABLE needs to add columns, given by name and type."""
+    """Return the clause of ALTER TABLE that adds columns, given by name and type."""
     add = "add column if not exists" if if_not_exists else "add column"
     return ", ".join(f"{add} {quote_identifier(name)} {kind}" for name, kind in columns)

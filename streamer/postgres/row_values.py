@@ -102,7 +102,7 @@ def quoted_unless_known(message: str, state: str | None, context: str | None) ->
     return f'the server says: "{message}"'
 
 
-# The values of a key, what PostgreSQL quotes of a row, and bytes that are no text.
+# The values of a key, rows in quotes of PostgreSQL, and bytes that are not text.
 _OPENING: Final = re.compile(r'\)=\(|(?::|\bvalue|\bstring|\btoken|\bzone) "| 0x')
 _ENDINGS: Final = {"(": ")", '"': '"'}
 

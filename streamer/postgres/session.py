@@ -1,9 +1,8 @@
 """Session settings that are the same on every connection, on both sides.
 
-A value must read the same whatever a server, database or role sets: two sides that print dates,
-intervals, floats or bytes differently would write different data, and a user's time-outs must not
-end a long copy or a held transaction. What a server does not know (older versions) is left out.
-Pure.
+A value must read the same under any setting of server, database or role. Two sides that print
+dates, intervals, floats or bytes differently would write different data. A role's timeouts must not
+end a long copy or a held transaction. Settings that an older server lacks are left out. Pure.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     "array_nulls": "on",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
-    # What expressions of rules may depend on.
+    # Expressions of rules may depend on these.
     "lc_numeric": "C",
     "lc_time": "C",
     # Masking reads messages in English. Only a superuser may set this.

@@ -1,8 +1,8 @@
-"""What an SQLSTATE says, for both servers and both drivers: whether to try again, and whether the
-values of a row are at fault. PostgreSQL documentation, Appendix A.
+"""The meaning of each SQLSTATE, for both servers and both drivers. PostgreSQL docs, Appendix A.
 
-The states that need an answer of their own (a slot in use, a missing slot, a constraint) are told
-apart where a driver's errors are translated. Pure.
+It tells whether the error is transient, and whether the values of a row caused it. Callers treat
+some states separately (a slot in use, a missing slot, a constraint), where they translate a
+driver's errors. Pure.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Meaning(enum.Enum):
-    """What a server's error asks for."""
+    """The reaction that a server's error needs."""
 
     LOST = "lost"
     """The session has ended, or could not begin: connect again."""
@@ -66,7 +66,7 @@ row would not fail the next time."""
 
 
 def meaning(state: str, severity: str | None = None, message: str = "") -> Meaning:
-    """Return what *state* says; *severity* and first line of the message tell some states apart.
+    """Return the meaning of *state*; *severity* and first line of the message qualify some states.
 
     *severity* is not localized.
     """

@@ -1,11 +1,11 @@
-"""Partitions that join a published table and bring rows along.
+"""Partitions that join a published table with existing rows.
 
-ATTACH PARTITION moves no row, so decoding says nothing of those that are there already. They show
-by what wrote them: before the transaction, or the command of it, that wrote the partition's row in
-pg_inherits. The first pages are looked at, where the oldest rows lie. That is all there is to tell
-of a table that was made, filled and attached in one transaction. One that was made before (the row
-of the system column ctid in pg_attribute is written with a table and never again) and is larger
-brought rows: its first ones may have been deleted or changed since.
+ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin do:
+they are older than the transaction or command that wrote the partition's row in pg_inherits. The
+check reads the first pages, which hold the oldest rows. A table that one transaction created,
+filled and attached shows nothing else. A table from an earlier transaction counts as filled if it
+is larger than that, because its first rows may have been deleted or changed. The pg_attribute row
+of the system column ctid dates a table: PostgreSQL writes it with the table and never again.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Leaf:
 
     @property
     def attached_by(self) -> str:
-        """The transactions that attached it and what is above it: others after a DETACH."""
+        """The transactions that attached it and its ancestors; after a DETACH there are others."""
         return ",".join(xid for xid, _ in self.joins)
 
 

@@ -1,4 +1,4 @@
-"""What a source's catalogs say: its version, settings and relations.
+"""A source's catalogs: version, settings and relations.
 
 Queries use names qualified with pg_catalog, because sessions run with an empty search_path.
 """
@@ -102,7 +102,7 @@ class SourceRelation:
 
     @property
     def replica_identity(self) -> str:
-        """pg_class.relreplident of the table itself, whatever its partitions have."""
+        """pg_class.relreplident of the table itself, regardless of its partitions."""
         return self.identity.root.kind
 
     @property
@@ -153,7 +153,7 @@ select (select system_identifier from pg_catalog.pg_control_system()) as systemi
 
 
 async def read_server(connection: Connection) -> SourceServer:
-    """Read what replication depends on; *connection* must be a replication connection.
+    """Read the settings that replication depends on; *connection* must be a replication connection.
 
     Raises SourceUnreadyError for a server that is too old.
     """
@@ -161,7 +161,7 @@ async def read_server(connection: Connection) -> SourceServer:
 
 
 async def read_server_plainly(connection: Connection) -> SourceServer:
-    """The same over an ordinary connection, for who may not replicate yet."""
+    """The same over an ordinary connection, for a role without the replication attribute."""
     return await _read_server(connection, _IDENTITY_SQL)
 
 
@@ -180,8 +180,8 @@ async def _read_server(connection: Connection, identity_sql: str) -> SourceServe
     )
 
 
-# What has storage. Tables of the catalog are read, not functions such as pg_table_size and
-# pg_partition_tree: those lock the tables, and one that is locked would hold up all others.
+# Relations with storage. The queries read catalog tables and avoid functions such as pg_table_size
+# and pg_partition_tree, which lock the tables: one locked table would delay all others.
 _LEAVES_SQL: Final = """
 with recursive tree (oid, relkind) as (
     select c.oid, c.relkind

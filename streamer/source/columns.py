@@ -1,7 +1,7 @@
 """The columns of source tables by their numbers, and the values that ADD COLUMN gave to old rows.
 
-The stream names columns. It tells neither that one was renamed nor what ADD COLUMN … DEFAULT gave
-to the rows that were there. The catalog has both. Only catalogs are read, so no lock is waited for.
+The stream names columns. It shows neither a rename nor the values that ADD COLUMN … DEFAULT gave to
+existing rows. The catalogs have both. Only catalogs are read, so the queries wait for no lock.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Connections to a source, and what a driver error there means.
+"""Connections to a source, and the translation of driver errors.
 
-Everything libpq understands works in a source's url: it is libpq that connects. Errors of the
-driver are translated here, once.
+A source's url takes every parameter of libpq, because libpq connects. This module alone translates
+the driver's errors.
 """
 
 import re
@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
 
 
 def translate(error: psycopg.Error, label: str) -> StreamerError:
-    """Say in our words what a driver error of source *label* means."""
+    """Translate a driver error of source *label*."""
     state = error.sqlstate
     message = f'source "{label}": {first_line(error)}'
     if state is None:

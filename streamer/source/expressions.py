@@ -1,4 +1,4 @@
-"""What a source says of a rule's expressions: whether it takes them, and what they give."""
+"""A source's verdict on a rule's expressions: valid or not, and the types of their values."""
 
 from typing import Any
 
@@ -30,9 +30,10 @@ async def read_expressions(source: SourceMapping, mapping: RelationMapping) -> E
 async def describe_expressions(
     plain: Connection, mapping: RelationMapping, relation: SourceRelation
 ) -> ExpressionFacts:
-    """Have the source read the expressions of *mapping*. Raises MappingError for what it refuses.
+    """Let the source check the expressions of *mapping*. Raises MappingError for one that it
+    rejects.
 
-    The types of their values are left out where our role may not read the table.
+    The types of their values are missing if the role may not read the table.
     """
     sent = [column.name for column in relation.columns if not column.generated]
     inputs = mapping.expression_inputs(sent)

@@ -1,8 +1,7 @@
-"""Reads what the guard of a source compares: replica identities, of partitioned tables with those
-of all leaves.
+"""Reads the facts that the guard of a source compares: replica identities of tables and leaves.
 
-Only catalogs are read, never a function that opens the table itself: nobody who holds a lock on a
-user's table can make this wait.
+It reads only catalogs, and calls no function that opens the table itself. So a lock on a user's
+table cannot delay it.
 """
 
 from collections import defaultdict
@@ -75,7 +74,7 @@ select pg_catalog.md5(
 async def read_digest(
     connection: Connection, source: SourceMapping, names: Iterable[RelationName], version: int
 ) -> str:
-    """Return what changes whenever the identities of *names* or our publications do."""
+    """Return a digest that changes with the identities of *names* or with our publications."""
     wanted = list(names)
     sql = _DIGEST_SQL.format(identities=_IDENTITIES_SQL, publications=publications_sql(version))
     rows = await fetch_all(

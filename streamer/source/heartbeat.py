@@ -1,4 +1,4 @@
-"""Committing a heartbeat: an empty transaction with a logical message, which nobody else sees."""
+"""Committing a heartbeat: an empty transaction with a logical message that other readers ignore."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +15,8 @@ from pg_catalog.pg_proc
 where pronamespace = 'pg_catalog'::pg_catalog.regnamespace and proname = 'pg_logical_emit_message'
   and proargtypes[2] = 'text'::pg_catalog.regtype
 """
-# One transaction. Flushed, or the stream would get it when the WAL writer comes by; and not waiting
-# for a synchronous standby, because that is not what is measured.
+# One transaction. It is flushed, because the stream would otherwise get it only from the WAL
+# writer. It does not wait for a synchronous standby, because the heartbeat does not measure that.
 _EMIT_SQL: Final = """
 select pg_catalog.set_config('synchronous_commit', 'local', true),
        pg_catalog.pg_current_wal_insert_lsn()::text as before_lsn,

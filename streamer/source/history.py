@@ -1,12 +1,12 @@
-"""Recognising a source's history by a transaction of it.
+"""Recognising a source's history by one of its transactions.
 
-After a crash a slot falls back a little, because its position is saved at checkpoints only, and
-the source sends again what the target has. A source that was restored to an earlier time looks the
-same when it has written past its old position meanwhile: system identifier and WAL position tell
-nothing, but what it sends is another history. So the newest acknowledged transaction is
-remembered, and must come again, with its xid and commit time, whenever the stream begins before it.
-Which transactions a stream has is decided by the catalogs of their own time, so it is the same
-whenever it is read.
+After a crash a slot falls back a little, because the server saves its position at checkpoints only.
+The source then sends transactions again that the target has. A source that was restored to an
+earlier time can look the same, once it has written past its old position. System identifier and WAL
+position do not show the difference, but the source sends another history. So streamer remembers the
+newest acknowledged transaction. If a stream begins before it, the transaction must come again, with
+its xid and commit time. The catalogs of a transaction's own time decide whether a stream contains
+it, so the answer never changes.
 
 Pure.
 """
@@ -31,7 +31,7 @@ class Landmark:
     xid: int
     commit_time: int
     with_origins: bool = field(default=False, compare=False)
-    """It came in a stream that forwards what carries an origin; without that it may not come."""
+    """It came in a stream with forwarded origins; a stream without them may lack it."""
 
     def to_json(self) -> str:
         return json.dumps(

@@ -1,10 +1,10 @@
-"""Which rows an UPDATE or DELETE means: the one judgement of what may be published of a relation.
+"""The one judgement of the changes that may be published of a relation, from its replica identity.
 
-PostgreSQL asks the table that gets a change for its replica identity. Of a partitioned table that
+PostgreSQL asks the table that gets a change for its replica identity. For a partitioned table that
 is the partition, and a partition does not inherit REPLICA IDENTITY. The stream, however, names the
 root and the root's key. So updates and deletes of a partitioned table can be published only while
-every leaf logs the old rows that the root announces: otherwise the application's own statement
-fails, or the stream brings a key that tells nothing.
+every leaf logs the old rows that the root announces. Otherwise the application's own statement
+fails, or the stream brings a key without meaning.
 
 Pure.
 """
@@ -16,14 +16,14 @@ from typing import Final
 from streamer.mapping.rules import RelationName
 
 NONE: Final = "none"
-"""What `RelationIdentity.published` is where only inserts may be published."""
+"""The value of `RelationIdentity.published` if only inserts may be published."""
 FULL: Final = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class TableIdentity:
-    """What one table logs of the old row. ``kind`` is pg_class.relreplident; ``key`` names the
-    columns of the index that it chooses, if that index is valid.
+    """The part of the old row that one table logs. ``kind`` is pg_class.relreplident; ``key`` names
+    the columns of the index that it chooses, if that index is valid.
     """
 
     oid: int
@@ -68,7 +68,7 @@ class TableIdentity:
 
 
 def key_identity(columns: Iterable[str]) -> str:
-    """Return what `TableIdentity.published` is for an index over *columns*. Pure."""
+    """Return the value of `TableIdentity.published` for an index over *columns*. Pure."""
     return f"key {', '.join(sorted(columns))}"
 
 
@@ -106,12 +106,12 @@ class RelationIdentity:
 
     @property
     def published(self) -> str:
-        """What the stream can tell old rows by: ``full``, ``key …`` or ``none``."""
+        """The stream's way to identify old rows: ``full``, ``key …`` or ``none``."""
         return NONE if self.differing else self.root.published
 
     @property
     def is_usable(self) -> bool:
-        """Whether updates and deletes may be published without harm to anybody."""
+        """Whether updates and deletes can be published without harm to the application."""
         return self.published != NONE
 
     @property

@@ -28,7 +28,7 @@ left join pg_catalog.pg_index i on i.indrelid = a.attrelid and i.indisprimary
 where a.attrelid = pg_catalog.to_regclass(%s) and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
-# Of these the length of the text that is sent follows from the length of what is stored.
+# For these types, the length of the stored value gives the length of the sent text.
 _SIZES: Final = {
     "bytea": "2 * pg_catalog.octet_length({})",
     "text": "pg_catalog.octet_length({})",

@@ -1,9 +1,9 @@
-"""Whose slot and publications those at a source are.
+"""The owner of the slot and the publications at a source.
 
-The names of a slot and its publications come from the configuration, so an installation with a
-copied one finds those of the first under the names of its own. Each installation writes its id into
-a comment on the publications that it owns. Without such a comment a slot is taken for one that an
-administrator made beforehand, as long as nobody has read from it.
+The names of a slot and its publications come from the configuration. An installation with a copy of
+the configuration finds the objects of the first one under its own names. So each installation
+writes its id into a comment on its publications. streamer accepts a slot without such a comment as
+one that an administrator created, if no client has read from it.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is at the source under our names. ``is_used``: None if the server cannot tell."""
+    """The objects at the source under our names. ``is_used``: None if the server cannot tell."""
 
     has_slot: bool
     reader: str | None
@@ -95,7 +95,7 @@ def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known
 
 
 def check_owner(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
-    """Refuse what another installation may use. Raises SourceTakenError. Pure."""
+    """Refuse objects that another installation may use. Raises SourceTakenError. Pure."""
     if problem := obstacle(found, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
@@ -104,10 +104,10 @@ def check_owner(found: Found, source: SourceMapping, installation: str, *, is_kn
 
 
 def take_over_hint(source: SourceMapping) -> str:
-    """Say what to do about slot and publications of another installation."""
+    """Return a hint about slot and publications of another installation."""
     return (
-        "give this `database` of the configuration another name or, if nobody else needs "
-        f"slot and publications, run once: streamer run --take-over {source.label}"
+        "give this `database` of the configuration another name or, if no other installation "
+        f"needs slot and publications, run once: streamer run --take-over {source.label}"
     )
 
 

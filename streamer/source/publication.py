@@ -29,8 +29,8 @@ log = structlog.get_logger()
 FILTERS_SINCE: Final = 15_00_00
 SCHEMAS_SINCE: Final = 15_00_00
 LOCK_SECONDS: Final = 3
-"""ALTER PUBLICATION locks the table against other definition changes. It does not wait longer for
-one that runs, so that nobody queues behind it.
+"""ALTER PUBLICATION locks the table against other definition changes. It gives up soon if one is
+running, so that no session queues behind it.
 """
 
 Filters = Mapping[RelationName, str]
@@ -73,7 +73,9 @@ class Publication:
         )
 
     def mark_of(self, identity: RelationIdentity) -> str | None:
-        """Return what stays the same while it publishes a relation without a break."""
+        """Return the publication's fingerprint of a relation; it changes with every break in
+        publishing it.
+        """
         if (member := self.members.get(identity.name)) is not None:
             return f"{self.mark}/{member.mark}"
         if identity.is_unlogged or not self.has(identity.name):
@@ -116,7 +118,7 @@ class Fault:
     only_partitioned: bool = False
 
     def error(self) -> SourceUnreadyError:
-        """Return what stops a table that the fault concerns."""
+        """Return the error that stops a table because of this fault."""
         about = f" of {self.relation}" if self.relation is not None else ""
         return SourceUnreadyError(
             f'publication "{self.publication}" {self.problem}{about}',
@@ -125,7 +127,7 @@ class Fault:
 
 
 def published_operations(source: SourceMapping, name: str) -> tuple[str, ...]:
-    """Return what our publication *name* has to publish. Pure."""
+    """Return the faults of our publication *name*. Pure."""
     if name == source.publication:
         return ("insert", "update", "delete", "truncate")
     return ("insert", "truncate")
@@ -155,7 +157,7 @@ def publication_faults(
         is_partitioned = any(identity.is_partitioned for identity in present)
         if is_partitioned and not publication.via_root and version >= 13_00_00:
             sql = f"alter publication {quoted} set (publish_via_partition_root = true)"
-            problem = "publishes partitions by their own names, which nobody maps"
+            problem = "publishes partitions by their own names, which the mapping lacks"
             faults.append(Fault(publication.name, None, problem, (sql,), only_partitioned=True))
         for identity in its:
             member = publication.members.get(identity.name)
@@ -239,7 +241,7 @@ def _publication(row: dict[str, Any]) -> Publication:
     )
 
 
-# ---- what they should be -----------------------------------------------------------------------
+# ---- the wanted state ---------------------------------------------------------------------------
 
 
 def publishable_filters(
@@ -266,8 +268,8 @@ def publishable_filters(
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Statements that bring publications to what they should be. ``surplus``: those that only take
-    out what nobody needs.
+    """Statements that bring publications to the wanted state. ``surplus``: those that remove
+    members which the mapping lacks.
     """
 
     needed: list[str]
@@ -287,10 +289,10 @@ def publication_changes(
     fresh: Collection[RelationName] = (),
     unfit: Collection[RelationName] = (),
 ) -> Changes:
-    """Return what makes our publications publish *identities*. Pure.
+    """Return the statements after which our publications publish *identities*. Pure.
 
-    *filters*: what new members are filtered by. *fresh*: members that are copied anew, so that
-    their filter may become another one, or go. *unfit*: members whose filter has to go.
+    *filters*: the filters of new members. *fresh*: members that are copied again, so that their
+    filter may change or go. *unfit*: members whose filter has to go.
     """
     wanted: dict[str, set[RelationName]] = {
         source.publication: set(),
@@ -366,13 +368,13 @@ async def ensure_publications(
     mappings: Iterable[RelationMapping] = (),
     fresh: Collection[RelationName] = (),
 ) -> dict[RelationName, SourceRejectedError]:
-    """Make our publications publish *identities*; what is there beforehand and fits is used.
+    """Make our publications publish *identities*; existing ones that fit stay.
 
-    All at once, so that a relation that goes from one to the other misses nothing. Filters of
-    *mappings* are published where that is safe and the server takes them. Returns errors for the
-    relations that our role may not publish; members that nobody maps stay if it may not remove
-    them. Raises SourceRejectedError where it may not create a publication, SourceContentionError
-    where another session changes the definition of a table.
+    One transaction makes all changes, so a relation that moves between publications misses nothing.
+    It publishes filters of *mappings* where that is safe and the server accepts them. Returns
+    errors for the relations that the role may not publish. Members that the mapping lacks stay if
+    the role may not remove them. Raises SourceRejectedError if it may not create a publication,
+    SourceContentionError if another session changes the definition of a table.
     """
     identities, mappings = list(identities), list(mappings)
     existing = await read_publications(connection, source, version)
@@ -413,7 +415,8 @@ async def _ensure_needed(
     existing: dict[str, Publication],
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
-    """Do what our role may, relation by relation; say what it may not."""
+    """Run the statements that the role may run, relation by relation; return the others as errors.
+    """
     changes = publication_changes(source, identities, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
@@ -423,7 +426,7 @@ async def _ensure_needed(
         return {}
     if not changes.needed and changes.surplus:
         log.warning(
-            "publications have tables that nobody maps, and the role may not remove them",
+            "publications have tables that the mapping lacks, and the role may not remove them",
             source=source.label,
             remedy="; ".join(changes.surplus),
         )

@@ -23,8 +23,8 @@ where s.slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What is kept. ``unconfirmed_bytes``: of that, what is behind what we have acknowledged; the
-    rest is kept for transactions that are open at the source, and for copies.
+    """The retained WAL. ``unconfirmed_bytes``: the part behind the acknowledged LSN; the source
+    keeps the rest for open transactions and for copies.
     """
 
     retained_bytes: int

@@ -69,7 +69,7 @@ class Slot:
         )
 
     def is_foreign(self, database: str) -> bool:
-        """Whether it cannot be one of ours, whatever it is called."""
+        """Whether this slot cannot be one of streamer's, despite its name."""
         return self.plugin != "pgoutput" or self.database != database
 
 
@@ -89,8 +89,8 @@ async def read_slot(connection: Connection, name: str) -> Slot | None:
 
 
 async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
-    """Return up to where whoever streams from *slot* has made changes visible; None if that is not
-    known. It may be ahead of what is acknowledged.
+    """Return the consumer's `replay_lsn`, or None if no consumer streams from *slot*. It can be
+    ahead of ``confirmed_flush_lsn``.
     """
     rows = await fetch_all(
         connection,
@@ -115,8 +115,8 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
         raise SourceDivergedError(
             f'replication slot "{name}" belongs to plugin "{slot.plugin}" and database '
             f'"{slot.database}"',
-            hint="give this `database` of the configuration another name or, if nobody needs that "
-            f"slot, run there: {drop_slot_sql(name)}",
+            hint="give this `database` of the configuration another name or, if no program "
+            f"needs that slot, run there: {drop_slot_sql(name)}",
         )
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
@@ -165,7 +165,7 @@ async def drop_slot(connection: Connection, name: str) -> None:
 
 
 def sync_slot_prefix(slot: str) -> str:
-    """Return what the names of the temporary slots begin with that copies make."""
+    """Return the prefix of the names of temporary slots for copies."""
     return f"{slot[:44]}_sync_"
 
 
@@ -231,9 +231,10 @@ async def create_slot(
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
-    Waits for every transaction that runs at the source now, so that nothing done before the
-    consistent point is missed by the snapshot and nothing after it by the slot. *tell* hears what
-    is waited for, when that changes. Raises SlotWaitError after `WAIT_SECONDS`, and leaves nothing.
+    PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
+    everything before the consistent point, and the slot has everything after it. *tell* gets the
+    sessions that the slot waits for, whenever they change. Raises SlotWaitError after
+    `WAIT_SECONDS`, and leaves nothing behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))

@@ -3,11 +3,10 @@
 PostgreSQL documentation, "Streaming Replication Protocol", START_REPLICATION: after it both sides
 send CopyData frames. From the source come XLogData (``w``: int64 start, int64 end, int64 time, then
 a pgoutput message) and primary keepalives (``k``: int64 end of WAL, int64 time, int8 reply
-requested). We send standby status updates (``r``: int64 received, int64 flushed, int64 applied,
-int64 time, int8 reply requested).
+requested). streamer sends standby status updates (``r``: int64 received, int64 flushed, int64
+applied, int64 time, int8 reply requested).
 
-Sole user of psycopg.pq. Reading never blocks the event loop and never waits for anybody but the
-source.
+Sole user of psycopg.pq. Reading never blocks the event loop, and waits for the source alone.
 """
 
 import asyncio
@@ -55,7 +54,7 @@ BURST_BYTES_MAX: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What to ask of pgoutput. ``protocol`` is its proto_version."""
+    """Options of pgoutput. ``protocol`` is its proto_version."""
 
     publications: tuple[str, ...]
     protocol: int = 1
@@ -73,7 +72,9 @@ class StreamOptions:
         binary: bool = False,
         streaming: bool = True,
     ) -> "StreamOptions":
-        """Ask for what *version* can do: *streaming* and *binary* from 14, origin from 16."""
+        """Return the options that *version* supports: *streaming* and *binary* from 14, origin from
+        16.
+        """
         return cls(
             publications,
             protocol=2 if version >= 14_00_00 else 1,
@@ -96,7 +97,7 @@ class StreamOptions:
 
 @dataclass(slots=True)
 class Burst:
-    """What one read brought: pgoutput messages in order, and the last keepalive if any."""
+    """The result of one read: pgoutput messages in order, and the last keepalive if any."""
 
     payloads: list[bytes] = field(default_factory=list)
     wal_end_lsn: Lsn | None = None
@@ -105,7 +106,7 @@ class Burst:
 
 
 class ChangeStream(Protocol):
-    """What a pipeline reads from: a slot, or a journal of what came from it."""
+    """The input of a pipeline: a slot, or a journal of a slot's messages."""
 
     @property
     def last_message_at(self) -> float: ...
@@ -212,10 +213,10 @@ class ReplicationStream:
         self.last_message_at = time.monotonic()
 
     def read(self) -> Burst:
-        """Take what has arrived, without waiting; an empty burst if nothing has.
+        """Take the data that has arrived, without waiting; the burst is empty if there is none.
 
-        Raises SourceConnectionError when the stream has ended, and ProtocolError for a frame that
-        is not understood.
+        Raises SourceConnectionError when the stream has ended, and ProtocolError for an unknown
+        frame.
         """
         burst = Burst()
         try:
@@ -291,11 +292,12 @@ class ReplicationStream:
         raise SourceConnectionError(f'source "{self._label}" ended the stream')
 
     def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
-        """Tell the source that everything up to *flush_lsn* is durable; nothing else does so.
+        """Report to the source that everything up to *flush_lsn* is durable; the only function that
+        does.
 
-        *visible_lsn*, which is shown there as ``replay_lsn``, is further on where what is in the
-        target is not yet stored as acknowledged. Never waits: what does not fit the socket now goes
-        out with the next call.
+        *visible_lsn*, which the source shows as ``replay_lsn``, is further on while the
+        acknowledgement of visible changes is not stored yet. Never waits: bytes that do not fit the
+        socket now leave with the next call.
         """
         now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
         received = max(self.received_lsn, flush_lsn, visible_lsn)
@@ -307,9 +309,10 @@ class ReplicationStream:
             raise translate(exc, self._label) from exc
 
     async def stop(self, flush_lsn: Lsn) -> None:
-        """Send a last status update and end the stream in order, so that the source has read it.
+        """Send a last status update and end the stream in order, so that the source has read the
+        update.
 
-        The walsender reads what we sent before it answers our CopyDone with its own.
+        The walsender reads everything sent before it answers our CopyDone with its own.
         """
         with translating(self._label):
             pgconn = self._pgconn
@@ -326,5 +329,5 @@ class ReplicationStream:
                     pgconn.consume_input()
 
     async def close(self) -> None:
-        """Close the connection, whatever state it is in."""
+        """Close the connection in any state."""
         await self._connection.close()

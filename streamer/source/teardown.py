@@ -1,4 +1,4 @@
-"""Taking away what streamer made on a source."""
+"""Removing streamer's objects from a source."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
 
 @dataclass(frozen=True, slots=True)
 class Teardown:
-    """What was done for a source. ``left_sql`` is what an administrator has to run there."""
+    """The result for a source. ``left_sql``: statements that an administrator has to run there."""
 
     label: str
     error: str | None = None
@@ -22,9 +22,9 @@ class Teardown:
 
 
 async def teardown_source(source: SourceMapping, installation: str | None) -> Teardown:
-    """Drop our slot and publications; what is already gone is fine.
+    """Drop our slot and publications; missing ones are fine.
 
-    What another installation than *installation* has marked stays.
+    Objects of another installation than *installation* stay.
     """
     try:
         async with connection(source) as plain:

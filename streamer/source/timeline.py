@@ -1,8 +1,8 @@
 """Which server a source's connection reached, and where its history forked from a known one.
 
-After a failover the source has a new timeline. What the old primary committed behind the fork
-point is gone there, and what the new one committed since is not in the target. Positions up to the
-fork point mean the same on both.
+After a failover the source has a new timeline. It lacks the old primary's commits behind the fork
+point, and the target lacks the new primary's commits since then. Positions up to the fork point
+mean the same on both.
 
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 """

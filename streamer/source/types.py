@@ -14,9 +14,9 @@ FIRST_USER_OID: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class SourceType:
-    """A user-defined type: what it is called, and the statement that makes it.
+    """A user-defined type: its name, and the statement that creates it.
 
-    ``create_sql`` is None for a type that an extension brings; ``extension`` then names it.
+    ``create_sql`` is None for a type of an extension; ``extension`` then names it.
     """
 
     oid: int
@@ -107,9 +107,7 @@ async def read_types(connection: Connection, oids: set[int], version: int) -> li
 async def read_type_names(
     source: SourceMapping, keys: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], str]:
-    """Return what *source* calls types, given by OID and modifier; those that are gone are left
-    out.
-    """
+    """Return the names of types in *source*, by OID and modifier; missing types are left out."""
     pairs = list(keys)
     async with connection(source) as plain:
         rows = await fetch_all(

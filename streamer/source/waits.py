@@ -23,7 +23,7 @@ LOCK_SECONDS: Final = 10
 Tell = Callable[[str], Awaitable[None]]
 
 _CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
-"""Inside a transaction pg_stat_activity would show what it showed at first."""
+"""Without this, pg_stat_activity would repeat its first answer within a transaction."""
 
 _DESCRIBE_SQL: Final = """
        case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
@@ -88,9 +88,9 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
 
 
 async def watch(source: SourceMapping, pid: int, tell: Tell) -> None:
-    """Tell which sessions the backend *pid* waits for, for as long as this runs.
+    """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
-    A connection of its own is made for it, after a moment: most work waits for nobody.
+    It connects separately and after a moment, because most work waits for no session.
     """
     await asyncio.sleep(LOOK_SECONDS)
     async with connection(source) as plain:
@@ -123,4 +123,4 @@ async def watched(source: SourceMapping, plain: Connection, work: Awaitable[T], 
         watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():
-            watching.exception()  # looking is not what matters
+            watching.exception()  # a failed look must not end the work

@@ -1,7 +1,7 @@
-"""Columns of a source that the target table lacks: what type they have there, and adding them.
+"""Source columns that the target table lacks: their types at the target, and ALTER TABLE for them.
 
-RELATION tells a column's type by OID. Those of PostgreSQL's own types are the same everywhere, so
-the target can say what they are called; of others only the source knows.
+RELATION gives a column's type as an OID. PostgreSQL's own types have the same OIDs everywhere, so
+the target knows their names; only the source knows the names of other types.
 """
 
 import json
@@ -31,7 +31,8 @@ from streamer.target.conventions import STABLE_OIDS_END
 log = structlog.get_logger()
 
 LOCK_SECONDS: Final = 3
-"""How long adding a column waits for its lock; whoever comes to the table meanwhile waits too."""
+"""Seconds that adding a column waits for its lock; other statements on the table queue behind it.
+"""
 
 TypeKey = tuple[int, int]
 """OID and modifier of a type."""
@@ -39,7 +40,7 @@ TypeKey = tuple[int, int]
 NO_FILLS: Final[Mapping[str, str]] = MappingProxyType({})
 
 AskSource = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
-"""Asks the source of a database and sid what types are called there."""
+"""Asks the source of a database and sid for the names of types."""
 
 _TYPE_NAMES_SQL: Final = """
 select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name
@@ -60,7 +61,7 @@ def type_keys(relation: Relation, names: Sequence[str]) -> dict[str, TypeKey]:
 async def read_own_type_names(
     connection: TargetConnection, keys: Sequence[TypeKey]
 ) -> dict[TypeKey, str]:
-    """Return what PostgreSQL's own types among *keys* are called."""
+    """Return the names of PostgreSQL's own types among *keys*."""
     own = [(oid, modifier) for oid, modifier in keys if oid < STABLE_OIDS_END]
     if not own:
         return {}
@@ -104,13 +105,13 @@ async def add_columns(
     columns: Sequence[tuple[str, str]],
     fills: Mapping[str, str] = NO_FILLS,
 ) -> None:
-    """Add *columns*, given by name and type, to *target*; one that is there meanwhile is fine.
+    """Add *columns*, given by name and type, to *target*; a column that exists by now is fine.
 
-    *fills*: the text of the value that the rows of now get.
+    *fills*: the text of the value for existing rows.
 
-    On a connection of its own, and committed when it returns: others may fill the table at this
-    moment. Raises TargetContentionError when it is locked for long, TargetSchemaError and
-    TargetRejectedError with what to run there.
+    It uses its own connection and has committed when it returns, because other tasks may fill the
+    table at this moment. Raises TargetContentionError if the table stays locked, TargetSchemaError
+    and TargetRejectedError with the statement to run.
     """
     quoted = quote_qualified(target.namespace, target.name)
     filled = [

@@ -1,4 +1,4 @@
-"""What the target's catalogs say about a relation, as far as applying changes depends on it."""
+"""A relation in the target's catalogs, as far as applying changes depends on it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import quote_qualified
 
-if TYPE_CHECKING:  # plans are pure, and what they are made of is described here
+if TYPE_CHECKING:  # plans are pure, and this module describes their input
     from streamer.target.connection import TargetConnection
 
 

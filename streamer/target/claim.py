@@ -1,10 +1,9 @@
-"""The right to write what comes from one source, and the proof that a session can exercise it.
+"""The right to write changes of one source, and the proof that a session has it.
 
-The holder of a source's advisory lock stores a token of its own in ``streamer.source``. Another
-session is on the same server exactly if it sees there both the token and that lock in the hands of
-that backend. A standby that was promoted has the token, if that was replicated, but never the
-lock; a server that was restored has neither. Any role may see both, on every version and on managed
-servers, which system identifier and timeline are not.
+The holder of a source's advisory lock stores a token in ``streamer.source``. Another session is on
+the same server if and only if it sees that token, and that lock held by that backend. A promoted
+standby may have the token, but never the lock; a restored server has neither. Any role can see
+both, on every version and on managed servers. That is not true of system identifier and timeline.
 """
 
 import zlib
@@ -26,7 +25,7 @@ select exists (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the holder of a source's lock has: for one attempt to stream that source."""
+    """The lock and token of one attempt to stream a source."""
 
     source_id: int
     token: str

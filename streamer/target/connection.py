@@ -1,7 +1,7 @@
-"""Connections to the target: the typed face of asyncpg, and what a driver error there means.
+"""Connections to the target: a typed interface to asyncpg, and the translation of its errors.
 
-Only here is asyncpg imported. A target's url may be anything libpq takes; the few of its parameters
-that asyncpg has no way to honour are refused by name, never ignored.
+Only this module imports asyncpg. A target's url may be anything that libpq takes. The module
+rejects the few parameters that asyncpg cannot honor by name, and ignores none.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class TargetAddress:
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":
-        """Translate *url*; raises SettingsError for what cannot be translated."""
+        """Translate *url*; raises SettingsError for a parameter that asyncpg cannot honor."""
         try:
             given = parse_conninfo(url.reveal())
         except ValueError as exc:
@@ -128,7 +128,7 @@ class TargetAddress:
 
 
 def translate(error: BaseException) -> StreamerError:
-    """Say in our words what a driver error of the target means."""
+    """Translate a driver error of the target."""
     translated = _translate(error)
     translated.change_number = _change_number(error)
     translated.column = getattr(error, "column_name", None)
@@ -159,7 +159,7 @@ def _change_number(error: BaseException) -> int | None:
 def _translate(error: BaseException) -> StreamerError:
     state = getattr(error, "sqlstate", None)
     if not isinstance(error, asyncpg.PostgresError) or state is None:
-        # What asyncpg calls internal comes of a connection that was lost under another operation.
+        # asyncpg reports an internal error when another operation lost the connection.
         if isinstance(
             error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
         ):
@@ -173,7 +173,7 @@ def _translate(error: BaseException) -> StreamerError:
         case Meaning.BUSY:
             return TargetContentionError(message)
         case Meaning.REJECTED if state == "42501":
-            hint = "grant the role what it lacks, or make it the owner"
+            hint = "grant the role the missing privilege, or make it the owner"
             return TargetRejectedError(message, hint=hint)
         case Meaning.REJECTED:
             hint = "check role, password and database in target.url, and pg_hba.conf"
@@ -247,7 +247,7 @@ class TargetConnection:
         self._connection = connection
         self._has_origin = False
         self.checks_foreign_keys = True
-        """Whether foreign keys apply to what is written here."""
+        """Whether foreign keys are checked for rows written here."""
         self._proven: dict[int, Claim] = {}
         # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
         self.backend_pid = int(connection.get_server_pid())
@@ -261,7 +261,7 @@ class TargetConnection:
     async def connect(
         cls, address: TargetAddress, application_name: str, *, applies: bool = False
     ) -> "TargetConnection":
-        """Connect and pin settings; with *applies*, also do what applying changes needs.
+        """Connect and pin settings; with *applies*, also set up the session for applying changes.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -274,7 +274,7 @@ class TargetConnection:
         except _DRIVER_ERRORS as exc:
             error = translate(exc)
             if not isinstance(error, TargetConnectionError | TargetRejectedError):
-                # No table is at fault: the server takes nobody now, for whatever reason.
+                # The server accepts no connections now; no table caused this.
                 error = TargetConnectionError(str(error))
             raise error from exc
         with translating():
@@ -332,7 +332,7 @@ class TargetConnection:
             settings |= session.APPLY
         await self._connection.execute(session.pin_sql(settings))
         self.backend_pid = await self._connection.fetchval("select pg_catalog.pg_backend_pid()")
-        # Stronger than "on" is kept; anything weaker could lose what we acknowledge.
+        # A setting stronger than "on" stays; a weaker one could lose acknowledged changes.
         await self._connection.execute(
             "select set_config('synchronous_commit', 'on', false)"
             " where current_setting('synchronous_commit') <> 'remote_apply'"
@@ -344,9 +344,9 @@ class TargetConnection:
             await self.set_up_origin()
 
     async def set_up_origin(self) -> None:
-        """Mark from now on what is written here as replicated, where the role may.
+        """Tag the session's later transactions as replicated, if the role may.
 
-        Such transactions are ended with `commit`.
+        Callers end such transactions with `commit`.
         """
         with translating():
             await self._connection.execute(origin.SET_UP_SQL)
@@ -458,14 +458,15 @@ select state not in ('active', 'disabled')
        pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
 from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
 """
-# What COPY has read so far: on a slow network much waits in buffers that only the server sees.
+# The bytes that COPY has read so far: on a slow network only the server knows how much still waits
+# in buffers.
 _COPY_PROGRESS: Final = """
 (select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
 """
 
 
 async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
-    """Ask what the session with *pid* does, on a connection of its own."""
+    """Return the activity of the session with *pid*, read over a separate connection."""
     try:
         async with asyncio.timeout(address.connect_seconds):
             raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
@@ -496,9 +497,9 @@ async def target_connection(
 
 
 class KeptConnection:
-    """A connection that is kept for several uses, and opened again where it is of no more use.
+    """A connection that stays open between uses, and is opened again once it is broken.
 
-    Whoever has it sees to it that one task at a time uses it.
+    Its owner ensures that one task at a time uses it.
     """
 
     def __init__(self, address: TargetAddress, name: str) -> None:

@@ -1,11 +1,11 @@
-"""Indexes (and autovacuum) put off while a table is filled, and put back exactly as they were.
+"""Indexes (and autovacuum) put off while a table is filled, and restored exactly.
 
-A definition is stored in the transaction that drops the index, and removed in the one that makes it
-again, so a crash at any moment loses none. Only what nothing hangs on is put off: the primary key
-(unless a foreign key, a view or a publication needs it) and indexes that are not of constraints, of
-the replica identity, of a non-default tablespace, or with settings of their own that a definition
-does not hold. Tables that are not our role's own keep theirs. Several sources may fill one table at
-once: the last to finish puts its indexes back.
+The transaction that drops an index stores its definition, and the one that re-creates the index
+removes it. So a crash at any moment loses none. Only indexes without dependents are put off: the
+primary key, unless a foreign key, a view or a publication needs it, and plain indexes. Indexes of
+constraints, of the replica identity, in a non-default tablespace, or with settings outside their
+definition stay. So do the indexes of tables that another role owns. Several sources can fill one
+table at the same time: the last one to finish restores the indexes.
 """
 
 from typing import Final
@@ -83,7 +83,9 @@ async def _lock(connection: TargetConnection, target: RelationName) -> None:
 
 
 async def defer_indexes(connection: TargetConnection, target: RelationName) -> int:
-    """Drop what indexes of *target* can be put off, storing how to make them; return how many."""
+    """Drop the indexes of *target* that can be put off, and store their definitions; return their
+    number.
+    """
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
         await _lock(connection, target)

@@ -1,10 +1,10 @@
-"""Whether a server that has not answered for long is still at it.
+"""Tells whether a server that has been silent for long still works on a statement.
 
-A statement may take hours: a lock, a large index. So there is no time-out; but a peer that vanished
-behind a firewall or a proxy, or whose answer got lost, would be waited for just as long, and TCP
-notices only some of that. When a statement takes long, another connection asks what the server's
-session is doing. If nobody answers there, if the session is gone, or if it has been waiting for us
-all the while that we waited for it, then the connection is dead.
+A statement can take hours: a lock, a large index. So there is no timeout. But a peer can vanish
+behind a firewall or a proxy, or its answer can get lost, and TCP detects only some of these cases.
+So when a statement takes long, another connection reads the activity of the server's session. The
+connection is dead if the server does not answer, if the session is gone, or if it has waited for
+the client all along.
 """
 
 import asyncio
@@ -20,22 +20,21 @@ WATCH_SECONDS: Final = 15.0
 
 
 class Unreachable(StreamerError):
-    """Nobody answers at the server's address."""
+    """No server answers at the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a session does, as pg_stat_activity shows it; ``since`` tells one statement from
-    another.
-    """
+    """The activity of a session, from pg_stat_activity; ``since`` identifies one statement."""
 
     is_waiting_for_us: bool
     since: str
 
 
 class Ask(Protocol):
-    """Returns what the session does, None if it is gone. Raises Unreachable, or another
-    StreamerError if this cannot be told now.
+    """Returns the activity of the session, or None if it is gone.
+
+    Raises Unreachable, or another StreamerError if the activity is not known now.
     """
 
     def __call__(self) -> Awaitable[Activity | None]: ...
@@ -53,7 +52,7 @@ class Watch:
         self._sever = sever
         self._looking: asyncio.Task[None] | None = None
         self.progress = 0
-        """Moved by whoever sends data while a statement is under way."""
+        """Moved by the sender of data while a statement runs."""
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -3,6 +3,6 @@
 runtime/wal_retention/writer.py  reads the slot
   → gather.py         messages to records, cut at commits
   → records.py        records to bytes, with a checksum each
-  → files.py          bytes to segment files, flushed in groups; then the source is told
-  → stream.py         the pipeline reads what is flushed, as if the source sent it
+  → files.py          bytes to segment files, flushed in groups; then acknowledged
+  → stream.py         the pipeline reads flushed records, as if the source sent them
 """

@@ -1,13 +1,14 @@
-"""A journal's files: segments in a directory of its own, appended to, flushed in groups, and
-deleted from the front.
+"""A journal's files: segments in one directory, appended to, flushed in groups, and deleted from
+the front.
 
-What `Journal.write` has returned for is on disk, so ``end_lsn`` may be acknowledged to the source.
-Everything behind it (a transaction that has not ended, a record torn by a crash, what failed to be
-flushed) is cut off by `Journal.rewind` before anything else is written; the source still has it.
+When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
+source. `Journal.rewind` cuts off everything behind it before the next write: an unfinished
+transaction, a record torn by a crash, records that failed to be flushed. The source still has
+these.
 
-A file gets its name when its first records are on disk, so a segment without a sound header is
-damage and never a crash. Damage behind the last sound record of the last segment looks like a torn
-record, though: it is the slot that tells then, because it is ahead of where the journal ends.
+A file gets its name when its first records are on disk. So a segment without a sound header is
+damage, never the result of a crash. Damage behind the last sound record of the last segment looks
+like a torn record, though. Then the slot shows it, because the slot is ahead of the journal's end.
 """
 
 import asyncio
@@ -72,8 +73,8 @@ def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] |
 
 
 class Journal:
-    """The journal of one source. Its methods block: they belong in a thread, one at a time, but for
-    `trim` and what only looks.
+    """The journal of one source. Its methods block: they belong in a thread, one at a time, except
+    `trim` and the methods that only read.
     """
 
     def __init__(self, path: Path, identity: Identity, lock: int) -> None:
@@ -81,7 +82,7 @@ class Journal:
         self.path = path
         self.identity = identity
         self.changed = asyncio.Event()
-        """Set by who writes when there is more to read."""
+        """Set by the writer when there is more to read."""
         self._lock = lock
         self._segments: list[Segment] = []
         self._descriptor = -1
@@ -187,9 +188,7 @@ class Journal:
     # ---- writing -------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """Cut off what is behind the end, and make sure that the rest is on disk. Raises
-        SpoolError.
-        """
+        """Cut off everything behind the end, and flush the rest. Raises SpoolError."""
         with _saying(self.path):
             self._close_descriptor()
             self._remove_strays()
@@ -200,8 +199,8 @@ class Journal:
             _flush_directory(self.path)
 
     def write(self, items: list[Record | NewSegment]) -> None:
-        """Append, and flush what is complete. Raises SpoolError; `rewind` then, and go on with what
-        comes behind ``end_lsn``.
+        """Append, and flush complete records. Raises SpoolError; the caller then calls `rewind` and
+        continues behind ``end_lsn``.
         """
         with _saying(self.path):
             written: list[Record] = []
@@ -278,7 +277,9 @@ class Journal:
         return sum(segment.size for segment in list(self._segments))
 
     def segment_at(self, lsn: Lsn) -> Segment:
-        """Return the segment to begin with for who has everything up to *lsn*."""
+        """Return the segment that a reader must start with if it has applied everything up to
+        *lsn*.
+        """
         found = self._segments[0]
         for segment in self._segments:
             if segment.start_lsn <= lsn:
@@ -297,7 +298,7 @@ class Journal:
             failpoint("journal.trimmed")
 
 
-_HINT: Final = "find out what happened to that disk; what is in the journal may be lost"
+_HINT: Final = "check that disk for errors; the journal's contents may be lost"
 
 
 def _files(path: Path) -> dict[int, Path]:

@@ -1,9 +1,9 @@
-"""Messages to records: what arrives from the source, in pieces that can be written and read again.
+"""Messages to records: the source's messages, in portions that can be written and read again.
 
-The source is asked for transactions that have committed (no streaming), so they come one after the
-other, each whole. What the journal has already is left out: a slot falls back a little when its
-server crashes, and the source then sends it again. Whether it does is how its history is
-recognised, as in `streamer.source.history`.
+The journal requests no streaming, so the source sends committed transactions one after the other,
+each whole. Transactions that the journal has already are left out: a slot falls back a little when
+its server crashes, and the source then sends them again. Their return also identifies the source's
+history, as in `streamer.source.history`.
 
 Pure.
 """
@@ -30,7 +30,7 @@ _INSIDE: Final = pgoutput.ROW_KINDS | {
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """From here on in another file, which begins with what is known of relations."""
+    """The next records go to another file, which begins with the known relations."""
 
     relations: tuple[bytes, ...]
 
@@ -80,7 +80,8 @@ class Gatherer:
                 if not self._commit(payload):
                     return False
             elif kind == pgoutput.RELATION:
-                # Sent once: what a transaction that is left out told of relations still counts.
+                # The source sends a definition once, so definitions within skipped transactions
+                # count too.
                 self._newer_relations[payload[1:5]] = payload
                 self._add(payload)
             elif self._transaction is None or kind not in _INSIDE:
@@ -141,7 +142,7 @@ class Gatherer:
                 self._segment_bytes = 0
                 self._records.append(NewSegment(tuple(self._relations.values())))
         if may_be_part and self._message_bytes >= RECORD_BYTES:
-            self._put_position()  # what is cut off later may not take it along
+            self._put_position()  # a later cut must not remove it as well
             self._emit(Kind.PART, len(self._messages))
 
     def _put_position(self) -> None:
@@ -162,7 +163,9 @@ class Gatherer:
             self._records.append(Record(kind, body, last.end_lsn, last.xid, last.commit_time))
 
     def take(self) -> list[Record | NewSegment]:
-        """Return what can be written now; of a transaction that has not ended only large pieces."""
+        """Return the records that can be written now; of an unfinished transaction only large
+        portions.
+        """
         self._finish_record(may_be_part=False)
         self._put_position()
         records, self._records = self._records, []

@@ -1,10 +1,10 @@
 """The journal's file format: records with length and checksum, one after the other.
 
-A segment file begins with a HEADER, which says whose journal it is and where the segment begins,
-and with the RELATION messages that were in force there, so that a segment can be read without those
-before it. Then come messages, in the order they came: COMMITS ends with a commit, PART is the
-beginning of a transaction whose commit is in a later record. POSITION says that everything up to
-there has come. What follows the last COMMITS or POSITION is not complete, and is cut off.
+A segment file begins with a HEADER, which names the journal's owner and the segment's first
+position. The RELATION messages in force there follow, so that a segment can be read without earlier
+ones. Then come messages in stream order. COMMITS ends with a commit; PART is the beginning of a
+transaction whose commit is in a later record. POSITION records that everything up to it has
+arrived. Data behind the last COMMITS or POSITION is incomplete, and is cut off.
 
 Pure.
 """
@@ -23,7 +23,7 @@ from streamer.source.history import Landmark
 
 FORMAT: Final = 1
 
-_prefix = struct.Struct(">II")  # length of what follows, its checksum
+_prefix = struct.Struct(">II")  # length of the record, its checksum
 _fields = struct.Struct(">BQIq")  # kind, lsn, xid, commit_time
 _length = struct.Struct(">I")
 
@@ -31,7 +31,7 @@ PREFIX_SIZE: Final = _prefix.size
 
 
 class Kind(enum.IntEnum):
-    """What a record holds."""
+    """The kinds of records."""
 
     HEADER = 1
     RELATIONS = 2
@@ -127,8 +127,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment begins with; its record's ``lsn`` says where. ``last``: the last transaction
-    before that.
+    """The header of a segment; its record's ``lsn`` is the segment's start. ``last``: the last
+    transaction before it.
     """
 
     identity: Identity

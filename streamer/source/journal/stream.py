@@ -1,7 +1,7 @@
-"""A journal as a stream: what `streamer.source.stream.ReplicationStream` is for a slot.
+"""A journal as a stream, with the interface of `streamer.source.stream.ReplicationStream`.
 
-It gives what is on disk, never more, so whole transactions only, and whoever writes the journal may
-lose its source and begin again meanwhile without a sign here. What the target has is deleted.
+It returns only flushed records, so whole transactions only. The writer of the journal can lose its
+source and reconnect without effect here. The stream deletes records that the target has.
 """
 
 import os
@@ -16,7 +16,7 @@ from streamer.source.stream import BURST_BYTES_MAX, Burst
 
 
 class JournalStream:
-    """Reads a journal, from the segment that whoever has everything up to *lsn* needs first."""
+    """Reads a journal, from the first segment that a reader with everything up to *lsn* needs."""
 
     def __init__(self, journal: Journal, lsn: Lsn) -> None:
         self._journal = journal
@@ -42,8 +42,8 @@ class JournalStream:
             await self._journal.changed.wait()
 
     def read(self) -> Burst:
-        """Take what is there, without waiting; an empty burst if there is nothing. Raises
-        JournalError.
+        """Take the records that are there, without waiting; the burst is empty if there are none.
+        Raises JournalError.
         """
         burst = Burst()
         size = 0
@@ -68,8 +68,8 @@ class JournalStream:
         if found is None or (found[0].kind is Kind.HEADER and found[0].lsn != self._lsn):
             raise JournalError(
                 f"{self._segment.path} is damaged at byte {self._offset}",
-                hint="what comes after it is lost: stop, delete the journal's directory, start, "
-                "and resync the tables that are named then",
+                hint="later changes are lost: stop, delete the journal's directory, start, "
+                "and resync the tables that `status` then names",
             )
         record, self._offset = found
         match record.kind:
