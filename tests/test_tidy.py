@@ -327,12 +327,10 @@ HIDDEN_ACTORS = re.compile(
 """Words that stand for the actor or the object of a sentence where a noun should."""
 PROSE_MAX = {
     "streamer": 3.5,
-    "streamer.admin": 29.0,
+    "streamer.admin": 22.5,
     "streamer.apply": 12.5,
-    "streamer.cli": 5.0,
-    "streamer.commands": 30.5,
     "streamer.config": 2.0,
-    "streamer.indexes": 19.5,
+    "streamer.indexes": 2.0,
     "streamer.observability": 2.5,
     "streamer.postgres": 1.5,
     "streamer.progress": 17.0,

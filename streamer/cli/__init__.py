@@ -1,9 +1,8 @@
 """The command line: arguments in, exit code out.
 
-Every command ends with 0 (done), 1 (what was asked about is not so), 2 (wrong usage or
-configuration), 3 (a server cannot be reached or refuses) or 4 (an error that needs a person), and
-says in one line on stderr what is wrong and what to do.
+Every command ends with 0 (done), 1 (the answer is no), 2 (wrong usage or configuration), 3 (a
+server is unreachable or rejects streamer) or 4 (an error that needs an operator). One line on
+stderr names the problem and the next step.
 
-What only some commands need, and takes long to import, is imported by them: the others are what
-scripts call often.
+Commands import their slow dependencies themselves, because scripts call the other commands often.
 """

@@ -47,14 +47,14 @@ async def run(
     take_over: Collection[str] = (),
     on_started: Callable[[Engine], None] | None = None,
 ) -> None:
-    """Run until a signal, or until *condition* is met. Raises StreamerError for what ends the
-    process.
+    """Run until a signal, or until *condition* is met. Raises StreamerError for an error that ends
+    the process.
     """
     early: list[str] = []
     act: dict[str, Callable[[], None]] = {
         name: partial(early.append, name) for name in ("stop", "reload")
     }
-    # First, because a signal that nobody handles ends the process.
+    # First, because an unhandled signal ends the process.
     stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = static.load(path, overrides)
     async with opened_admin(settings, path, mapping) as admin:
@@ -121,9 +121,9 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
 async def _reload(
     admin: AdminServer, before: Settings, path: Path, overrides: dict[str, Any]
 ) -> None:
-    """Read the configuration again and go over to its sources; a faulty one changes nothing.
+    """Read the configuration again and switch to its sources; a faulty one changes nothing.
 
-    With a mapping database, what was applied last is read again from there.
+    With a mapping database, the revision applied last is read again.
     """
     try:
         settings, mapping = static.load(path, overrides)

@@ -93,7 +93,7 @@ def _settings_and_mapping() -> tuple[Any, Mapping]:
 
 
 def load_to_show() -> tuple[Any, Mapping, MappingState]:
-    """Return the settings, the mapping that is applied, and what is wrong with its database."""
+    """Return the settings, the applied mapping, and the fault of its database, if any."""
     settings, mapping = _settings_and_mapping()
     path = settings.mapping_database
     if path is None:

@@ -1,1 +1,1 @@
-"""What the commands do, apart from reading their arguments."""
+"""The work of the commands, apart from reading their arguments."""

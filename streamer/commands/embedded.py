@@ -59,7 +59,7 @@ def packaged_binaries(major: int) -> Path:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses at the moment."""
+    """Return a port that is free at the moment."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -76,9 +76,9 @@ def make_directory(prefix: str) -> Path:
 
 
 class Server:
-    """One PostgreSQL server in a directory of its own.
+    """One PostgreSQL server in its own directory.
 
-    Without a *password* it trusts everybody on this machine, which suits tests only.
+    Without a *password* it trusts every user of this machine, which suits tests only.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Server:
             user=self._user,
             group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
             extra_groups=None if self._user is None else [],
-            # Ctrl-C is for us: whoever asked for the server stops it.
+            # The server ignores Ctrl-C: its owner stops it.
             start_new_session=True,
         )
         if check and result.returncode:
@@ -161,7 +161,7 @@ class Server:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
     def _write_for_server(self, path: Path, text: str = "") -> None:
-        """Add *text* to a file that the server's user, and nobody else, can read."""
+        """Add *text* to a file that only the server's user can read."""
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         if self._user is not None:
             os.fchown(descriptor, pwd.getpwnam(self._user).pw_uid, -1)
@@ -182,7 +182,7 @@ class Server:
                 return
             except ServerError as exc:
                 said = self.log.read_text(errors="replace")[before:]
-                # Somebody took the port after we had found it free.
+                # Another process took the free port meanwhile.
                 if "could not bind" not in said or attempt == _START_ATTEMPTS_MAX - 1:
                     words = said.strip().splitlines()[-3:]
                     raise ServerError(f"PostgreSQL does not start: {' '.join(words)}") from exc
@@ -253,12 +253,12 @@ def _server_user() -> str | None:
 
 
 def _can_reach(path: Path) -> bool:
-    """Whether other users can enter every directory above *path* and run what is there."""
+    """Whether other users can enter every directory above *path* and run its programs."""
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.resolve().parents))
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let everybody read what is below *directory*, and run what its owner may run."""
+    """Let every user read the files below *directory*, and run what its owner may run."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

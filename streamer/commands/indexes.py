@@ -1,4 +1,6 @@
-"""``streamer indexes --missing-fk``: what foreign keys lack at the target, and making it."""
+"""``streamer indexes --missing-fk``: lists and builds indexes that foreign keys lack at the
+target.
+"""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""``streamer quarantine``: what is there, and what to do with it.
+"""``streamer quarantine``: lists quarantined changes, and stores requests to retry or drop them.
 
-`retry` and `drop` are requests like ``pause`` and ``resume``: a running process fulfils them at
+`retry` and `drop` are requests like ``pause`` and ``resume``. A running process fulfils them at
 once, in their place among the changes; a stopped one at its next start.
 """
 
@@ -86,8 +86,8 @@ async def _relations(
         if pattern is None or pattern.matches(parse_name(relation.source))
     }
     if not found:
-        what = "nothing" if choice.table is None else f'no table "{choice.table}"'
-        raise MappingError(f"{what} is streamed", hint="`streamer status` lists what is")
+        name = "no table" if choice.table is None else f'no table "{choice.table}"'
+        raise MappingError(f"{name} is streamed", hint="`streamer status` lists the tables")
     return found
 
 
@@ -130,7 +130,8 @@ def _quarantined_row(row: Any, source: SourceRecord, relation: RelationRecord) -
 async def ask(
     address: TargetAddress, action: str, choice: Choice, actor: str | None = None
 ) -> list[tuple[str, int]]:
-    """Ask to *retry* or *drop* what is meant; return the tables and how many changes of each.
+    """Request *retry* or *drop* for the chosen changes; return the tables and the number of changes
+    of each.
 
     *actor*: the operator, for the audit; by default the user of the command line.
 
@@ -175,7 +176,7 @@ async def _by_relation(
 
 
 def render_rows(rows: list[QuarantinedRow], console: Console) -> None:
-    """Print changes for people: what they would do, and why that was refused."""
+    """Print changes with their effect and the reason of their rejection."""
     table = Table(expand=False)
     for column in ("id", "table", "operation", "row", "committed", "error"):
         table.add_column(column, overflow="fold")

@@ -1,4 +1,4 @@
-"""How commands show things to people: numbers, and what goes on until Ctrl-C."""
+"""Output of commands: numbers for readers, and views that stay until Ctrl-C."""
 
 import asyncio
 import signal
@@ -7,8 +7,8 @@ from typing import Any
 
 
 async def until_interrupted(showing: Coroutine[Any, Any, None]) -> None:
-    """Show something until that ends, or we are asked to end, or nobody reads it any more: each is
-    the end in order.
+    """Show a view until it ends, a signal arrives, or its reader has gone: each is an orderly
+    end.
     """
     task = asyncio.create_task(showing, name="showing")
     loop = asyncio.get_running_loop()

@@ -37,10 +37,9 @@ _NO_BOOKS: Final = "the target holds the state of this source and does not answe
 class TableStatus:
     """A table in ``status --json``.
 
-    ``bytes_total`` is an estimate while a table is copied, and so is ``rows_total``; rates are
-    those of a copy. Held are changes that wait in the process that runs, for whatever reason;
-    ``retained_wal_bytes`` is how far back the source keeps its WAL for them, None if that cannot be
-    asked.
+    ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates are those of a copy.
+    Held changes wait in the running process, for any reason. ``retained_wal_bytes``: the WAL that
+    the source retains for them, or None if the source cannot be asked.
     """
 
     source: str
@@ -63,7 +62,8 @@ class TableStatus:
     lag_seconds: float | None = None
     """Age of the oldest committed change that is not visible; None if that is not known."""
     identity: str | None = None
-    """What tells which row an update means: 'full', 'key …', or 'none' where only inserts come."""
+    """The identity of rows for updates: 'full', 'key …', or 'none' if the table gets inserts only.
+    """
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class SourceStatus:
     heartbeat_seconds: float | None = None
     error: str | None = None
     hint: str | None = None
-    """What an operator can do, where ``error`` does not say that."""
+    """The operator's next step, if ``error`` does not name it."""
     backlog: dict[str, Any] | None = None
     process: str | None = None
     """Host and pid of the process that runs it now."""
@@ -104,7 +104,7 @@ class SourceStatus:
 
 @dataclass(slots=True)
 class _Bookkeeping:
-    """What the target says."""
+    """The bookkeeping's answer."""
 
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: list[RelationRecord] = field(default_factory=list)
@@ -150,7 +150,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """What is known of the mapping before the target is asked."""
+    """The mapping as it is known before the target answers."""
 
     trouble: MappingTrouble | None = None
     missing: Path | None = None
@@ -267,7 +267,7 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
 
 
 async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bookkeeping) -> None:
-    """Ask the source where its slot is; what it says wins over what was stored."""
+    """Ask the source for its slot; its answer takes precedence over stored values."""
     try:
         async with connection(source) as plain:
             slot = await read_slot(plain, source.slot)
@@ -287,14 +287,14 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
         status.backlog = backlog.to_json()
     if slot is None:
         return
-    # Without a process that streams, what was held will come again.
+    # Without a process that streams, held changes will come again.
     if slot.active_pid is None and status.state == "streaming":
-        status.state = "stopped"  # whoever streamed could not say that it ended
+        status.state = "stopped"  # a crashed process could not report its end
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # What is acknowledged may be in a journal only, not at the target yet; and what is there
-        # may not be acknowledged yet.
+        # Acknowledged changes may be in a journal only, and changes in the target may not be
+        # acknowledged yet.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)

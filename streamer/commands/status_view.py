@@ -1,7 +1,7 @@
-"""What ``streamer status`` prints, and the pages of ``--watch``.
+"""The output of ``streamer status``, and the pages of ``--watch``.
 
-A summary stands first, then the problems, then every source with its tables. `render_lines` leaves
-out columns where a terminal is narrow; it never cuts or wraps a name.
+A summary comes first, then the problems, then every source with its tables. `render_lines` leaves
+out columns in a narrow terminal; it never cuts or wraps a name.
 """
 
 import asyncio

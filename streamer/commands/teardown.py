@@ -1,6 +1,6 @@
-"""``streamer teardown``: take away what streamer made on the sources, and its bookkeeping.
+"""``streamer teardown``: removes streamer's objects at the sources, and its bookkeeping.
 
-Rows in the target stay. Doing it twice is fine.
+Rows in the target stay. A second run is fine.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ async def teardown(
 
 
 async def _restore(address: TargetAddress) -> None:
-    """Put in order what an abandoned copy has left: only the bookkeeping knows it."""
+    """Clean up after an abandoned copy, which only the bookkeeping knows."""
     async with target_connection(address, "streamer teardown") as target:
         await drop_leftover_stages(target)
         for name in await read_deferred_targets(target):

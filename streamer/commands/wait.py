@@ -1,7 +1,7 @@
 """``streamer wait``: until everything that is committed now is visible at the target.
 
-A source that is away is waited for like everything else: what was committed there counts from the
-moment it answers. Limited to tables, the positions of these alone count, so others may stand still.
+A source that does not answer counts as behind. Its commits count from the moment it answers. With a
+list of tables, only their positions count, so other tables may stand still.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Wanted = dict[str, Lsn | SourceError | None]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to wait for; everything if nothing is given. ``tables``: names or patterns."""
+    """The scope of the wait; everything if it is empty. ``tables``: names or patterns."""
 
     tables: tuple[str, ...] = ()
     database: str | None = None
@@ -67,9 +67,10 @@ ALL: Final = Scope()
 async def wait(
     address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
 ) -> str | None:
-    """Wait until what is committed now is visible and every table ready; return why not, if so.
+    """Wait until everything committed now is visible and every table ready; return the obstacle, if
+    any.
 
-    Raises StreamerError for what cannot pass by itself.
+    Raises StreamerError for a failure that an operator must fix.
     """
     wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
     waiting = _Waiting(address, scope, wanted)
@@ -99,7 +100,7 @@ async def _find_position(source: SourceMapping, wanted: Wanted) -> None:
 
 
 class _Waiting:
-    """Asks the bookkeeping again and again. ``missing``: what was not there last."""
+    """Polls the bookkeeping. ``missing``: the obstacles at the last poll."""
 
     def __init__(self, address: TargetAddress, scope: Scope, wanted: Wanted) -> None:
         self._address = address
@@ -131,7 +132,7 @@ class _Waiting:
             await store.close()
 
     async def _look(self, store: Store) -> list[str]:
-        """Return what is not there yet, one line for each source."""
+        """Return the present obstacles, one line for each source."""
         if not await store.exists():
             return [_NOT_SET_UP]
         records = {record.label: record for record in await store.sources()}

@@ -1,7 +1,7 @@
 """Builds the indexes that foreign keys lack at the target, beside the stream.
 
-One at a time, on connections of its own. Whatever goes wrong here is logged and tried again later;
-it never touches the stream.
+It builds one at a time, on separate connections. It logs every failure and retries later; the
+stream never notices.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class IndexBuilder:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
-            self._refused.add(missing.name)  # until the next start: somebody has to do something
+            self._refused.add(missing.name)  # until the next start: an operator has to act
             self._report(exc)
         else:
             log.info("index built", table=str(missing.target), index=missing.name)

@@ -1,20 +1,19 @@
-"""Indexes under foreign keys, made at the target where they are missing.
+"""Indexes under foreign keys, created at the target where they are missing.
 
-PostgreSQL makes no index for the referencing columns of a foreign key, and whoever reads the target
-joins along them. Looked at are the foreign keys of the mapped source tables, with their columns as
-they are called at the target (which has no such constraints itself if we made it), and those that
-the target tables have. Rows of many sources lie in one table by ``sid``, so that is the first
-column of an index for a source's foreign key.
+PostgreSQL creates no index for the referencing columns of a foreign key, and readers of the target
+join along them. The survey covers two kinds of foreign keys: those of the mapped source tables,
+with the names of their columns at the target, and those of the target tables. A target table that
+streamer created has no such constraints. Rows of many sources lie in one table by ``sid``, so
+``sid`` is the first column of an index for a source's foreign key.
 
-A partitioned table takes no index concurrently: its partitions get theirs, and then the table one,
-which finds these and only attaches them.
+A partitioned table takes no index concurrently. Its partitions get theirs first; then the table
+gets one, which attaches them.
 
-They are built CONCURRENTLY, one at a time, on tables all of whose sources are in step, and only
-while these do not lag. A build that fails or dies leaves an invalid index behind. Its name tells
-that it is ours, and the next build drops it; a session lock, held by whichever backend still
-builds, tells it from one that is on its way.
+Builds are CONCURRENTLY, one at a time, on tables whose sources are all ready and do not lag. A
+build that fails or dies leaves an invalid index. Its name marks it as streamer's, and the next
+build drops it. A session lock of the building backend distinguishes it from a build in progress.
 
-Which indexes serve, what is missing and its SQL are pure; `survey` and `build` do the rest.
+The choice of indexes and their SQL are pure; `survey` and `build` do the rest.
 """
 
 import hashlib
@@ -90,7 +89,7 @@ class MissingIndex:
 
     @property
     def statements(self) -> list[tuple[RelationName, str]]:
-        """Return what makes it, each with the table that it is about."""
+        """Return the statements that create it, each with its table."""
         if self.partitions is None:
             return [(self.target, self._create(self.target, "concurrently "))]
         leaves = [(leaf, self._create(leaf, "concurrently ")) for leaf in self.partitions]
@@ -118,7 +117,7 @@ class MissingIndex:
 
 
 def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
-    """Return a name that no other table or list of columns gets, and that says what it can."""
+    """Return a name for the index, unique to table and columns, and readable as far as it fits."""
     identity = "\0".join((target.namespace, target.name, *columns)).encode()
     mark = f"_{hashlib.sha256(identity).hexdigest()[:12]}"
     room = _NAME_BYTES_MAX - len(PREFIX) - len(mark)
@@ -158,7 +157,7 @@ def find_missing(
     return [MissingIndex(*its, tuple(names)) for its, names in labels.items()]
 
 
-# ---- what the databases say --------------------------------------------------------------------
+# ---- facts of the databases -------------------------------------------------------------------
 
 _FOREIGN_KEYS_SQL: Final = """
 select n.nspname as namespace, c.relname as name, k.conname as constraint,
@@ -191,7 +190,7 @@ where i.indrelid = $1::int8::oid
 
 @dataclass(frozen=True, slots=True)
 class SourceSurvey:
-    """What one source says: its mapped tables, their foreign keys, how far it lags."""
+    """The facts of one source: its mapped tables, their foreign keys, its lag."""
 
     label: str
     mappings: tuple[RelationMapping, ...]
@@ -367,10 +366,11 @@ where not (i.indisvalid and i.indisready) and pg_catalog.starts_with(x.relname, 
 
 
 async def build(address: TargetAddress, missing: MissingIndex) -> None:
-    """Make an index. Raises TargetError; what a failed attempt leaves is dropped, now or next time.
+    """Create an index. Raises TargetError; a failed attempt leaves nothing, or the next one drops
+    it.
 
-    A lock that cannot be had, or a deadlock with somebody who waits for the build, is tried again a
-    few times.
+    A lock that is not available, or a deadlock with a session that waits for the build, leads to a
+    few retries.
     """
     backoff = Backoff(first=1.0)
     for attempt in range(1, ATTEMPTS + 1):
@@ -393,7 +393,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
         for table, sql in missing.statements:
             is_concurrent = table != missing.target or missing.partitions is None
             if is_concurrent and await _is_there(target, table, missing.columns):
-                continue  # an earlier attempt got this far
+                continue  # an earlier attempt created this one
             # The others wait behind one who waits for a stronger lock.
             seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
             await target.execute(f"set lock_timeout = '{seconds}s'")
@@ -430,7 +430,7 @@ async def _is_there(
 
 
 async def drop_leftovers(address: TargetAddress, names: Iterable[RelationName]) -> None:
-    """Drop what builds that died have left at tables. Raises TargetContentionError while one
+    """Drop the remains of dead builds on tables. Raises TargetContentionError while a build
     runs.
     """
     async with target_connection(address, "streamer indexes") as target:

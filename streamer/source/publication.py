@@ -415,8 +415,7 @@ async def _ensure_needed(
     existing: dict[str, Publication],
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
-    """Run the statements that the role may run, relation by relation; return the others as errors.
-    """
+    """Run the permitted statements, relation by relation; return the others as errors."""
     changes = publication_changes(source, identities, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:

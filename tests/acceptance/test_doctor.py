@@ -94,7 +94,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
 
     dead = command(config, "doctor")
     assert dead.returncode == 1
-    assert "nobody streams from it" in dead.stdout
+    assert "no process streams from it" in dead.stdout
 
 
 def test_a_bundle_is_whole_private_and_without_secrets(

@@ -830,14 +830,14 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     assert f'grant create on database "{name}"' in str(found)
     await checker.mends(ERROR, 'schema "public"', "may not use it")
     await checker.mends(ERROR, 'schema "inner_"', "may not use it")
-    await checker.mends(ERROR, 'schema "inner_"', "may not make there what is missing")
+    await checker.mends(ERROR, 'schema "inner_"', "may not create the missing tables there")
     found = await checker.mends(ERROR, "lacks select, insert, update, delete, truncate")
     assert f'grant select, insert, update, delete, truncate on "public"."items" to "{role}"' in str(
         found
     )
     assert not matching(await checker.findings(), ERROR)
     target.execute("create publication onwards")
-    await checker.mends(WARNING, "may not mark what it writes as replicated", "session_setup(text)")
+    await checker.mends(WARNING, "may not tag its writes as replicated", "session_setup(text)")
 
 
 async def test_places_for_replication_origins(checker: Checker) -> None:

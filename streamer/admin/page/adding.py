@@ -205,7 +205,7 @@ def _types() -> Any:
 
 
 def _without_password(given: Row) -> Row:
-    """Return what was typed, with a password in the url masked: pages hold none."""
+    """Return the typed text, with the password of a url masked: pages contain none."""
     return given | {"url": shown_url(given["url"])}
 
 

@@ -1,4 +1,4 @@
-"""What needs an operator: the problem, its runbook, the command and the form that help. Pure."""
+"""Problems that need an operator, each with its runbook, command and form. Pure."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -30,7 +30,7 @@ _BACKLOG: Final = {
 
 
 def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
-    """Return what needs an operator, the target first."""
+    """Return the problems that need an operator, the target first."""
     found: list[Row] = []
     if target is not None and target["error"]:
         what = "; ".join(filter(None, (target["error"], target["hint"])))

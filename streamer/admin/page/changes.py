@@ -1,4 +1,4 @@
-"""What applying the draft would do, doing it, taking the draft back; what was changed before."""
+"""Plan, apply and discard of the draft, and the history of the mapping."""
 
 import hashlib
 import hmac
@@ -55,7 +55,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     @router.post("/discard")
     async def discard(request: Request) -> Response:
         await service.discard(actor_of(request))
-        return frame.redirect("/mapping", "The draft is again what was applied last")
+        return frame.redirect("/mapping", "The draft is again the revision applied last")
 
     @router.get("/history")
     async def history(request: Request) -> Response:
@@ -79,7 +79,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
 
 def mark_of(content: Content) -> str:
-    """Return what tells one draft from another: a plan is applied as it was seen, or not at all."""
+    """Return a fingerprint of a draft: apply takes the plan that the user saw, or nothing."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""What all pages have: who asks, what a form must carry, errors as pages, notes after a redirect.
+"""Shared by all pages: the user, the CSRF token of a form, error pages, notes after a redirect.
 
-A `PageRoute` does that before and around every handler, so no page can forget it. A change is a
-POST that ends in a redirect; what it has to say is kept here under a random name, which the
-redirect carries: so nobody else can put words on the page.
+A `PageRoute` checks these before and around every handler, so no page can forget them. A change is
+a POST that ends in a redirect. The server keeps its note under a random name, which the redirect
+carries, so that no other site can put words on the page.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ Row = dict[str, Any]
 
 NOTES_MAX: Final = 200
 REFRESH_HEADER: Final = "x-refresh"
-"""Sent by the script of a page that is open: only what changes by itself is wanted."""
+"""Sent by the script of an open page, which wants only the parts that change."""
 
 
 class Frame:
-    """What handlers of pages share."""
+    """Shared by the handlers of pages."""
 
     def __init__(self, service: AdminService, access: Access, events: Events) -> None:
         self.service = service
@@ -50,7 +50,7 @@ class Frame:
         self._notes: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def router(self) -> APIRouter:
-        """Return a router whose pages are for who may see them."""
+        """Return a router whose pages need the role that may see them."""
         return APIRouter(route_class=_route_class(self), include_in_schema=False)
 
     # ---- answers -------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Frame:
         return name
 
     def redirect(self, path: str, note: str | None = None, kind: str = "good") -> Response:
-        """Answer a change: the page to go on with, and what to say there."""
+        """Answer a change: the next page, and the note to show there."""
         if note is not None:
             separator = "&" if "?" in path else "?"
             path += separator + urlencode({"note": self.note(note, kind)})
@@ -102,14 +102,14 @@ class Frame:
 
 
 def html(text: str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    # Names may hold what is no text: half of a surrogate pair.
+    # A name may contain half of a surrogate pair, which is not text.
     return HTMLResponse(text.encode(errors="replace"), status, headers)
 
 
 def problem_page(
     status: int, message: str, hint: str | None, headers: dict[str, str] | None = None
 ) -> Response:
-    """Answer with what went wrong and what to do, whoever asks."""
+    """Answer with the error and the next step, for any client."""
     text = render(
         "problem.html",
         message=redact(message),
@@ -120,7 +120,7 @@ def problem_page(
 
 
 def actor_of(request: Request) -> str:
-    """Return who asks, as the audit names them."""
+    """Return the user's name, as in the audit."""
     identity: Identity = request.state.identity
     return identity.name
 
@@ -149,7 +149,7 @@ def row_number(text: str, name: str) -> int:
 
 
 def own_path(text: str | None) -> str:
-    """Return a path of ours to go on with; somebody else's link may carry any other."""
+    """Return a local path for the redirect; a link from elsewhere may carry any other."""
     try:
         parts = urlsplit(text or "")
     except ValueError:
@@ -169,7 +169,7 @@ _NOT_OF_THE_MAPPING: Final = frozenset({"/logout"})
 
 def _route_class(frame: Frame) -> type[APIRoute]:
     class PageRoute(APIRoute):
-        """A page for who may see it; what it changes, for who may change it."""
+        """A page for users who may see it; its changes need users who may change it."""
 
         def get_route_handler(self) -> Handler:
             handler = super().get_route_handler()
@@ -197,7 +197,9 @@ _WHO: Final = "nobody is logged in"
 
 
 async def _let_in(frame: Frame, request: Request) -> None:
-    """Raise UnauthenticatedError, ForbiddenError, ThrottledError, ReadOnlyError for who may not."""
+    """Raise UnauthenticatedError, ForbiddenError, ThrottledError or ReadOnlyError for other
+    users.
+    """
     identity = frame.access.identify(request)
     if identity is None:
         raise UnauthenticatedError(_WHO, hint="log in, and try again")

@@ -1,4 +1,4 @@
-"""The draft: databases, their urls and tables, and what can be said about each."""
+"""The draft: databases, their urls and tables, and all their settings."""
 
 import re
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def routes(frame: Frame) -> APIRouter:
         text = form_text(await request.form(), "yaml")
         values = models.validate_as(models.ImportBody, {"yaml": text})
         notes = await service.import_text(FilePath("yaml"), values["yaml"], actor_of(request))
-        said = "; ".join(["The draft is what the file says", *notes])
+        said = "; ".join(["The draft now has the file's contents", *notes])
         return frame.redirect("/plan", said, "warning" if notes else "good")
 
     @router.post("/settings")
@@ -93,7 +93,7 @@ def server_line(found: Row) -> str:
 
 
 def plainly(error: StreamerError) -> str:
-    """Say what is wrong with a database that has no name here yet."""
+    """Return the problem of a new database without a name."""
     message = error.message.removeprefix('source "discover": ')
     return f"{message}; {error.hint}" if error.hint else message
 
@@ -221,13 +221,13 @@ def as_given(fields: list[forms.Field], row: Row) -> Row:
 
 
 def _says_much(fields: list[forms.Field], row: Row) -> bool:
-    """Whether a row says more than what a form shows at once."""
+    """Whether a row has settings outside the ones that a form shows at once."""
     usual = models.default_settings("table") | models.default_settings("url")
     return any(field.is_seldom and row.get(field.name) != usual.get(field.name) for field in fields)
 
 
 def _texts(form: Any) -> Row:
-    """Return what was typed, to be shown again; not the password."""
+    """Return the typed text for the form, without the password."""
     given = {name: form_text(form, name) for name in form if name not in ("password", "csrf")}
     return given | {"url": shown_url(given["url"])} if "url" in given else given
 

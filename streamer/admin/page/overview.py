@@ -1,4 +1,4 @@
-"""What streams, how far it is, and what needs somebody."""
+"""The overview: sources, their progress, and problems."""
 
 import asyncio
 from typing import Any, Final
@@ -73,7 +73,7 @@ class StatusReader:
         return read == labels
 
     def _known(self) -> list[Row]:
-        """Return what this process knows by itself."""
+        """Return the facts that only this process has."""
         states = self._frame.events.known_states()
         found = []
         for source in self._frame.service.mapping.sources:

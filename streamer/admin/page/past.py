@@ -1,4 +1,4 @@
-"""What happened lately, and all changes in quarantine, whatever table they are of."""
+"""Recent events, and the changes in quarantine of all tables."""
 
 from typing import Any, Final
 

@@ -1,6 +1,6 @@
-"""Templates and static files of the package, read once: nothing of them comes from the event loop.
+"""Templates and static files of the package, read once, so that the event loop reads no files.
 
-Everything that is put into a template is escaped, whoever it comes from.
+Templates escape every value, from any origin.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""All pages, and what needs no login: to log in, and the static files."""
+"""All routes of the page, and the ones without a login: the login itself and static files."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -119,7 +119,7 @@ def _add_assets(app: FastAPI) -> None:
 
 
 def _install_errors(app: FastAPI) -> None:
-    """Say to people what is not there, or went wrong, in a page; to programs as before."""
+    """Answer a browser with a page about a missing or failing page, and a program as before."""
     for key, status, message in (
         (404, 404, "There is nothing here"),
         (405, 405, "This is not done that way"),

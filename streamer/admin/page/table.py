@@ -1,4 +1,4 @@
-"""One table: columns on both sides, errors and what to do, quarantine, and what may be asked."""
+"""One table: columns on both sides, errors with their fix, quarantine, and requests."""
 
 from typing import Any, Final
 

@@ -91,7 +91,7 @@ _STATES: Final = {
 
 
 def state_kind(state: str) -> str:
-    """Say what colour a state has; its word is always there as well."""
+    """Return the colour of a state; the page always shows its word too."""
     return _STATES.get(state, "quiet")
 
 

@@ -35,10 +35,10 @@ def address(path: str, **parameters: Any) -> str:
 def with_own_state(
     sources: Iterable[Row], known: dict[tuple[str, str | None], tuple[str, str | None]]
 ) -> list[Row]:
-    """Return sources of the status with what this process says otherwise of its own part.
+    """Return sources of the status, with this process's own state where it differs.
 
-    The bookkeeping has the state of the process that holds a source's lock, and the one of a source
-    whose network fails may not have been stored.
+    The bookkeeping has the state of the process that holds a source's lock. If a source's network
+    fails, its process may be unable to store its state.
     """
     found = []
     for source in sources:
@@ -85,9 +85,9 @@ def table_address(source: Row, table: str) -> str:
 def source_view(
     source: Row, *, target: Row | None = None, is_whole: bool = False, state: str = ""
 ) -> Row:
-    """Return a source of the status with what a card shows of it; only tables in *state*.
+    """Return a source of the status with the values for its card; only tables in *state*.
 
-    While the target does not answer, nothing confirms what was last known of a source.
+    While the target does not answer, the last known values of a source are unconfirmed.
     """
     is_confirmed = target is None or not target["error"]
     places = queue_of(source["tables"])
@@ -123,7 +123,9 @@ def is_queued(table: Row) -> bool:
 
 
 def queue_of(tables: Iterable[Row]) -> dict[str, str]:
-    """Return what each queued table of a source waits for. The largest table is copied first."""
+    """Return the reason why each queued table of a source waits. The largest table is copied
+    first.
+    """
     queued = [table for table in tables if is_queued(table)]
     queued.sort(key=lambda table: (-(table.get("bytes_total") or 0), str(table["source"])))
     return {
@@ -260,7 +262,7 @@ def rule_of(rows: Iterable[Row], name: str) -> Row | None:
 
 
 def plan_view(plan: Row) -> Row:
-    """Return a plan with what is to be seen first: sources that change, the worst findings."""
+    """Return a plan in order of importance: sources that change, the worst findings."""
     sources = []
     for source in plan["sources"]:
         tables = [table for table in source["tables"] if table["action"] != "keep"]

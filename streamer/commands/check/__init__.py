@@ -1,12 +1,16 @@
 """``streamer check``: the preflight. It changes nothing, anywhere.
 
-command.py        what is read, and in which order
-source_facts.py   what a source says           target_facts.py    what the target says
-rules.py          which tables the rules mean                                         pure
-source.py         what is wrong at a source                                           pure
-target.py         what is wrong at the target, and between sources                    pure
-target_tables.py  what is wrong with a target table                                   pure
-conversion.py     whether values of one type fit into another                         pure
-spark.py          what is wrong with the Spark that copies
-findings.py       what a check finds, and the report                                  pure
+command.py        the reads, in their order
+source_facts.py   the facts of a source
+target_facts.py   the facts of the target
+rules.py          the tables of the rules                       pure
+source.py         problems at a source                          pure
+target.py         problems at the target, and between sources   pure
+target_tables.py  problems of target tables                     pure
+publications.py   problems of a source's publications           pure
+identities.py     statements that repair replica identities     pure
+conversion.py     whether values of one type fit into another   pure
+spark.py          problems of the Spark that copies
+transport.py      whether binary transport will be used         pure
+findings.py       findings, and the report                      pure
 """

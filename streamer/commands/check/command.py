@@ -1,6 +1,6 @@
-"""``streamer check``: facts first, of all sources side by side; then what they mean.
+"""``streamer check``: reads the facts of all sources at the same time, then judges them.
 
-The trouble of one source keeps nobody from checking the others.
+A failing source does not keep the check from judging the others.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ SOURCES_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was read, and what it means. ``target`` is None where it could not be looked at."""
+    """The facts and the findings. ``target`` is None if the target could not be read."""
 
     report: Report
     sources: list[SourceFacts]
@@ -59,7 +59,7 @@ async def check(settings: Settings, mapping: Mapping) -> Report:
 
 
 async def examine(settings: Settings, mapping: Mapping) -> Examination:
-    """Look at them, and return also what was seen; a mapping may have no sources here."""
+    """Run the check, and return the facts too; the mapping may lack sources here."""
     address = TargetAddress.parse(settings.target.url)
     create_tables = settings.target.create_tables
     sources = await _read_sources(mapping)
@@ -79,7 +79,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
             report.findings += check_server(target.server)
             target = None
         else:
-            # Workers, drainers, copies, and what a copy removes first.
+            # Workers, drainers, copies, and the deletes before a copy.
             connections = settings.workers + drainer.CONCURRENT_MAX + settings.sync.jobs + 1
             report.findings += in_order(
                 check_target(target, sources, create_tables=create_tables, connections=connections)
@@ -145,9 +145,9 @@ async def _confirm_expressions(
 
 
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
-    """Look again at sources of which the target had more than there was when we looked at them.
+    """Read again the sources whose stored position was ahead of the position read before.
 
-    Most likely somebody streams them. Otherwise they went back in time.
+    Most likely a process streams them. Otherwise they went back in time.
     """
     for source in sources:
         record = facts.sources.get(source.label)

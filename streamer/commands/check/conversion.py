@@ -1,6 +1,6 @@
 """Whether every value of one type, as text, is a value of another. Pure.
 
-Types are written as format_type writes them. What is not known to fit is said to be at risk: the
+Types are written as format_type writes them. A pair that is not known to fit counts as a risk: the
 check warns, the target decides.
 """
 
@@ -38,7 +38,7 @@ def _parse(text: str) -> _Type:
 
 
 def type_risk(source: str, target: str) -> str | None:
-    """Say what could go wrong when text of type *source* is read as *target*; None for nothing."""
+    """Return the risk when text of type *source* is read as *target*, or None."""
     if source == target:
         return None
     if source.endswith("[]") and target.endswith("[]"):
@@ -57,7 +57,7 @@ def type_risk(source: str, target: str) -> str | None:
 
 def _string_risk(source: _Type, target: _Type) -> str | None:
     if not target.modifiers:
-        # "character" has a length, always; what remains takes everything.
+        # "character" always has a length; the remaining types take everything.
         return None if target.base != "character" else "only one character fits"
     (length,) = target.modifiers
     is_padded = target.base == "character" and source.base != "character"

@@ -1,4 +1,4 @@
-"""What a check finds: where, what is wrong, and the exact command or SQL that mends it. Pure."""
+"""The findings of a check: place, problem, and the exact command or SQL that fixes it. Pure."""
 
 import enum
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ SPARK = Place(other="Spark")
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What mends it: statements to run at one side or commands to run here, and words."""
+    """A fix: statements to run at one side or commands to run here, and words."""
 
     at: Literal["source", "target", "here"] | None = None
     sql: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Finding:
 
 
 def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
-    """Return *text* and what mends it, one statement or command a line. Pure."""
+    """Return *text* and the fix, one statement or command a line. Pure."""
     if fix is None:
         return [one_line(text)]
     if not fix.sql:
@@ -130,7 +130,7 @@ def info(place: Place, problem: str, fix: Fix | None = None) -> Finding:
 
 
 def from_error(place: Place, exc: StreamerError) -> Finding:
-    """Say what kept us from looking further."""
+    """Return a finding for the error that stopped the check of *place*."""
     side = f'source "{place.source}"' if place.source else "target"
     hint = exc.hint
     if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
@@ -161,7 +161,7 @@ def some_of(names: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What a check found. ``is_reachable``: all servers are there and let us in."""
+    """The findings of a check. ``is_reachable``: every server is there and accepts streamer."""
 
     findings: list[Finding] = field(default_factory=list)
     source_count: int = 0
@@ -188,7 +188,7 @@ class Report:
         listed = " and ".join(text for text in counted if text)
         tables = f"{_count(self.table_count, 'table')} of {_count(self.source_count, 'source')}"
         if not self.is_ready:
-            return f"not ready: {listed}; each finding says what to do"
+            return f"not ready: {listed}; each finding has its fix"
         return f"ready, with {listed}: {tables}" if listed else f"everything is ready: {tables}"
 
     def to_json(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _fix(
     own: str | None,
     words: str | None = None,
 ) -> Fix:
-    """Make *wanted* the identity of the partitions; of the table itself by what *own* says."""
+    """Make *wanted* the identity of the partitions; *own* decides for the table itself."""
     statements = [] if own is None else [_alter(relation.identity.root, own)]
     for leaf in relation.identity.leaves:
         if leaf.published == wanted:

@@ -1,4 +1,4 @@
-"""What is wrong with a source's publications, by the judgement that `run` makes as well. Pure."""
+"""Problems of a source's publications, judged as `run` judges them. Pure."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ from streamer.source.publication import (
 
 
 def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """Whether what is to be published is, or can be by us."""
+    """Whether the wanted tables are published, or streamer can publish them."""
     place, source, server = Place(facts.label), facts.source, facts.server
     assert server is not None
     if server.version < 13_00_00:
@@ -58,7 +58,7 @@ def _identities(facts: SourceFacts) -> list[RelationIdentity]:
 
 
 def _publishing_obstacles(facts: SourceFacts, changes: Changes) -> list[str]:
-    """Say what our role lacks to run what is needed of *changes*."""
+    """Return the privileges that the role lacks for *changes*."""
     server, usage = facts.server, facts.usage
     assert server is not None
     assert usage is not None
@@ -86,9 +86,9 @@ def _publishing_obstacles(facts: SourceFacts, changes: Changes) -> list[str]:
 
 
 def _check_surplus(facts: SourceFacts, changes: Changes) -> Iterable[Finding]:
-    """Members that nobody maps and that `run` may not remove.
+    """Members that the mapping lacks and that `run` may not remove.
 
-    Beside a rule that names no table they follow from it: the right name may be one of theirs.
+    Beside a rule that matches no table they follow from it: one of them may have the right name.
     """
     if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
         return
@@ -105,7 +105,7 @@ def _check_surplus(facts: SourceFacts, changes: Changes) -> Iterable[Finding]:
 
 
 def _check_faults(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """A publication that somebody made beforehand and that keeps something back."""
+    """A publication that an administrator created and that omits columns or rows."""
     assert facts.server is not None
     filtered = {m.source for m in facts.mappings if m.rule.filter is not None}
     faults = publication_faults(
@@ -167,7 +167,7 @@ def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
             resync = command("resync", table, database=source.database, sid=source.sid)
             yield error(
                 Place(facts.label, table),
-                "somebody changed its publication, or made the table anew, so changes may be "
+                "a session changed its publication, or re-created the table, so changes may be "
                 "missing",
                 run_here(resync),
             )

@@ -1,5 +1,4 @@
-"""What the rules of a source mean for the relations it has: everything that is wrong with them, not
-only the first. Pure.
+"""The rules of a source applied to its relations: all problems, not only the first. Pure.
 
 `streamer.mapping.rules.resolve` decides, relation by relation, as it does for `run`.
 """
@@ -37,8 +36,8 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 class Seen:
     """A relation of a source, whether or not it can be replicated.
 
-    ``root``: of a partition, the namespace and name of the table it is a part of. ``parents``: what
-    it inherits from otherwise.
+    ``root``: of a partition, the namespace and name of its root table. ``parents``: other tables
+    that it inherits from.
     """
 
     namespace: str
@@ -71,7 +70,7 @@ class Seen:
 def resolve_rules(
     source: SourceMapping, seen: Iterable[Seen], target_namespace: str
 ) -> tuple[list[RelationMapping], list[Finding]]:
-    """Apply *source*'s rules to all that was *seen*; what is wrong with them becomes findings.
+    """Apply *source*'s rules to all relations *seen*; their problems become findings.
 
     A relation that two rules claim is left out.
     """
@@ -147,7 +146,7 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[Seen]) -
 def _check_pattern(
     source: SourceMapping, rule: TableRule, relations: list[Seen], mapped: list[RelationMapping]
 ) -> list[Finding]:
-    """Name what a pattern matches but does not replicate."""
+    """Name the relations that a pattern matches but streamer does not replicate."""
     findings: list[Finding] = []
     place = Place(source.label, str(rule.pattern))
     matching = [r for r in relations if rule.pattern.matches(r.relation)]

@@ -1,4 +1,4 @@
-"""What is wrong at a source: server, slot, publications, tables, transactions in the way. Pure."""
+"""Problems at a source: server, slot, publications, tables, long transactions. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -215,9 +215,9 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
 
 
 def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -> Iterable[Finding]:
-    """Free slots and walsenders, of all sources that are on one server together.
+    """Free slots and walsenders, for all sources on one server together.
 
-    A source that somebody streams already has what it needs.
+    A source that a process streams has its slot and walsender already.
     """
     servers: dict[tuple[str, bool], list[SourceFacts]] = defaultdict(list)
     for facts in sources:
@@ -367,7 +367,7 @@ def _place(facts: SourceFacts, mapping: RelationMapping) -> Place:
 
 
 def check_usage(facts: SourceFacts, to_copy: list[RelationMapping]) -> Iterable[Finding]:
-    """Schemas whose tables cannot be read, whatever is granted on these."""
+    """Schemas whose tables the role cannot read, despite grants on the tables."""
     assert facts.server is not None
     namespaces = {mapping.source.namespace for mapping in to_copy}
     role = facts.server.role
@@ -424,7 +424,7 @@ def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
 def check_expressions(
     facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
 ) -> Iterable[Finding]:
-    """Whether the source takes `filter` and `set`, and sends what they need."""
+    """Whether the source accepts `filter` and `set`, and sends their columns."""
     place = _place(facts, mapping)
     if (refused := facts.expression_errors.get(mapping.source)) is not None:
         yield error(place, refused.message, in_words(refused.hint) if refused.hint else None)
@@ -446,7 +446,7 @@ def check_expressions(
         for column in relation.columns
         if column.may_be_toasted
         and column.name not in relation.key
-        # What enters a filter must come whole; what is computed needs its own columns only.
+        # A row that enters a filter must be whole; computed columns need only their own inputs.
         and (mapping.rule.filter is not None or column.name in used)
     ]
     if large:
@@ -486,13 +486,13 @@ def check_locales(
 
 
 def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
-    """What PostgreSQL's logical replication leaves out, whatever the mapping says."""
+    """The things that PostgreSQL's logical replication leaves out, for any mapping."""
     place, usage = Place(facts.label), facts.usage
     assert usage is not None
     if usage.is_target and not facts.source.forward_origins:
         yield info(
             place,
-            "a streamer writes into it as well; what that brings does not go on from here",
+            "a streamer writes into it as well; its changes are not replicated from here",
             in_words("set `forward_origins: true`, if it should and cannot come back there"),
         )
     if usage.large_objects:
@@ -506,7 +506,7 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
             place,
             f"sequences are not replicated, at the target they keep their values: "
             f"{some_of(facts.sequences)}",
-            in_words("set them there before anybody else writes to these tables"),
+            in_words("set them at the target before other programs write to these tables"),
         )
     if any(relation.is_partitioned for relation in facts.relations.values()):
         yield info(

@@ -1,4 +1,4 @@
-"""What a check reads from a source. Nothing here judges, and nothing writes."""
+"""The facts of a source for a check. The module neither judges nor writes."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,14 @@ from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
 
 READ_SECONDS: Final = 60.0
-"""Catalogs answer at once; what takes longer waits for a lock on a table."""
+"""Catalogs answer at once; a slower query waits for a lock on a table."""
 LONG_SECONDS: Final = 5.0
 """A transaction that has run this long is worth a word before a slot waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What of a source's server is in use, and what else our role finds there."""
+    """Usage of a source's server, and other objects that the role finds there."""
 
     encoding: str
     may_create: bool
@@ -54,7 +54,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class IdentityDetails:
-    """What could be a table's replica identity: its fitting indexes, with the columns of each."""
+    """Candidates for a table's replica identity: its fitting indexes, with the columns of each."""
 
     indexes: dict[str, list[str]]
     """The one with the fewest columns first."""
@@ -66,7 +66,9 @@ class IdentityDetails:
         return next(iter(self.indexes), None)
 
     def way_to(self, identity: str) -> str | None:
-        """Return what follows REPLICA IDENTITY to make it *identity*, a key; None without a way."""
+        """Return the clause after REPLICA IDENTITY that makes it *identity*, a key; None if there
+        is none.
+        """
         if self.primary_key is not None and key_identity(self.primary_key) == identity:
             return "default"
         for index, columns in self.indexes.items():
@@ -157,7 +159,7 @@ async def read_source(source: SourceMapping, target_namespace: str) -> SourceFac
 
 
 async def read_server_again(facts: SourceFacts) -> None:
-    """Look again how far a source is; an error leaves what was known."""
+    """Read again the position of a source; after an error the earlier value stays."""
     with contextlib.suppress(StreamerError):
         async with connection(facts.source) as plain:
             facts.server = await read_server_plainly(plain)
@@ -183,7 +185,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
             facts.open_transactions = [after[key] for key in after if key in before]
     facts.is_complete = True
     if server.role_may_replicate and usage.walsenders < server.max_wal_senders:
-        # Whatever is between us and the server may let ordinary connections through only.
+        # A proxy or firewall between the two may let only ordinary connections through.
         async with connection(source, replication=True) as replication:
             await read_server(replication)
 
@@ -208,7 +210,7 @@ select pg_catalog.pg_postmaster_start_time()::text as server_started,
 from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
 
-# Everything that a rule could mean, also what cannot be replicated.
+# Every relation that a rule could match, replicable or not.
 _SEEN_SQL: Final = """
 select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
        c.relpersistence::text as persistence,
@@ -228,10 +230,10 @@ order by 1, 2
 
 
 async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:
-    """Read who has changed something in a transaction that is still open, and has been for long.
+    """Read the sessions that changed data in a transaction that has been open for long.
 
-    Without the right to see when a transaction began there is no telling; it counts if it is there
-    at the second look as well.
+    Without the right to see the start of a transaction, it counts if the second read still finds
+    it.
     """
     return {
         (row["pid"], row["virtual"]): OpenTransaction(
@@ -241,7 +243,8 @@ async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTra
     }
 
 
-# Whoever has a transaction id holds a lock on it. Without a user it is a server's own, and short.
+# A session with a transaction id holds a lock on it. Without a user it is a background process, and
+# short.
 _TRANSACTIONS_SQL: Final = """
 select distinct l.pid, l.virtualtransaction as virtual, a.usename as username,
        a.datname as database,

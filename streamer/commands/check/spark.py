@@ -1,4 +1,4 @@
-"""What is wrong with the Spark that copies tables. No Spark is started for it."""
+"""Problems of the Spark that copies tables. The check starts no Spark."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is wrong with the target as a whole, and where sources get in each other's way. Pure."""
+"""Problems of the target as a whole, and of sources that conflict there. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ def check_target(
 
 
 def check_server(server: TargetServer) -> Iterable[Finding]:
-    """Version, what the role may do, and whether a commit is durable."""
+    """Version, privileges of the role, and durability of commits."""
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     if server.version < VERSION_MIN:
         problem = f"PostgreSQL {server.version_text} is too old"
@@ -78,20 +78,18 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         )
         yield info(TARGET, problem)
     if server.fsync == "off":
-        problem = (
-            "fsync is off: what the target loses when its machine goes down does not come again"
-        )
+        problem = "fsync is off: changes that the target loses in a crash do not come again"
         fix = at_target("alter system set fsync = on", "select pg_reload_conf()")
         yield warning(TARGET, problem, fix)
 
 
 def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
-    """Whether what is written can be told from what users write, where others replicate it on."""
+    """Whether other replication can tell streamer's writes from those of users."""
     if not server.is_source:
         return
     effect = "where changes are replicated from here as well, they may travel back"
     if not server.may_set_origin:
-        problem = f'role "{server.role}" may not mark what it writes as replicated: {effect}'
+        problem = f'role "{server.role}" may not tag its writes as replicated: {effect}'
         fix = in_words("before PostgreSQL 14 only superusers may")
         if server.version >= 14_00_00:
             fix = at_target(*origin.grants_sql(quote_identifier(server.role)))
@@ -163,7 +161,7 @@ def check_namespaces(
             yield error(place, f'role "{facts.server.role}" may not use it', grant)
         if namespace in makes and not there.may_create:
             grant = at_target(f"grant create on schema {quoted} to {role}")
-            problem = f'role "{facts.server.role}" may not make there what is missing'
+            problem = f'role "{facts.server.role}" may not create the missing tables there'
             yield error(place, problem, grant)
 
 
@@ -219,7 +217,7 @@ def _check_writers(
         place = Place(", ".join(source.label for source, _, _ in same), str(same[0][1].source))
         yield error(place, problem, fix)
     if there is None and None in by_sid and len(by_sid) > 1:
-        # Whoever makes it first decides whether it has a column sid.
+        # The source that creates the table first decides whether it has a column sid.
         labels = ", ".join(source.label for source, _, _ in writers)
         place = Place(labels, str(writers[0][1].source))
         problem = f"not all sources of target table {target} have a sid"
@@ -229,9 +227,9 @@ def _check_writers(
 
 
 def _add_sid(facts: TargetFacts, target: RelationName, first: str | None) -> list[str]:
-    """Return what gives a table a sid, also as part of its primary key.
+    """Return the statements that give a table a sid, also as part of its primary key.
 
-    Rows that are there already are taken for those of the *first* source.
+    Existing rows get the sid of the *first* source.
     """
     quoted = quote_relation(target)
     default = f" default {quote_literal(first)}" if first is not None else ""

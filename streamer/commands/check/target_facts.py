@@ -1,4 +1,4 @@
-"""What a check reads from the target. Nothing here judges, and nothing writes."""
+"""The facts of the target for a check. The module neither judges nor writes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -115,7 +115,7 @@ class TargetFacts:
 
     @property
     def knows_records(self) -> bool:
-        """Whether what `run` has stored is known: it was read, or there is nothing."""
+        """Whether the bookkeeping of `run` is known: it was read, or there is none."""
         bookkeeping = self.bookkeeping
         if "migration" not in bookkeeping.tables:
             return bookkeeping.may_use
@@ -144,7 +144,7 @@ def written_sid(
 
 
 async def read_server(connection: TargetConnection) -> TargetFacts:
-    """Read what does not depend on the mapping."""
+    """Read the facts that do not depend on the mapping."""
     row = dict((await connection.fetch(_SERVER_SQL))[0])
     row["may_replace_role"] = await may_replace_role(connection)
     row |= dict((await connection.fetch(origin.CAPACITY_SQL))[0])
@@ -196,7 +196,7 @@ async def _read_bookkeeping(connection: TargetConnection) -> Bookkeeping:
         try:
             migration = await connection.fetch_value("select max(number) from streamer.migration")
         except TargetSchemaError:
-            migration = None  # somebody else's table of that name
+            migration = None  # another program's table of that name
     return Bookkeeping(row["exists"], row["may_use"], tables, forbidden, migration)
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with the target tables: what a plan says, rights, types, keys, rows in the way.
+"""Problems of target tables: verdict of the plan, privileges, types, keys, existing rows.
 
-Plans are made by `streamer.apply.plan` from the source's catalogs as they are now, so the answer is
-the one that `run` would give at the first change. Pure.
+`streamer.apply.plan` makes the plans from the source's present catalogs, so the verdict is the one
+that `run` would give at the first change. Pure.
 """
 
 from collections.abc import Iterable
@@ -182,7 +182,7 @@ def _extension_sql(pair: Pair, kind: SourceType, extension: str) -> list[str]:
 
 
 def missing_types_sql(pair: Pair) -> list[str]:
-    """Return what makes the types of the source's table that the target lacks."""
+    """Return the statements that create the types which the target lacks."""
     statements = []
     for kind in pair.types:
         if kind.name in pair.target.types:
@@ -199,7 +199,7 @@ def missing_types_sql(pair: Pair) -> list[str]:
 
 
 def expected_relation(pair: Pair) -> TargetRelation:
-    """Return what `create_table_sql` would make, as the catalogs would show it."""
+    """Return the relation that `create_table_sql` would create, in the form of the catalogs."""
     relation, mapping = pair.relation, pair.mapping
     columns: dict[str, TargetColumn] = {}
     if pair.sid is not None:
@@ -313,7 +313,7 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
 
 
 def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, AddedColumn]:
-    """Say what the source's columns are that the target lacks, as far as `run` stored that."""
+    """Return the definitions of columns that the target lacks, as far as `run` stored them."""
     filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
     if filled is None:
         return {}
@@ -358,7 +358,7 @@ _RUN_THERE: Final = "run there: "
 
 
 def plan_fix(pair: Pair, relation: TargetRelation, exc: TargetSchemaError) -> Fix | None:
-    """Turn what a plan advises into statements."""
+    """Turn the advice of a plan into statements."""
     for column in relation.columns.values():
         if exc.message.startswith(f'column "{column.name}" of target table') and column.not_null:
             its_source = _generated_source(pair, column.name)
@@ -380,7 +380,7 @@ def _generated_source(pair: Pair, target_name: str) -> SourceColumn | None:
 
 
 def generated_fix(pair: Pair, column: SourceColumn, name: str, *, is_there: bool) -> Fix:
-    """Return what lets the target compute a column as the source does."""
+    """Return the statements that let the target compute a column as the source does."""
     quoted = quote_identifier(name)
     drop = f"drop column {quoted}, " if is_there else ""
     sql = (
@@ -393,7 +393,7 @@ def generated_fix(pair: Pair, column: SourceColumn, name: str, *, is_there: bool
 
 
 def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
-    """What the role must be allowed to do with the table."""
+    """The privileges that the role needs on the table."""
     role = pair.target.server.role
     deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
     sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
@@ -531,8 +531,8 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
     elif relation.is_referenced:
         empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
     words = (
-        "or set `truncate_target: true` to have them replaced, `initial: keep` to leave alone what "
-        "the source does not have, or `initial: none` if it is in step with the source"
+        "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the "
+        "source lacks, or `initial: none` if it is in step with the source"
     )
     problem = f"target table {pair.name} already holds rows of this source, and is to be copied"
     yield error(pair.place, problem, at_target(empty, words=words))

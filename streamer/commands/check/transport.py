@@ -1,4 +1,4 @@
-"""Whether `transport: binary` is what will be used. Pure."""
+"""Whether streamer will use `transport: binary`. Pure."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from streamer.sync.tables import published_relation
 
 
 def check_transport(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
-    """Name what makes all values of a source come as text."""
+    """Name the reason why all values of a source come as text."""
     if facts.source.transport is not Transport.BINARY or facts.server is None:
         return
     obstacle = _find_obstacle(facts, facts.server.version, target)

@@ -1,8 +1,8 @@
-"""Whether the warehouse holds what the shops do.
+"""Compares the warehouse with the shops.
 
-Every row is written as text by its own server, under settings that make equal values look equal;
-what is compared is the sorted rows' digest, so that nothing but digests has to travel. Of a history
-table, the versions that are open are the source's rows, and no two versions of a key overlap.
+Each server writes its rows as text, under settings that make equal values look equal. The
+comparison uses a digest of the sorted rows, so that only digests travel. In a history table, the
+open versions must equal the source's rows, and no two versions of a key may overlap.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Comparison:
 
 
 async def compare(stage: Stage) -> list[Comparison]:
-    """Compare every table of every shop with what the warehouse has of it."""
+    """Compare every table of every shop with the warehouse's rows of it."""
     target = await _connect(stage.target.url(WAREHOUSE))
     comparisons = [Comparison(table) for table in TABLES]
     try:

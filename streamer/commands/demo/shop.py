@@ -18,7 +18,7 @@ CURRENCIES: Final = {"eu": ("EUR", "GBP"), "us": ("USD", "CAD")}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the shops and what the configuration says about it."""
+    """A table of the shops, and its rule in the configuration."""
 
     source: str
     target: str

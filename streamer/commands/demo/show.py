@@ -1,7 +1,7 @@
 """The demo from beginning to end.
 
-Whatever happens, an error or Ctrl-C, everything that was started is stopped and the directory
-removed; only `--keep` leaves it all running, and only once it has been compared.
+After any end, an error or Ctrl-C included, the demo stops its processes and removes the directory.
+Only `--keep` leaves them, and only after the comparison.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ EXIT_INTERRUPTED: Final = 130
 
 async def demo(seconds: float, *, keep: bool, as_json: bool) -> int:
     """Show it all; return 0 if source and target are equal in the end, 1 if not, 130 for Ctrl-C."""
-    # The demo's servers are its own, and nobody's settings may point it anywhere else.
+    # The demo has its own servers, and no setting of the user may point it elsewhere.
     for name in list(os.environ):
         if name.startswith((ENVIRONMENT_PREFIX, "PG")):
             del os.environ[name]
@@ -66,7 +66,7 @@ async def demo(seconds: float, *, keep: bool, as_json: bool) -> int:
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return what a group of tasks ended with: one of our own errors, if there is one."""
+    """Return the error that ended a group of tasks: a StreamerError, if there is one."""
     while isinstance(error, BaseExceptionGroup):
         ours, _ = error.split(StreamerError)
         error = (ours or error).exceptions[0]
@@ -212,7 +212,7 @@ async def _watch_stream(stage: Stage, stream: StreamView, seconds: float, report
 
 
 async def _wait(stage: Stage) -> None:
-    """Do what ``streamer wait`` does."""
+    """Do the work of ``streamer wait``."""
     settings, mapping = await in_thread(static.load, stage.config)
     address = TargetAddress.parse(settings.target.url)
     missing = await wait_command.wait(address, mapping, WAIT_SECONDS_MAX)

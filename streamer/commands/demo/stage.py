@@ -1,4 +1,4 @@
-"""What the demo starts: a directory, three servers in it, and the program. And how it all ends."""
+"""The processes of the demo: a directory, three servers in it, and streamer; and their end."""
 
 import asyncio
 import contextlib
@@ -141,7 +141,7 @@ class Stage:
         await in_thread(shutil.rmtree, self.directory, ignore_errors=True)
 
     def write_stop_script(self) -> Path:
-        """Write what ends everything, for when the demo itself is gone."""
+        """Write the script that ends everything after the demo itself has gone."""
         assert self._process is not None
         postmasters = (server.postmaster_pid for server in self.servers)
         path = self.directory / "stop"
@@ -216,7 +216,9 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Call what blocks. Cancelled, it waits for the call to end, so that nothing starts later."""
+    """Run a blocking call. When cancelled, it waits for the call to end, so that nothing starts
+    later.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
     try:
         return await asyncio.shield(task)

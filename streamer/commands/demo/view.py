@@ -1,4 +1,4 @@
-"""What the demo shows: bars and a live table on a terminal, a line now and then anywhere else."""
+"""The output of the demo: bars and a live table on a terminal, single lines elsewhere."""
 
 import contextlib
 import time
@@ -98,7 +98,7 @@ class View:
 
     @contextlib.contextmanager
     def sync(self, rows_total: int) -> Iterator[Callable[[SyncProgress], None]]:
-        """Show a copy of *rows_total* rows; give what takes news of it."""
+        """Show a copy of *rows_total* rows; return the function that takes its progress."""
         if not self._console.is_terminal:
             yield _SyncLines(self, rows_total).update
             return
@@ -218,7 +218,7 @@ class _SyncLines:
 
 
 class StreamView:
-    """The stream as a live table: what came last, and rates over the last seconds."""
+    """The stream as a live table: latest values, and rates over the last seconds."""
 
     def __init__(self, seconds: float, titles: dict[str, str]) -> None:
         self.titles = titles
@@ -236,7 +236,9 @@ class StreamView:
         return min(time.monotonic() - self._began, self._seconds)
 
     def update(self, sample: Sample, transactions: dict[str, int]) -> None:
-        """Take the program's metrics, and what the workload did until the same moment."""
+        """Take the metrics of the program, and the work that the shops did until the same
+        moment.
+        """
         self.samples.append(sample)
         self._counts.append(transactions)
         while sample.taken_at - self.samples[0].taken_at > RATE_SECONDS:

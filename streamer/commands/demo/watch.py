@@ -33,7 +33,7 @@ class SyncProgress:
 
 
 class Bookkeeping:
-    """What the program remembers in the target, read over a connection of our own."""
+    """The bookkeeping in the target, read over a separate connection."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -76,7 +76,7 @@ class Bookkeeping:
 
 @dataclass(slots=True)
 class Flow:
-    """What the metrics say of one source."""
+    """The metrics of one source."""
 
     changes: int = 0
     transactions: int = 0
@@ -131,7 +131,7 @@ _SUMS: Final = ("changes", "transactions", "lag_bytes")
 
 
 def parse_metrics(text: str) -> dict[str, Flow]:
-    """Read what the program's ``/metrics`` say of each source."""
+    """Read the metrics of each source from ``/metrics``."""
     flows: dict[str, Flow] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -148,11 +148,11 @@ class Metrics:
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
-        # It is on this machine, whatever proxy the environment names.
+        # It is on this machine, so a proxy of the environment must not be used.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     async def read(self) -> Sample:
-        """Return what they say now. Raises DemoError when nobody answers."""
+        """Return the present metrics. Raises DemoError if the program does not answer."""
         return Sample(time.monotonic(), parse_metrics(await in_thread(self._fetch)))
 
     def _fetch(self) -> str:

@@ -1,7 +1,7 @@
-"""What goes on in a shop while its changes stream: clients that order, pay, return, look and leave.
+"""The work in a shop while its changes stream: customers order, pay, return, look and leave.
 
-Each client keeps to a pace, so that the machine has something left for the program: this shows how
-it follows, not how fast it could be.
+Each customer keeps to a pace, so that the machine has time left for streamer. The demo shows that
+streamer follows, not how fast it is.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
 class Client:
-    """One connection to a shop and somebody busy at it."""
+    """One connection to a shop, and the customer who uses it."""
 
     def __init__(self, sid: str, url: str, number: int) -> None:
         self.transactions = 0
@@ -40,7 +40,7 @@ class Client:
         self._connection: Connection | None = None
 
     async def run(self, ends_at: float) -> None:
-        """Be busy until *ends_at* of the monotonic clock; what is begun is finished."""
+        """Work until *ends_at* of the monotonic clock, and finish the work in progress."""
         actions, weights = zip(*_ACTIONS, strict=True)
         next_sale = time.monotonic() + SALE_SECONDS / 2
         due = time.monotonic()
@@ -88,11 +88,11 @@ class Client:
         age = int(self._random.expovariate(1 / 3000))
         return max(1, self._last_order - age)
 
-    # ---- what they do --------------------------------------------------------------------------
+    # ---- their actions --------------------------------------------------------------------------
 
     async def _order(self) -> None:
         customer = self._random.randint(1, shop.CUSTOMERS)
-        # In order of id, as everybody does who does not like deadlocks.
+        # In order of id, to avoid deadlocks.
         products = sorted(
             self._random.sample(range(1, shop.PRODUCTS + 1), self._random.randint(1, 5))
         )
@@ -245,7 +245,7 @@ class Workload:
         return sum(client.transactions for client in self.clients[sid])
 
     async def run(self, seconds: float) -> None:
-        """Keep everybody busy for so long."""
+        """Keep all customers busy for *seconds*."""
         ends_at = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for sid, clients in self.clients.items():

@@ -1,1 +1,1 @@
-"""``streamer doctor``: what is wrong and what to do, and everything about it in one file."""
+"""``streamer doctor``: diagnoses problems, and gathers the facts for a bug report in one file."""

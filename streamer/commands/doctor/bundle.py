@@ -1,7 +1,7 @@
 """Everything that a bug report needs, in one file without secrets.
 
-Connection strings are shown as the page shows them, without passwords. Below that is a net: every
-secret of the configuration is looked for in what was gathered, and blanked wherever it turns up.
+Connection strings appear without passwords, as on the page. As a second guard, the bundle blanks
+every secret of the configuration wherever it occurs in the gathered text.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ def _shown_field(name: str, value: Any) -> Any:
 
 
 def secrets_of(settings: Settings, mapping: Mapping) -> set[str]:
-    """Return every value that nobody must see."""
+    """Return all secret values."""
     found = set(_secrets_in(settings))
     for source in mapping.sources:
         found |= _secrets_in_url(source.url)
@@ -200,7 +200,7 @@ from pg_catalog.pg_replication_slots s where s.slot_name = %s
 
 
 async def _slots(mapping: Mapping) -> list[Any]:
-    """Return what each source shows of our slot."""
+    """Return each source's view of our slot."""
 
     async def read(source: SourceMapping) -> Any:
         try:

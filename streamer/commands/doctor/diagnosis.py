@@ -1,7 +1,7 @@
-"""What is wrong, in sentences: what a check finds, and what the status says is not as it should be.
+"""Problems as sentences: findings of a check, and deviations in the status.
 
-No rules of its own: a check judges servers and configuration, the process has said what it stopped
-for. Errors are what is wrong; warnings are worth knowing, but nothing suffers from them now.
+It has no rules of its own: a check judges servers and configuration, and the process reported why
+it stopped. Errors stop something; warnings are worth knowing, and stop nothing now.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from streamer.target.connection import TargetAddress
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was seen, and what of it is worth a word, the worst first."""
+    """The facts, and the problems among them, the worst first."""
 
     findings: list[Finding]
     statuses: list[SourceStatus]
@@ -58,7 +58,7 @@ async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
     )
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
     told = [finding for status in statuses for finding in judge_status(status)]
-    # What stopped a source a check finds as well, and says it with what mends it.
+    # A check finds the cause of a stopped source too, and names the fix.
     new = [finding for finding in told if not any(_is_same(finding, each) for each in checked)]
     worst = list(Severity)
     findings = sorted([*new, *checked], key=lambda finding: worst.index(finding.severity))
@@ -78,28 +78,28 @@ def _is_same(told: Finding, checked: Finding) -> bool:
 
 
 def judge_status(status: SourceStatus) -> Iterable[Finding]:
-    """Say what of a source is not as it should be. Pure."""
+    """Return the problems of a source. Pure."""
     place, reason = Place(status.label), f": {status.error}" if status.error else ""
     match status.state:
         case "not started":
             yield error(place, "was never started", run_here("streamer run"))
         case "stopped":
-            problem = "nobody streams from it, and it keeps its WAL until somebody does"
+            problem = "no process streams from it, so it retains its WAL"
             yield error(place, problem, run_here("streamer run"))
         case "starting":
             yield warning(place, f"is starting{reason}", in_words("wait a moment and look again"))
         case "waiting":
-            words = "it is tried again by itself; see to what it waits for"
+            words = "streamer retries; remove the cause of the wait"
             yield error(place, f"is not streaming{reason}", in_words(words))
         case "error" | "unreachable":
-            words = "mend what the message names; streamer looks again by itself"
+            words = "fix the problem that the message names; streamer retries"
             yield error(place, f"is not streaming{reason}", in_words(words))
     for table in status.tables:
         yield from _judge_table(status, table)
     heartbeat = status.heartbeat_seconds
     if heartbeat is not None and heartbeat > OVERDUE_SECONDS:
         problem = f"commits have not become visible for {format_seconds(heartbeat)}"
-        words = "see to what is said of its tables; without that, the target is too slow"
+        words = "see the messages about its tables; without one, the target is too slow"
         yield warning(place, problem, in_words(words))
 
 

@@ -3,10 +3,10 @@
 // Keeps an open page up to date. Everything else works without it.
 //
 // The server says on /api/events that something happened. Lag, rates and the progress of copies are
-// put in place from what it says; for all else the page is fetched again, and what differs in its
-// [data-live] parts is changed in place, so focus, scrolling and what is unfolded stay.
+// put in place from its values; for all else the script fetches the page again, and changes the
+// differing [data-live] parts in place, so focus, scrolling and unfolded parts stay.
 
-const SLOW_MS = 10000; // what no event tells of, WAL and quarantine, is fetched this often
+const SLOW_MS = 10000; // interval for WAL and quarantine, which no event reports
 const SOON_MS = 300;
 const RATES_MAX = 120;
 
@@ -75,7 +75,7 @@ function tick() {
   drawRates();
 }
 
-// ---- changing what differs -------------------------------------------------------------------
+// ---- changing differing parts ----------------------------------------------------------------
 
 const keyOf = (node) => (node.nodeType === 1 ? node.getAttribute("data-key") : null);
 
@@ -98,7 +98,7 @@ function update(old, fresh) {
     const isUnfolded = name === "open" && old.nodeName === "DETAILS";
     if (!fresh.hasAttribute(name) && !isUnfolded) old.removeAttribute(name);
   }
-  if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // somebody may be at it
+  if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // the user may be editing it
   const keyed = new Map();
   for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
   // A node that is moved loses the focus, so all that can go before it goes first.
@@ -190,7 +190,7 @@ const on = {
     }
     data.lag.forEach(on.lag);
     drawRates();
-    soon(); // something may have happened while nobody listened
+    soon(); // events may be missing while disconnected
   },
   lag({ source, lag_bytes: bytes, lag_seconds: seconds }) {
     put(by("lag-seconds", source), duration(seconds));
@@ -256,7 +256,7 @@ function stop() {
 }
 
 if ($("[data-live]").length) {
-  // A page that nobody sees asks for nothing.
+  // A hidden page sends no requests.
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible") listen();
     else stop();
@@ -295,7 +295,7 @@ for (const after of $("form[action='/login'] input[name=next]")) {
   });
 }
 
-// What a change had to say is said once, not at every reload.
+// A note about a change appears once, not at every reload.
 const address = new URL(location.href);
 if (address.searchParams.has("note")) {
   address.searchParams.delete("note");
