@@ -251,8 +251,7 @@ class _Turn:
 
     @property
     def _spool(self) -> ShareSpool:
-        assert self._lane.spool is not None, "a lane that is drained is held"
-        return self._lane.spool
+        return self._lane.front
 
     async def _apply(self, shares: list[LaneTransaction]) -> None:
         """Apply finished shares, as many as the target takes; raise why it takes no more."""
@@ -282,10 +281,10 @@ class _Turn:
             raise
         finally:
             # Also when cancelled: what is not durable stays in the lane.
+            self._lane.drained(done)
             if done:
                 self._durable(window, done)
             self._tell_of_quarantine()
-            self._lane.put_back(shares[done:])
 
     async def _window(
         self, shares: list[LaneTransaction]
@@ -439,7 +438,7 @@ class _Turn:
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         applier, spool = self._applier, self._spool
         touched: dict[MappedRelation, Counts] = {}
-        piece, *rest = first
+        (piece, *_) = first
         transaction = piece.transaction
         window: LaneWindow | None = None
         try:
@@ -453,7 +452,7 @@ class _Turn:
                     _check_still_wanted(touched, transaction)
                     if ahead is None:
                         break
-                    (piece, *rest), window = await ahead
+                    (piece, *_), window = await ahead
             try:
                 await applier.check_constraints()
             except StreamerError as exc:
@@ -479,8 +478,7 @@ class _Turn:
                 # stands in the way, and the next attempt finds the column there.
                 await self._planner.plans(piece)
             raise
-        spool.release()
-        self._lane.put_back(rest)
+        self._lane.drained(1)
         self._tell_of_quarantine()
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():

@@ -27,7 +27,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
-from streamer.lsn import NOTHING, Lsn
+from streamer.lsn import Lsn
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
@@ -237,7 +237,7 @@ class ShareSpool(Protocol):
     def discard_open(self) -> None: ...
     def read(self, size: int) -> list[LaneTransaction]: ...
     def rewind(self) -> None: ...
-    def release(self) -> None: ...
+    def release(self, count: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -322,8 +322,8 @@ class Lane:
     spool: ShareSpool | None = None
     queued_count: int = 0
     """Shares that the worker has and has not settled."""
-    returned: deque[LaneTransaction] = field(default_factory=deque)
-    """Shares that the worker gave back; they come before the spool's."""
+    returned: deque[ShareSpool] = field(default_factory=deque)
+    """Spools of the shares that the worker gave back; all of them come before `spool`."""
     backend_pid: int | None = None
     """The drainer's session at the target, while it applies something of this lane."""
     is_draining: bool = False
@@ -360,21 +360,24 @@ class Lane:
     @property
     def has_backlog(self) -> bool:
         """Whether there is something to drain."""
-        if self.returned or self.requests:
-            return True
-        return self.spool is not None and not self.spool.is_empty
+        return bool(self.requests) or any(not spool.is_empty for spool in self._spools)
+
+    @property
+    def _spools(self) -> list[ShareSpool]:
+        """All spools, in the order in which their shares were committed."""
+        return [*self.returned, *([] if self.spool is None else [self.spool])]
+
+    @property
+    def front(self) -> ShareSpool:
+        """The spool that holds the oldest share."""
+        while self.returned and self.returned[0].is_empty:
+            self.returned.popleft().close()
+        return self._spools[0]
 
     def held(self, mapped: MappedRelation) -> tuple[int, int]:
-        """Return how many changes of a relation wait here, and their bytes; what a drainer has in
-        its hands does not.
-        """
-        number, size = (0, 0) if self.spool is None else self.spool.held.of(mapped)
-        if self.returned:
-            returned = Held()
-            for share in self.returned:
-                returned.add(share)
-            number, size = number + returned.of(mapped)[0], size + returned.of(mapped)[1]
-        return number, size
+        """Return how many changes of a relation wait here, and their bytes."""
+        counts = [spool.held.of(mapped) for spool in self._spools]
+        return sum(number for number, _ in counts), sum(size for _, size in counts)
 
     def dispatch(self, share: LaneTransaction) -> None:
         """Take the next share, in commit order."""
@@ -421,14 +424,20 @@ class Lane:
         self._settle(len(shares))
 
     def give_back(self, shares: list[LaneTransaction]) -> None:
-        """The worker cannot apply *shares*, nor any of this lane that it got later."""
+        """The worker cannot apply *shares*, nor any of this lane that it got later.
+
+        They go to disk like all shares of a held lane: it may be held for days. Raises SpoolError.
+        """
         if self.is_ending:
             self._settle(len(shares))
             return
         self.keep(Hold.BUSY)
-        # What was being committed comes back after what was only queued: order by commit.
-        together = [*self.returned, *shares]
-        self.returned = deque(sorted(together, key=lambda share: share.end_lsn or NOTHING))
+        if shares:
+            spool = self.open_spool()
+            for share in shares:
+                spool.append(share)
+            # The worker gives back a window that it was committing after the shares behind it.
+            self.returned.appendleft(spool)
         self._settle(len(shares))
 
     def _settle(self, count: int) -> None:
@@ -437,28 +446,17 @@ class Lane:
             self.changed.set()
 
     def take(self, size: int) -> list[LaneTransaction]:
-        """Take the next held shares, about *size* bytes, or a piece of one that is larger.
+        """Return the next held shares, about *size* bytes, or a piece of one that is larger.
 
-        Finished shares are this lane's no more: whoever takes them applies them or puts them back.
-        Raises OpenShareDiscarded.
+        They stay here until `drained` is called. Raises OpenShareDiscarded.
         """
-        if self.returned:
-            shares: list[LaneTransaction] = []
-            while self.returned and (not shares or size > 0):
-                share = self.returned.popleft()
-                size -= share.size
-                shares.append(share)
-            return shares
-        if self.spool is None:
-            return []
-        shares = self.spool.read(size)
-        if shares and shares[-1].end_lsn is not None:
-            self.spool.release()
-        return shares
+        return self.front.read(size) if self.is_held else []
 
-    def put_back(self, shares: list[LaneTransaction]) -> None:
-        """Return finished shares that were taken."""
-        self.returned.extendleft(reversed(shares))
+    def drained(self, count: int) -> None:
+        """Drop the first *count* finished shares that were taken; the rest is taken again."""
+        spool = self.front
+        spool.release(count)
+        spool.rewind()
 
     def discard_open(self) -> None:
         """The connection was lost inside a transaction; what came of it will come again."""
@@ -472,9 +470,7 @@ class Lane:
         """Return to the worker's queue, if nothing is left to drain; tell whether that is so."""
         if self.hold & (BLOCKING | Hold.QUARANTINE) or self.has_backlog or self.has_open_share:
             return False
-        if self.spool is not None:
-            self.spool.close()
-            self.spool = None
+        self._close_spools()
         self.hold = Hold.NONE
         self.error = None
         self.owner.lane_live(self)
@@ -482,11 +478,14 @@ class Lane:
 
     def close(self) -> None:
         """Forget everything; the stream will be read again from the acknowledged position."""
-        if self.spool is not None:
-            self.spool.close()
-            self.spool = None
-        self.returned.clear()
+        self._close_spools()
         self.requests.clear()
+
+    def _close_spools(self) -> None:
+        for spool in self._spools:
+            spool.close()
+        self.returned.clear()
+        self.spool = None
 
 
 @dataclass(slots=True)

@@ -236,12 +236,13 @@ class LaneSpool:
         self._first_segment = 0  # number of the first segment that still exists
         self._released: tuple[int, int] = (0, 0)
         self._cursor: tuple[int, int] = (0, 0)
-        self._boundary: tuple[int, int] = (0, 0)  # behind the last finished share that was read
+        # Finished shares that were read and are not released: where each ends, and its changes.
+        self._read: deque[tuple[tuple[int, int], Held]] = deque()
         self._reader = _ShareReader(self._relations)
         self._discarded = False
         self._held = Held()
         self._open_held = Held()  # of the unfinished share
-        self._read_held = Held()  # read, and not yet released
+        self._piece_held = Held()  # pieces of the share that is read in part
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -335,18 +336,20 @@ class LaneSpool:
             data = self._read_bytes()
             if not data:
                 break
-            used, boundary = self._reader.feed(data, shares)
+            first = len(shares)
+            used, ends = self._reader.feed(data, shares)
             if used == 0:
                 raise SpoolError("held changes are damaged")
             number, offset = self._cursor
             self._cursor = (number, offset + used)
-            if boundary is not None:
-                self._boundary = (number, offset + boundary)
+            for share, end in zip(shares[first:], ends, strict=True):
+                self._piece_held.add(share)
+                self._read.append(((number, offset + end), self._piece_held))
+                self._piece_held = Held()
             taken += used
         if not shares and (piece := self._reader.take_piece()) is not None:
             shares.append(piece)
-        for share in shares:
-            self._read_held.add(share)
+            self._piece_held.add(piece)
         return shares
 
     def _read_bytes(self) -> bytes:
@@ -364,16 +367,17 @@ class LaneSpool:
 
     def rewind(self) -> None:
         """Read again from the first share that is not released."""
-        self._cursor = self._boundary = self._released
+        self._cursor = self._released
         self._reader = _ShareReader(self._relations)
         self._discarded = False
-        self._read_held = Held()
+        self._read.clear()
+        self._piece_held = Held()
 
-    def release(self) -> None:
-        """The finished shares that were read are not wanted again."""
-        self._released = self._boundary
-        self._held.remove(self._read_held)
-        self._read_held = Held()
+    def release(self, count: int) -> None:
+        """Forget the first *count* finished shares that were read and are not released."""
+        for _ in range(count):
+            self._released, held = self._read.popleft()
+            self._held.remove(held)
         while len(self._segments) > 1 and self._first_segment < self._released[0]:
             self._segments.popleft().close()
             self._first_segment += 1
@@ -400,13 +404,13 @@ class _ShareReader:
         self._payloads: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes, shares: list[LaneTransaction]) -> tuple[int, int | None]:
+    def feed(self, data: bytes, shares: list[LaneTransaction]) -> tuple[int, list[int]]:
         """Read whole records from *data*, adding finished shares.
 
-        Returns how many bytes that took, and where the last finished share ended.
+        Returns how many bytes that took, and where each of these shares ended.
         """
         position, end = 0, len(data)
-        boundary = None
+        boundaries: list[int] = []
         unpack = _header.unpack_from
         while position + _header.size <= end:
             kind, length = unpack(data, position)
@@ -429,8 +433,8 @@ class _ShareReader:
             else:
                 shares.append(self._take_share(Lsn(_end_fields.unpack_from(data, begin)[0])))
                 self._transaction = None
-                boundary = position
-        return position, boundary
+                boundaries.append(position)
+        return position, boundaries
 
     def _take_share(self, end_lsn: Lsn | None) -> LaneTransaction:
         assert self._transaction is not None

@@ -30,6 +30,7 @@ from streamer.apply.planner import Planner, known_plans
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import (
+    SpoolError,
     StreamerError,
     TargetConnectionError,
     TargetFencedError,
@@ -208,7 +209,12 @@ class Worker:
 
     def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
         shares = committing.shares if committing else []
-        lane.give_back([*shares, *self._take_back(lane)])
+        shares = [*shares, *self._take_back(lane)]
+        try:
+            lane.give_back(shares)
+        except SpoolError as exc:
+            lane.owner.source_failed(exc)
+            lane.give_back(shares)  # forgotten: the source sends them again
 
     # ---- committing ----------------------------------------------------------------------------
 

@@ -76,11 +76,20 @@ class MemorySpool:
         self.kept.append(share)
 
     def read(self, size: int) -> list[LaneTransaction]:
-        return [self.kept.popleft() for _ in range(min(size, len(self.kept)))]
+        """Return at least *size* pieces, to the end of a transaction."""
+        taken: list[LaneTransaction] = []
+        for share in self.kept:
+            if len(taken) >= size and taken[-1].end_lsn is not None:
+                break
+            taken.append(share)
+        return taken
+
+    def release(self, count: int) -> None:
+        while count:
+            count -= self.kept.popleft().end_lsn is not None
 
     def discard_open(self) -> None: ...
     def rewind(self) -> None: ...
-    def release(self) -> None: ...
     def close(self) -> None:
         self.kept.clear()
 
@@ -364,7 +373,9 @@ class Dispatching(Transactions):
             lane.applied(shares)
 
     def drain(self, lane: Lane, count: int) -> None:
-        for share in lane.take(count):
+        taken = lane.take(count)
+        lane.drained(sum(share.end_lsn is not None for share in taken))
+        for share in taken:
             self.apply(lane, share)
             if share.end_lsn is not None:
                 self.durable(lane, [share])

@@ -73,7 +73,6 @@ class Spooling(RuleBasedStateMachine):
         self.released = 0
         self.read_count = 0
         self.partial: Flat = []
-        self.may_release = False
         self.number = 0
 
     def teardown(self) -> None:
@@ -150,35 +149,33 @@ class Spooling(RuleBasedStateMachine):
                 assert share is shares[0], "a piece comes alone"
                 assert len(shares) == 1
                 assert flat, "a piece holds something"
-                self.may_release = False
                 return
             assert share.end_lsn == model.end_lsn
             assert self.partial == model.changes
             self.partial = []
             self.read_count += 1
-        self.may_release = True
 
-    @precondition(lambda self: self.may_release)
-    @rule()
-    def release(self) -> None:
-        self.spool.release()
-        self.released = self.read_count
-        self.may_release = False
+    @precondition(lambda self: self.read_count > self.released)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """Forget the first of the shares that were read; the others are read again if wanted."""
+        count = data.draw(st.integers(0, self.read_count - self.released))
+        self.spool.release(count)
+        self.released += count
 
     @rule()
     def rewind(self) -> None:
         self.spool.rewind()
         self.read_count = self.released
         self.partial = []
-        self.may_release = False
 
     @rule()
     def drain(self) -> None:
         while shares := self.spool.read(1000):
             self.check(shares)
         self.check([])
-        if self.may_release:
-            self.release()
+        self.spool.release(self.read_count - self.released)
+        self.released = self.read_count
 
     # ---- what must hold ------------------------------------------------------------------------
 
