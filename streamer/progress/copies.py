@@ -160,6 +160,22 @@ async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSession:
+    """A session that copies, and a table on which it holds a lock or waits for one."""
+
+    pid: int
+    application_name: str
+    namespace: str
+    table: str
+    is_blocked: bool
+
+
+async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
+    """Return the sessions at the target that prepare, copy or finish tables, of all sources."""
+    return [OwnSession(**row) for row in await connection.fetch(_OWN_SESSIONS_SQL)]
+
+
 async def set_copy_error(
     connection: TargetConnection, relation_ids: list[int], error: str | None
 ) -> None:
@@ -237,6 +253,20 @@ from streamer.relation r,
          from streamer.sync_partition where relation_id = r.id
      ) p
 where r.state = 'copying' or (r.state = 'paused' and r.snapshot_lsn is null)
+"""
+# In pg_locks a session has a row for a lock that it waits for, too.
+_OWN_SESSIONS_SQL: Final = r"""
+select distinct w.pid, w.application_name, n.nspname as namespace, c.relname as table,
+       coalesce(w.wait_event_type = 'Lock', false) as is_blocked
+from pg_catalog.pg_stat_activity w
+join pg_catalog.pg_locks l on l.pid = w.pid and l.locktype = 'relation'
+join pg_catalog.pg_class c on c.oid = l.relation and c.relkind in ('r', 'p')
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where w.datname = pg_catalog.current_database() and w.usename = current_user
+  and w.application_name ~ '^streamer (sync|copy) \d+$'
+  and l.database = (select d.oid from pg_catalog.pg_database d
+                    where d.datname = pg_catalog.current_database())
+  and n.nspname not in ('pg_catalog', 'pg_toast')
 """
 # By the names of tables: what parts of several sources write at once is told by who they are.
 _RUNNING_SQL: Final = """

@@ -2,6 +2,7 @@
 which sessions at the target hold them up.
 """
 
+import re
 from collections.abc import Collection
 from datetime import datetime
 from typing import Final
@@ -9,11 +10,13 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
 
+_PID: Final = re.compile(r"\bpid (\d+)")
 _BLOCKERS_SQL: Final = """
 select w.pid as waiter, pg_catalog.string_agg(distinct
          case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
-           pg_catalog.format('pid %s (role "%s", query %s s old, transaction %s s old)',
-             b.pid, coalesce(a.usename, '?'),
+           pg_catalog.format(
+             'pid %s (role "%s", application "%s", query %s s old, transaction %s s old)',
+             b.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''),
              coalesce(pg_catalog.floor(extract(epoch from
                pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
              coalesce(pg_catalog.floor(extract(epoch from
@@ -54,6 +57,13 @@ async def read_blockers(store: Store, pids: Collection[int]) -> dict[int, str]:
     async with store.connection() as connection:
         rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
     return {row["waiter"]: row["sessions"] for row in rows}
+
+
+def end_sessions_hint(sessions: str) -> str:
+    """Return the SQL that ends the sessions that `read_blockers` names. Pure."""
+    found = _PID.findall(sessions)
+    sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
+    return f"; let it end, or run at the target: {sql}" if sql else ""
 
 
 async def ask_for_positions(store: Store, *, of_tables: bool) -> None:

@@ -738,6 +738,9 @@ class Pipeline:
         if self._relations.state(mapped) is State.COPYING:
             self._relations.set_state(mapped, State.COPYING, error)
 
+    def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
+        self._relations.show_wait(mapped, reason)
+
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
         self._relations.set_state(mapped, State.ERROR, error)
         table = str(mapped.mapping.source)

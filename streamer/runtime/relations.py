@@ -117,6 +117,14 @@ class Relations:
         else:
             self._health.table_hints[table] = hint
 
+    def show_wait(self, mapped: MappedRelation, reason: str | None) -> None:
+        """Show the reason why a relation waits; None if it waits no longer."""
+        table = str(mapped.mapping.source)
+        if reason is None:
+            self.table_waits.pop(table, None)
+        else:
+            self.table_waits[table] = reason
+
     # ---- lanes ---------------------------------------------------------------------------------
 
     def lane(self, mapped: MappedRelation) -> Lane:

@@ -7,7 +7,6 @@ The first round writes everything, because the rows of a process that died are s
 
 import asyncio
 import contextlib
-import re
 import time
 from datetime import UTC, datetime
 from typing import Final
@@ -17,7 +16,7 @@ from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
 from streamer.lsn import Lsn
-from streamer.progress.lag import read_blockers, set_lag_since, set_visible
+from streamer.progress.lag import end_sessions_hint, read_blockers, set_lag_since, set_visible
 from streamer.progress.store import HeldRecord, SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
@@ -25,7 +24,6 @@ from streamer.runtime.relations import Relations
 from streamer.runtime.services import Services
 
 REPORT_SECONDS: Final = 2.0
-_PID: Final = re.compile(r"\bpid (\d+)")
 _QUEUE: Final = (
     f"one of the {CONCURRENT_MAX} connections by which held tables are applied: other held tables "
     "use all of them"
@@ -129,7 +127,7 @@ class _StatusReport:
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
                 reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
-                reasons[mapped] = reason + _ending(sessions)
+                reasons[mapped] = reason + end_sessions_hint(sessions)
             elif mapped.relation_id in self._waiting:
                 done.append(mapped.relation_id)
         for mapped, reason in reasons.items():
@@ -142,13 +140,6 @@ class _StatusReport:
                     self._waits.pop(str(mapped.mapping.source), None)
             await self._store.set_waiting(done, None)
             self._waiting.difference_update(done)
-
-
-def _ending(sessions: str) -> str:
-    """Return the SQL that ends the sessions that `read_blockers` names."""
-    found = _PID.findall(sessions)
-    sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
-    return f"; let it end, or run at the target: {sql}" if sql else ""
 
 
 def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:

@@ -27,8 +27,9 @@ _CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
 
 _DESCRIBE_SQL: Final = """
        case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
-         pg_catalog.format('pid %%s (role "%%s", query %%s s old, transaction %%s s old)',
-           b.pid, coalesce(a.usename, '?'),
+         pg_catalog.format(
+           'pid %%s (role "%%s", application "%%s", query %%s s old, transaction %%s s old)',
+           b.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''),
            coalesce(pg_catalog.floor(extract(epoch from
              pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
            coalesce(pg_catalog.floor(extract(epoch from

@@ -50,6 +50,10 @@ class SyncEvents(Protocol):
         """A copy under way makes no progress, for now; with None it makes progress again."""
         ...
 
+    def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
+        """A copy waits for a session that holds a lock; with None it waits no longer."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:

@@ -47,8 +47,9 @@ class CopyQueue:
         return not self._waiting and not self._copying
 
     @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
+    def waiting(self) -> "list[MappedRelation]":
+        """The relations that the next round takes."""
+        return list(self._waiting)
 
     def has(self, mapped: "MappedRelation") -> bool:
         is_here = mapped in self._waiting or mapped in self._copying

@@ -54,6 +54,14 @@ class SparkLauncher:
         self._idle: asyncio.Timeout | None = None
         self._count = 0
         self._last_error: str | None = None
+        self._is_ready = False
+        self.is_starving = False
+        """No worker of Spark takes the tasks of the jobs there are."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether jobs wait for the Spark process to start."""
+        return bool(self._waiting) and not self._is_ready
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to its end; return the relations that failed, with why.
@@ -178,6 +186,10 @@ class SparkLauncher:
 
     def _handle(self, event: dict[str, Any]) -> None:
         match event.get("event"):
+            case "ready":
+                self._is_ready = True
+            case "fed":
+                self.is_starving = False
             case "ended":
                 self._last_error = event["error"]
             case "insecure":
@@ -185,6 +197,7 @@ class SparkLauncher:
                     "Spark sends connection strings unprotected", reasons=event["weaknesses"]
                 )
             case "starving":
+                self.is_starving = True
                 log.warning(
                     "the copy waits for Spark: no worker has taken a task; see that workers run"
                     " and have a core and memory free",
@@ -201,6 +214,7 @@ class SparkLauncher:
     async def _stop(self) -> None:
         """End the process group: politely, then not."""
         process, self._process = self._process, None
+        self._is_ready = self.is_starving = False
         if process is None:
             return
         if not self._waiting:

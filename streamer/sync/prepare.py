@@ -39,7 +39,7 @@ from streamer.source.types import read_types
 from streamer.sync.copy_query import CopyOrder
 from streamer.sync.exchange import Exchange, WriteMode
 from streamer.sync.plan import CopyPart, Heap
-from streamer.sync.stage import drop_stage, rest_triggers, stage_name
+from streamer.sync.stage import drop_stage, rest_triggers, stage_name, stage_place
 from streamer.sync.tables import create_table, published_relation
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_relation
@@ -68,6 +68,7 @@ class TableCopy:
     heaps: tuple[Heap, ...] = ()
     can_split: bool = False
     parts: list[CopyPart] = field(default_factory=list)
+    has_copied_parts: bool = False
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
@@ -121,6 +122,16 @@ class TableCopy:
     def destination(self) -> str:
         """Where COPY puts the rows, quoted."""
         return stage_name(self.mapped.relation_id) if self.is_staged else self.table
+
+    @property
+    def target_name(self) -> tuple[str, str]:
+        """The schema and the name of the target table."""
+        return self.target.name.namespace, self.target.name.name
+
+    @property
+    def fills(self) -> tuple[str, str]:
+        """The schema and the name of the table that COPY fills."""
+        return stage_place(self.mapped.relation_id) if self.is_staged else self.target_name
 
     @property
     def own_rows(self) -> str:
@@ -244,14 +255,16 @@ class Preparation:
         """
         relation_id = copy.mapped.relation_id
         async with transaction(target):
-            begun = await begin_copy(target, relation_id, was_created=copy.was_created)
-            copy.attempt = begun.attempt
-            # First: a task of a process that died may still hold its part's row. This waits until
-            # it commits or ends, and the statements below see the rows that it committed. From here
-            # on no task finds its row, and so none copies.
+            # All waits come before the relation's row is locked: their reasons are written there.
+            await _lock_target(target, copy)
+            # A task of a process that died may still hold its part's row. This waits until the
+            # task commits or ends, and the statements below see the rows that it committed. From
+            # here on no task finds its row, and so none copies.
             await target.execute(
                 "delete from streamer.sync_partition where relation_id = $1", relation_id
             )
+            begun = await begin_copy(target, relation_id, was_created=copy.was_created)
+            copy.attempt = begun.attempt
             await drop_stage(target, relation_id)
             if begun.is_filling:
                 await _clear(target, copy)
@@ -323,11 +336,25 @@ async def has_rows(target: TargetConnection, copy: TableCopy) -> bool:
     return bool(await target.fetch_value(exists))
 
 
+async def _lock_target(target: TargetConnection, copy: TableCopy) -> None:
+    """Wait here for the lock that `_clear` will need, if it removes rows, or for a reader's."""
+    is_filling = await target.fetch_value(
+        "select filling from streamer.relation where id = $1", copy.mapped.relation_id
+    )
+    if await has_rows(target, copy) and is_filling and _may_truncate(copy):
+        await target.execute(f"lock table {copy.table} in access exclusive mode")
+
+
+def _may_truncate(copy: TableCopy) -> bool:
+    """Whether all rows of the table are this source's, and nothing refers to them."""
+    return copy.sid is None and not copy.target.is_referenced
+
+
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:
     """Remove the rows of this source: an unfinished copy has put them there."""
     if not await has_rows(target, copy):
         return
-    if copy.sid is None and not copy.target.is_referenced:
+    if _may_truncate(copy):
         await target.execute(f"truncate {copy.table}")
     else:
         await rest_triggers(target)

@@ -9,6 +9,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.progress.copies import set_copy_error
 from streamer.source.waits import Reported
 from streamer.sync.context import CopyContext
+from streamer.sync.states import is_turn
 
 log = structlog.get_logger()
 
@@ -27,8 +28,11 @@ class CopyReports:
         """Show the lock or transaction that copies wait for; with None they wait no longer."""
         relations = list(relations)
         tables = [str(mapped.mapping.source) for mapped in relations]
-        if what is not None and self._reported.is_new(what, *tables):
+        is_worth_a_line = what is not None and not is_turn(what)
+        if is_worth_a_line and self._reported.is_new(str(what), *tables):
             log.warning("copies wait", source=self._context.label, tables=tables, waiting_for=what)
+        for mapped in relations:
+            self._context.events.copy_waits(mapped, what if is_worth_a_line else None)
         await self._context.store.set_waiting([mapped.relation_id for mapped in relations], what)
 
     async def show_error(self, relations: Iterable[MappedRelation], error: str | None) -> None:

@@ -46,6 +46,7 @@ from streamer.source.waits import read_locked, set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.copy_waits import CopyWaits
 from streamer.sync.finish import Finisher
 from streamer.sync.leaves import know_leaves
 from streamer.sync.locked_table import LockedTable
@@ -91,6 +92,7 @@ class Round:
         self._copies: list[TableCopy] = []
         self._again: list[str] = []
         """Why tables are left to the next round."""
+        self._waits = CopyWaits(context, queue, reports)
         self._locked: dict[TableCopy, LockedTable] = {}
         """Tables that are copied under one lock."""
         self._snapshot: HeldSnapshot
@@ -103,6 +105,8 @@ class Round:
         async with AsyncExitStack() as sessions:
             if exported is not None:
                 sessions.push_async_callback(exported.close)
+            reporting = asyncio.create_task(self._waits.run(), name="copy waits")
+            sessions.push_async_callback(self._waits.end, reporting)
             await self._context.end_former_tasks()
             await self._prepare(batch)
             if self._copies:
@@ -160,6 +164,7 @@ class Round:
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
             for mapped in batch:
                 name = mapped.mapping.source
+                self._waits.preparing = mapped
                 try:
                     relation = relations.get(name)
                     if relation is None:
@@ -171,12 +176,14 @@ class Round:
                         await self._preparation.begin(target, copy)
                         failpoint("sync.prepared")
                         self._copies.append(copy)
+                        self._waits.copies.append(copy)
                 except TargetContentionError as exc:
                     self._again.append(f'"{name}" waits at the target: {exc.message}')
                 except StreamerError as exc:
                     if exc.retry is Retry.TIMED:
                         raise
                     await self._finisher.refuse(mapped, exc)
+        self._waits.preparing = None
 
     # ---- 2: the snapshot -----------------------------------------------------------------------
 
@@ -445,6 +452,7 @@ class Round:
         remaining: list[CopyPart] = []
         for copy in active:
             missing = [p for p in copy.parts if (p.relation_id, p.part) not in copied]
+            copy.has_copied_parts = len(missing) < len(copy.parts)
             remaining += missing
             if not missing and time.monotonic() >= copy.not_before:
                 done = [copied[p.relation_id, p.part] for p in copy.parts]
@@ -456,24 +464,15 @@ class Round:
         return remaining
 
     async def _watch(self, copying: "asyncio.Task[Any]") -> None:
-        waiting: dict[TableCopy, str] = {}
         while True:
             done, _ = await asyncio.wait([copying], timeout=POLL_SECONDS)
             await self._finish_complete()
+            locked = (
+                {} if done else await read_locked(self._snapshot.plain, self._context.task_name)
+            )
+            self._waits.source_locks = find_waiting(self._unfinished, locked)
             if done:
-                await self._reports.tell_waiting([copy.mapped for copy in waiting], None)
                 return
-            waiting = await self._show_waiting(waiting)
-
-    async def _show_waiting(self, before: dict[TableCopy, str]) -> dict[TableCopy, str]:
-        """Show which copies wait for a lock at the source, and for whom."""
-        locked = await read_locked(self._snapshot.plain, self._context.task_name)
-        now = find_waiting(self._unfinished, locked)
-        for copy, awaited in now.items():
-            await self._reports.tell_waiting([copy.mapped], awaited)
-        if gone := [copy.mapped for copy in before if copy not in now]:
-            await self._reports.tell_waiting(gone, None)
-        return now
 
 
 def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableCopy, str]:

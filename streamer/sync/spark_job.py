@@ -225,15 +225,20 @@ def _report_starving(session: SparkSession) -> None:
     """Say so when tasks wait and none runs: a cluster without free workers makes no other sign."""
     tracker = session.sparkContext.statusTracker()
     hungry_since: float | None = None
+    is_reported = False
     while True:
         time.sleep(STARVING_SECONDS / 4)
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         if not stages or any(stage is None or stage.numActiveTasks for stage in stages):
             hungry_since = None
+            if is_reported:
+                emit("fed")
+                is_reported = False
         elif hungry_since is None:
             hungry_since = time.monotonic()
         elif time.monotonic() - hungry_since >= STARVING_SECONDS:
             emit("starving")
+            is_reported = True
             hungry_since = None
 
 

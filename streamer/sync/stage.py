@@ -34,7 +34,12 @@ where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
 
 def stage_name(relation_id: int) -> str:
     """Return the staging table of a relation, quoted. Pure."""
-    return f"streamer.copy_{relation_id}"
+    return ".".join(stage_place(relation_id))
+
+
+def stage_place(relation_id: int) -> tuple[str, str]:
+    """Return the schema and the name of a staging table. Pure."""
+    return "streamer", f"copy_{relation_id}"
 
 
 async def create_stage(

@@ -23,6 +23,7 @@ Pure.
 """
 
 import enum
+from typing import Final
 
 
 class State(enum.StrEnum):
@@ -34,6 +35,15 @@ class State(enum.StrEnum):
     READY = "ready"
     PAUSED = "paused"
     ERROR = "error"
+
+
+TURN: Final = "its turn: "
+"""How ``waiting_for`` begins where nobody needs to act: the copy begins by itself."""
+
+
+def is_turn(waiting_for: str) -> bool:
+    """Whether a table waits only for other copies, or for Spark to start."""
+    return waiting_for.startswith(TURN)
 
 
 def needs_copy(state: State, *, has_snapshot: bool) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from streamer import hints
 from streamer.admin.page.manual import help_address
 from streamer.admin.page.view import NOT_STREAMING, address, label_of, table_address
+from streamer.sync.states import is_turn
 
 Row = dict[str, Any]
 
@@ -119,7 +120,7 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
     if table["state"] == "paused":
         what = "is paused; its changes wait"
         yield _item(place, what, page, "warning", "wal", command("resume"), (resume,), **which)
-    if table.get("waiting_for"):
+    if table.get("waiting_for") and not is_turn(table["waiting_for"]):
         what = f"waits for {table['waiting_for']}"
         yield _item(place, what, page, "warning", "waits")
     if table["quarantined"]:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from streamer.admin.activity import TableActivity
 from streamer.errors import MappingError
 from streamer.mapping.rules import parse_name, parse_relation
+from streamer.sync.states import is_turn
 
 Row = dict[str, Any]
 
@@ -137,7 +138,9 @@ def queue_of(tables: Iterable[Row]) -> dict[str, str]:
 
 
 def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
-    needs_look = bool(table["quarantined"] or table.get("waiting_for") or table["error"])
+    waiting_for = table.get("waiting_for") or ""
+    waits = bool(waiting_for) and not is_turn(waiting_for)
+    needs_look = bool(table["quarantined"] or waits or table["error"])
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
         "address": table_address(source, table["source"]),

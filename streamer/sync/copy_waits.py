@@ -1,0 +1,171 @@
+"""Reports the reason why a copy waits: its turn, or a session that holds a lock on either side.
+
+A task of its own polls the target for the length of a round, because the round itself can wait:
+for a lock as it prepares a table, or as it exchanges the rows.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamer.apply.lane import MappedRelation
+from streamer.errors import StreamerError
+from streamer.progress.copies import OwnSession, read_own_sessions
+from streamer.progress.lag import end_sessions_hint, read_blockers
+from streamer.sync.context import CopyContext
+from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.prepare import TableCopy
+from streamer.sync.reports import CopyReports
+from streamer.sync.states import TURN
+
+LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Facts:
+    """The copies of one round, and the sessions that work for them."""
+
+    waiting: list[MappedRelation] = field(default_factory=list)
+    """The relations that the next round takes."""
+    copies: list[TableCopy] = field(default_factory=list)
+    """The copies of this round that are not done."""
+    source_locks: dict[TableCopy, str] = field(default_factory=dict)
+    """The sessions at the source that copies wait for."""
+    target_locks: dict[MappedRelation, str] = field(default_factory=dict)
+    """The sessions at the target that copies wait for."""
+    copying: set[tuple[str, str, str]] = field(default_factory=set)
+    """The tables that tasks fill now: application name, schema and table."""
+    task_name: str = ""
+    jobs: int = 1
+    is_starting: bool = False
+    is_starving: bool = False
+
+
+def find_reasons(facts: Facts) -> dict[MappedRelation, str]:
+    """Return the reason why each copy waits; a copy that makes progress has none. Pure."""
+    reasons: dict[MappedRelation, str] = {}
+    if facts.copies:
+        count = len(facts.copies)
+        ends = f"{TURN}{_copies(count)} of this source {'ends' if count == 1 else 'end'} first"
+        reasons = dict.fromkeys(facts.waiting, ends)
+    for copy in facts.copies:
+        if reason := facts.source_locks.get(copy) or _find_turn(facts, copy):
+            reasons[copy.mapped] = reason
+    for mapped, sessions in facts.target_locks.items():
+        lock = f'a lock on target table "{mapped.mapping.target}": {sessions}'
+        reasons[mapped] = lock + end_sessions_hint(sessions)
+    return reasons
+
+
+def _find_turn(facts: Facts, copy: TableCopy) -> str | None:
+    """Return the reason why no task has begun to copy *copy*, if that is so."""
+    if not copy.parts or copy.has_copied_parts:
+        return None
+    if (facts.task_name, *copy.fills) in facts.copying:
+        return None
+    if facts.is_starting:
+        return f"{TURN}Spark starts"
+    if facts.is_starving:
+        return "a free worker of Spark"
+    if busy := len(facts.copying):
+        use = "uses" if busy == 1 else "use"
+        return f"{TURN}{_copies(busy)} of other tables {use} Spark (sync.jobs: {facts.jobs})"
+    return None
+
+
+def _copies(count: int) -> str:
+    return "1 copy" if count == 1 else f"{count} copies"
+
+
+class CopyWaits:
+    """Polls and reports for one round."""
+
+    def __init__(self, context: CopyContext, queue: CopyQueue, reports: CopyReports) -> None:
+        self._context = context
+        self._queue = queue
+        self._reports = reports
+        self.preparing: MappedRelation | None = None
+        """The relation whose target table the round prepares."""
+        self.copies: list[TableCopy] = []
+        self.source_locks: dict[TableCopy, str] = {}
+        self._told: dict[MappedRelation, str] = {}
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(StreamerError):  # the round meets it, too
+                reasons = find_reasons(await self._read())
+                await self._report(self._keep(reasons))
+
+    async def end(self, running: "asyncio.Task[None]") -> None:
+        """The round is over, and its waits with it."""
+        running.cancel()
+        await asyncio.wait([running])
+        with contextlib.suppress(StreamerError):
+            await self._report({})
+
+    async def _read(self) -> Facts:
+        context = self._context
+        async with context.store.connection() as connection:
+            sessions = await read_own_sessions(connection)
+        blocked = {session.pid for session in sessions if session.is_blocked}
+        blockers = await read_blockers(context.store, blocked) if blocked else {}
+        copies = [copy for copy in self.copies if not copy.is_done]
+        tasks = [s for s in sessions if s.application_name.startswith("streamer copy ")]
+        return Facts(
+            waiting=self._queue.waiting,
+            copies=copies,
+            source_locks=self.source_locks,
+            target_locks=self._match(copies, sessions, blockers),
+            copying={(s.application_name, s.namespace, s.table) for s in tasks if _is_user(s)},
+            task_name=context.task_name,
+            jobs=context.settings.jobs,
+            is_starting=context.launcher.is_starting,
+            is_starving=context.launcher.is_starving,
+        )
+
+    def _match(
+        self, copies: list[TableCopy], sessions: list[OwnSession], blockers: dict[int, str]
+    ) -> dict[MappedRelation, str]:
+        """Return which relations wait for sessions at the target, with these."""
+        tables: dict[tuple[str, str], MappedRelation] = {}
+        for copy in copies:
+            tables[copy.fills] = tables[copy.target_name] = copy.mapped
+        if self.preparing is not None:
+            name = self.preparing.mapping.target
+            tables[name.namespace, name.name] = self.preparing
+        own = (self._context.application_name, self._context.task_name)
+        return {
+            tables[session.namespace, session.table]: blockers[session.pid]
+            for session in sessions
+            if session.application_name in own
+            and session.pid in blockers
+            and (session.namespace, session.table) in tables
+        }
+
+    def _keep(self, reasons: dict[MappedRelation, str]) -> dict[MappedRelation, str]:
+        """Let the reason stand of an exchange that is tried again in a moment."""
+        now = time.monotonic()
+        again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
+        return {m: reason for m, reason in self._told.items() if m in again} | reasons
+
+    async def _report(self, reasons: dict[MappedRelation, str]) -> None:
+        new: dict[str, list[MappedRelation]] = {}
+        for mapped, reason in reasons.items():
+            if self._told.get(mapped) != reason:
+                new.setdefault(reason, []).append(mapped)
+        for reason, waiting in new.items():
+            await self._reports.tell_waiting(waiting, reason)
+            self._told |= dict.fromkeys(waiting, reason)
+        if gone := [mapped for mapped in self._told if mapped not in reasons]:
+            await self._reports.tell_waiting(gone, None)
+            for mapped in gone:
+                del self._told[mapped]
+
+
+def _is_user(session: OwnSession) -> bool:
+    """Whether a task fills the table; tasks read the bookkeeping, too."""
+    return session.namespace != "streamer" or session.table.startswith("copy_")

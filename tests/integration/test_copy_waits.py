@@ -1,0 +1,78 @@
+"""A copy that waits names the session that holds it up, or the copies that come first."""
+
+import re
+
+import psycopg
+import pytest
+
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+
+NAMES = ("a_held", "b_next", "c_late")
+
+
+def resync(target: Database, *names: str) -> None:
+    """Ask for all at once, so that one round copies them."""
+    listed = ", ".join(f"'public.{name}'" for name in names)
+    target.execute(
+        "insert into streamer.request (relation_id, action) select id, 'resync'"
+        f" from streamer.relation where source in ({listed}); notify streamer"
+    )
+
+
+async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_first(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for name in NAMES:
+        source.execute(f"create table {name} (id int); insert into {name} values (1)")
+        target.execute(f"create table {name} (id int)")
+    tables = "\n".join(f"{name}: {{initial: none}}" for name in NAMES)
+    async with stream(tables) as streamer:
+        await streamer.caught_up(60)
+
+        async def waits(name: str, pattern: str) -> bool:
+            waiting_for = (await streamer.table(f"public.{name}"))["waiting_for"] or ""
+            return re.match(pattern, waiting_for) is not None
+
+        with psycopg.connect(target.url, application_name="report") as holder:
+            pid = holder.info.backend_pid
+            lock = (
+                rf'a lock on target table "public.a_held": pid {pid} \(role "postgres", '
+                r'application "report", query \d+ s old, .*select pg_terminate_backend\(\d+\)'
+            )
+            # WHEN a session at the target lets nobody read a table that is copied again
+            holder.execute("lock table a_held in access exclusive mode")
+            resync(target, "a_held")
+            # THEN the copy names it as it prepares the table
+            await streamer.eventually(lambda: waits("a_held", lock), 60)
+            holder.rollback()
+            await streamer.caught_up(60)
+            # AND as it fills the table, if that is when the session hinders it
+            target.execute("truncate a_held, b_next")
+            holder.execute("lock table a_held, b_next in share mode")
+            resync(target, "a_held", "b_next")
+            held = f'a lock on target table "public.(a_held|b_next)": pid {pid} '
+            turn = "its turn: 1 copy of (other tables uses Spark|this source ends first)"
+
+            async def one_waits_for_the_other() -> bool:
+                pairs = (("a_held", "b_next"), ("b_next", "a_held"))
+                return any([await waits(a, held) and await waits(b, turn) for a, b in pairs])
+
+            await streamer.eventually(one_waits_for_the_other, 60)
+            reasons = [r for r in streamer.engine.readiness() if r["state"] == "waiting"]
+            assert [f"pid {pid} (" in reason["error"] for reason in reasons] == [True]
+            # AND a table that is requested meanwhile waits for the round
+            resync(target, "c_late")
+            queue = "its turn: (1 copy|2 copies) of this source ends? first"
+            await streamer.eventually(lambda: waits("c_late", queue), 60)
+            holder.rollback()
+        await streamer.caught_up(60)
+
+        async def waits_for_nobody() -> bool:
+            return all(t["waiting_for"] is None for t in (await streamer.status())["tables"])
+
+        await streamer.eventually(waits_for_nobody, 60)
+        for name in NAMES:
+            assert_same(source, target, name)
