@@ -81,6 +81,14 @@ def test_every_runbook_has_a_symptom_a_cause_and_a_remedy() -> None:
         assert re.match(r"How it shows .*Why.* [Ww]hat to do", text), path
 
 
+def test_reference_lists_exactly_the_tables_of_the_bookkeeping() -> None:
+    migrations = "".join(p.read_text() for p in sorted((ROOT / "migrations/target").glob("*.sql")))
+    tables = set(re.findall(r"^create table (streamer\.\w+)", migrations, re.MULTILINE))
+
+    rows = re.findall(r"^\| `(streamer\.\w+)`", page("reference/bookkeeping-tables"), re.MULTILINE)
+    assert set(rows) == tables
+
+
 def test_example_names_every_setting() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     words = set(re.findall(r"(?:^[\s#-]*|[{,] ?)(\w+):(?=\s|$)", text, re.MULTILINE))
