@@ -23,7 +23,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/streamer streamer
 COPY --from=build /opt/streamer /opt/streamer
-# The health check asks where the program listens; this is above what the configuration says.
+# The health check asks this address; the variable takes precedence over the configuration.
 ENV PATH=/opt/streamer/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     STREAMER_HTTP__LISTEN=127.0.0.1:8000 \

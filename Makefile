@@ -14,16 +14,16 @@ build_tools := uv hatchling editables setuptools
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    two servers stream into a third, all of it here; ARGS='--seconds 60 --keep'"
-	@echo "make test    the whole test suite; ARGS='-x tests/unit' for some of it"
-	@echo "make matrix  integration and fault tests with several servers and settings; ARGS=--all for all"
-	@echo "make torture  random work and random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
-	@echo "make check   lint, format and types"
-	@echo "make fix     what of that mends itself"
-	@echo "make docs    the documentation as a site, in build/docs"
-	@echo "make reference  the generated parts of docs/reference, and config.example.yaml"
-	@echo "make bench   every benchmark"
-	@echo "make lock    resolve the lock files again; ARGS=--upgrade for the newest of everything"
+	@echo "make demo       demonstrates streamer on this machine; ARGS='--seconds 60 --keep'"
+	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
+	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
+	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
+	@echo "make check      checks lint, format and types"
+	@echo "make fix        fixes lint and format where the tools can"
+	@echo "make docs       builds the documentation as a site, in build/docs"
+	@echo "make reference  writes the generated parts of docs/reference, and config.example.yaml"
+	@echo "make bench      runs every benchmark"
+	@echo "make lock       resolves the lock files again; ARGS=--upgrade takes the newest versions"
 
 demo: $(installed)
 	@scripts/with_java.sh $(python) -m streamer demo $(ARGS)
@@ -69,7 +69,7 @@ lock: $(installed)
 	@printf '%s\n' $(build_tools) | \
 		$(lock) $(ARGS) --no-annotate --output-file requirements-build.lock -
 
-# Anew whenever what is installed would be something else.
+# Runs again when a requirement changes.
 $(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 	@touch $@

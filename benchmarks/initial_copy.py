@@ -1,9 +1,9 @@
 """Initial copy of a 1 GB table: streamer's Spark copy against psql piped into psql.
 
 Both copy the same table, in binary, and end with its primary key. streamer's time runs from the
-first connection of a Spark task until the table is ``ready`` (key, indexes, ANALYZE); what Spark
-takes to start is not counted. The other side is ``psql -c "copy … to stdout (format binary)" |
-psql -c "copy … from stdin (format binary)"`` into a table that has its key.
+first connection of a Spark task until the table is ``ready`` (key, indexes, ANALYZE), without the
+start of Spark. The other side is ``psql -c "copy … to stdout (format binary)" | psql -c "copy …
+from stdin (format binary)"`` into a table that has its key.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""What other tables notice while one of 400,000 rows joins: commit to visible, before and then.
+"""The effect on other tables of a joining table with 400,000 rows: commit to visible, before and
+then.
 
 A writer commits one row every few milliseconds to a table that streams; then SIGHUP brings the big
 table in. Times are those of the commits themselves, at the source and at the target
-(``track_commit_timestamp``). Spark shares the machine's cores, which is no part of what is asked;
+(``track_commit_timestamp``). Spark shares the machine's cores, which the question excludes;
 ``--copies threads`` makes the copies by threads of a small process instead.
 """
 

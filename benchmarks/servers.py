@@ -86,12 +86,12 @@ def drain_natively(source: Server, target: Server, end_lsn: object, seconds: flo
 
 
 def active(slot: str) -> str:
-    """Return what tells whether somebody reads a slot."""
+    """Return a condition: a program reads the slot."""
     return f"select active from pg_replication_slots where slot_name = '{slot}'"
 
 
 def has_everything(end_lsn: object) -> str:
-    """Return what tells at streamer's target whether it has all up to *end_lsn*."""
+    """Return a condition at streamer's target: it has everything up to *end_lsn*."""
     return (
         f"select bool_and(end_lsn >= '{end_lsn}' or acknowledged_lsn >= '{end_lsn}')"
         " from streamer.source s join streamer.relation r on r.source_id = s.id"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes .venv from the lock files: PYTHON=python3.12 scripts/setup.sh
 #
-# What is installed is exactly what the lock files name, checked by hash, build tools included. uv
-# is the fast way; pip, slower, is taken where it has an index of its own or uv cannot get there.
+# It installs exactly the packages of the lock files, checked by hash, build tools included. uv is
+# fast; pip is slower, and serves where it has its own index or uv cannot reach one.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -22,7 +22,7 @@ make_environment() {
     # Debian keeps venv in a package of its own.
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     install="apt-get install -y python$version-venv"
-    command -v apt-get >/dev/null || fail "$python -m venv does not work; install what it lacks"
+    command -v apt-get >/dev/null || fail "$python -m venv does not work; install the missing package"
     [ "$(id -u)" = 0 ] || fail "$python cannot make virtual environments; run: sudo $install"
     echo "installing python$version-venv"
     export DEBIAN_FRONTEND=noninteractive
@@ -44,7 +44,7 @@ pip() {
     .venv/bin/python -m pip "$@"
 }
 
-echo "installing what requirements-dev.lock names"
+echo "installing the packages of requirements-dev.lock"
 pip install --quiet --require-hashes --requirement requirements-build.lock
 if pip config list | grep -qE 'index-url|no-index|proxy' ||
     ! .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes \

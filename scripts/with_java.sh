@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs a command with a Java that Spark can use: scripts/with_java.sh COMMAND …
 #
-# Takes JAVA_HOME, the java on the path or one in the usual places, whichever is recent enough first.
-# If none is, installs the distribution's headless one where it may, or says what to run.
+# It takes the first recent one of JAVA_HOME, the java on the path and those in the usual places. If there
+# is none, it installs the distribution's headless one, or prints the command to run.
 set -eu
 oldest=17
 
@@ -81,6 +81,6 @@ if ! find_java; then
     *" brew"*) fail "run: $install" ;;
     *) fail "run: sudo $install" ;;
     esac
-    find_java || fail "and what \"$install\" brought is older"
+    find_java || fail "and \"$install\" installed an older one"
 fi
 exec "$@"

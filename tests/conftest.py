@@ -1,4 +1,4 @@
-"""Plugins, and an environment without anybody's settings."""
+"""Plugins, and an environment without settings of the machine's user."""
 
 import os
 

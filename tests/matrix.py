@@ -1,8 +1,8 @@
 """Run test suites with several combinations of settings, one after the other.
 
-``make matrix`` takes integration and fault tests and combinations that cover every pair of choices;
-``ARGS='--all tests/integration/test_modes.py'`` takes what it is told to. Arguments that are
-not ours are pytest's.
+``make matrix`` takes integration and fault tests and combinations that cover every pair of choices.
+``ARGS='--all tests/integration/test_modes.py'`` takes the given tests and all combinations. Other
+arguments go to pytest.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What is in deploy/ fits the program: metric names and labels, settings, paths, probes."""
+"""The files of deploy/ fit the program: metric names and labels, settings, paths, probes."""
 
 import configparser
 import json
@@ -29,7 +29,7 @@ KUBERNETES: Final = {
     for document in yaml.safe_load_all((DEPLOY / "kubernetes" / "streamer.yaml").read_text())
 }
 SCRAPED: Final = {"up": {"job", "instance"}}
-"""What Prometheus makes itself."""
+"""Metrics that Prometheus itself provides."""
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_alerts_are_there_for_all_that_must_not_be_missed() -> None:
 
 
 def test_promtool_takes_rules_and_configuration(tmp_path: Path) -> None:
-    """Debian's package prometheus has it; what it would say of names it does not know is above."""
+    """Debian's package prometheus has it; the test above covers unknown names."""
     scraping = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     assert scraping["scrape_configs"][0]["job_name"] == "streamer"  # as the alert on `up` has it
     mounted = COMPOSE["services"]["prometheus"]["volumes"]

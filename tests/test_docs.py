@@ -1,6 +1,4 @@
-"""The documentation names what there is: settings, metrics, commands, error codes. Links
-resolve.
-"""
+"""The documentation fits the code: settings, metrics, commands, error codes, links."""
 
 import enum
 import re

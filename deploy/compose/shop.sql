@@ -1,4 +1,4 @@
--- What each of the two sources begins with.
+-- The first contents of each of the two sources.
 create table customers (
     id bigint generated always as identity primary key,
     name text not null,

@@ -37,7 +37,7 @@ _CONNECTING = {"_parse_connect_dsn_and_args", "_dot_postgresql_path", "_read_pas
 
 
 class FakeEngine:
-    """Remembers what it was to go over to."""
+    """Records the mapping that it had to switch to."""
 
     def __init__(self) -> None:
         self.applied: list[Mapping] = []
@@ -89,7 +89,7 @@ async def admin(
 ) -> AsyncIterator[Admin]:
     """Open the API; with *sources* in static mode.
 
-    What blocks the event loop fails, if the API *is_alone* in it.
+    A call that blocks the event loop fails, if the API *is_alone* in it.
     """
     config = directory / "config.yaml"
     database = "" if sources else f"mapping_database: {directory / 'mapping.sqlite'}"
@@ -133,7 +133,7 @@ OpenAdmin = Callable[..., contextlib.AbstractAsyncContextManager[Admin]]
 
 @pytest.fixture
 def open_admin(tmp_path: Path) -> OpenAdmin:
-    """Return what opens the API: ``async with open_admin() as a``."""
+    """Return a function that opens the API: ``async with open_admin() as a``."""
 
     def opened(*arguments: Any, **options: Any) -> contextlib.AbstractAsyncContextManager[Admin]:
         return admin(tmp_path, *arguments, **options)

@@ -1,9 +1,9 @@
 """Processes of the program without its imports: a server imports them once, and forks.
 
-Importing what `streamer run` needs takes more than a second of CPU, some hundred times in a run of
-the suite. A forked process is a process like any other: it has a session, an environment and
-standard streams of its own, is killed by a signal and exits with a code. As it is not a child of
-the tests, a keeper between it and the server writes its exit code into a file.
+The imports of `streamer run` take more than a second of CPU, some hundred times in a run of the
+suite. A forked process is an ordinary process: it has its own session, environment and standard
+streams, dies by a signal and exits with a code. It is not a child of the tests, so a keeper between
+it and the server writes its exit code into a file.
 
 Requests are lines of JSON on standard input, answers lines of JSON on standard output.
 """
@@ -31,8 +31,8 @@ POLL_SECONDS = 0.01
 class ForkedProcess:
     """The part of `subprocess.Popen` that tests use.
 
-    *program*: a module to run like ``python -m``, or ``module:function`` to call under its command's
-    name, as the script does that pip installs.
+    *program*: a module to run like ``python -m``, or ``module:function`` to call under its
+    command's name, as the script does that pip installs.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an operator sees of a mishap: the status, readiness and the page, and commands to copy."""
+"""An operator's views of a mishap: the status, readiness and the page, and commands to copy."""
 
 import html
 import json
@@ -71,7 +71,7 @@ class Site:
             time.sleep(0.1)
 
     def views(self, names: tuple[str, ...]) -> dict[str, str]:
-        """Return what each view shows now, as text."""
+        """Return the present text of each view."""
         shown = {}
         if "status" in names:
             shown["status"] = "\n".join(_strings(self.status()))
@@ -84,7 +84,7 @@ class Site:
         return shown
 
     def status(self) -> Any:
-        """Return what `streamer status --json` prints."""
+        """Return the output of `streamer status --json`."""
         if "mapping_database" not in self.config.read_text():
             return report(self.config)
         result = command(self.config, "status", "--json")

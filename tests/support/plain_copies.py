@@ -1,6 +1,6 @@
-"""What `streamer.sync.spark_job --serve` does, in threads instead of Spark: it starts in no time.
+"""The work of `streamer.sync.spark_job --serve`, in threads instead of Spark: it starts at once.
 
-Everything else of a copy is real: the launcher, a process of its own, jobs, events, retried tasks.
+Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks.
 """
 
 import json
@@ -41,7 +41,7 @@ def _run_job(path: str) -> None:
         ends = CopyEnds.from_json(job["ends"])
         with ThreadPoolExecutor(4) as pool:
             done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))
-    except Exception as exc:  # noqa: BLE001  # reported to whoever started us
+    except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
         emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
     else:
         emit("finished", job=path, failures=[failure for failures in done for failure in failures])

@@ -1,4 +1,6 @@
-"""Real servers: one that most tests share, each with databases of its own, and private ones to maltreat."""
+"""Real servers: one that most tests share, each with databases of its own, and private ones to
+maltreat.
+"""
 
 import contextlib
 import itertools
@@ -83,7 +85,9 @@ def running(
 
 @pytest.fixture(scope="session")
 def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
-    """Return what gives the shared server of a major version, started when it is first wanted."""
+    """Return a function that gives the shared server of a major version, and starts it when first
+    needed.
+    """
     started: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
 
@@ -113,7 +117,7 @@ class Database:
         self.server = server
         self.name = name
         self.url_user = "postgres"
-        """Who the program connects as; tests themselves are superusers."""
+        """The role that the program connects as; tests themselves are superusers."""
         self.port: int | None = None
         """Of a proxy that the program goes through; tests themselves do not."""
         self.parameters = ""
@@ -143,7 +147,7 @@ class Database:
         try:
             try:
                 rows = _run(connection, sql)
-            except psycopg.errors.AdminShutdown:  # somebody ended it while it was idle
+            except psycopg.errors.AdminShutdown:  # a test ended it while it was idle
                 connection.close()
                 connection = self.connect()
                 rows = _run(connection, sql)

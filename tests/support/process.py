@@ -66,7 +66,7 @@ class Process:
         return self.log.read_text()
 
     def kill(self) -> None:
-        """Kill the process alone; what it started has to notice by itself."""
+        """Kill the process alone; its children have to notice by themselves."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -131,7 +131,7 @@ def caught_up(process: Process, seconds: float = 60) -> None:
 
 
 def status(config: Path) -> list[dict[str, Any]]:
-    """Return what `streamer status --json` prints of each source."""
+    """Return each source in the output of `streamer status --json`."""
 
     async def read() -> list[dict[str, Any]]:
         statuses = await status_command.read_status(*await _read(config))
@@ -142,7 +142,7 @@ def status(config: Path) -> list[dict[str, Any]]:
 
 
 def report(config: Path) -> dict[str, Any]:
-    """Return what `streamer status --json` prints."""
+    """Return the output of `streamer status --json`."""
 
     async def read() -> dict[str, Any]:
         return (await status_command.read_report(*await _read(config))).to_json()

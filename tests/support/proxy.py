@@ -145,7 +145,7 @@ class Proxy:
     def lose_answers(self, to: bytes = b"commit\0", times: int = 1) -> None:
         """End a connection in place of the server's answer to *to*, the next *times*.
 
-        The server has done what it was asked by then, and nobody hears of it.
+        The server has done the work by then, but the client gets no answer.
         """
 
         def set_up() -> None:
@@ -192,7 +192,7 @@ class Proxy:
         self._do(lambda: setattr(self, "_bytes_per_second", bytes_per_second))
 
     def heal(self) -> None:
-        """Be a good network again. What a blackhole has kept is passed on."""
+        """Be a good network again, and pass on the data that a blackhole has kept."""
 
         def heal() -> None:
             self._delay = {Way.OUT: 0.0, Way.BACK: 0.0}
@@ -270,7 +270,7 @@ class Proxy:
 
 @pytest.fixture
 def source_proxy(source: Database) -> Iterator[Proxy]:
-    """What the program reaches the source through."""
+    """The proxy between the program and the source."""
     with Proxy(source.server) as proxy:
         source.port = proxy.port
         yield proxy
@@ -278,7 +278,7 @@ def source_proxy(source: Database) -> Iterator[Proxy]:
 
 @pytest.fixture
 def target_proxy(target: Database) -> Iterator[Proxy]:
-    """What the program reaches the target through."""
+    """The proxy between the program and the target."""
     with Proxy(target.server) as proxy:
         target.port = proxy.port
         yield proxy

@@ -36,7 +36,7 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def _answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Read a frame. A server of another protocol sends what is none: ConnectionError."""
+    """Read a frame. A server with another protocol sends other data: ConnectionError."""
     (length,) = struct.unpack(">q", _read(connection, 8))
     if not 9 <= length <= 1 << 26:
         raise ConnectionError("not Spark's protocol")

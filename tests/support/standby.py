@@ -32,9 +32,9 @@ class Standby(Server):
         eventually(lambda: self.execute(replayed)[0][0], what="the standby replays")
 
     def cut(self) -> None:
-        """End the replication from the primary: what it writes from now on is missing here."""
+        """End the replication from the primary: its later writes are missing here."""
         self.wait()
-        # The same connection, to nobody: an empty string would keep the WAL receiver waiting.
+        # The same connection, to no server: an empty string would keep the WAL receiver waiting.
         self.execute("alter system set primary_conninfo = 'host=127.0.0.1 port=1'")
         self.execute("select pg_reload_conf()")
         gone = "select not exists (select from pg_stat_wal_receiver where status = 'streaming')"

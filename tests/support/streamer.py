@@ -1,7 +1,7 @@
 """The program in the test's own process, on a configuration written as YAML.
 
-The environment says what a test leaves open, so that all of them can be run with each: TEST_WORKERS
-(how many), TEST_STREAMING (on or off) and TEST_TRANSPORT (text or binary).
+The environment sets the values that a test leaves open, so that all tests can run with each:
+TEST_WORKERS (a number), TEST_STREAMING (on or off) and TEST_TRANSPORT (text or binary).
 """
 
 import asyncio
@@ -56,7 +56,9 @@ class Streamer:
             self._task = None
 
     async def kill(self) -> None:
-        """Cancel everything at once: what a killed process leaves behind, without the process."""
+        """Cancel everything at once. The result is that of a killed process, without the
+        process.
+        """
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -158,7 +160,9 @@ MakeStreamer = Callable[..., contextlib.AbstractAsyncContextManager[Streamer]]
 
 @pytest.fixture
 def stream(tmp_path: Path, source: Database, target: Database) -> MakeStreamer:
-    """Return what runs the program on *source* and *target*: ``async with stream("t: {…}") as s``."""
+    """Return a function that runs the program on *source* and *target*: ``async with stream("t:
+    {…}") as s``.
+    """
 
     @contextlib.asynccontextmanager
     async def make(tables: str, **options: Any) -> AsyncIterator[Streamer]:
