@@ -21,8 +21,8 @@ from streamer.admin.trends import Point, Trend, Trends
 from streamer.errors import StreamerError, UnreadyError
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
-from streamer.progress.store import Store
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
 from streamer.target.connection import TargetAddress
@@ -229,7 +229,7 @@ class Events:
     # ---- looking -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        store = Store(self._address, "streamer events")
+        bookkeeping = Bookkeeping(self._address, "streamer events")
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -237,15 +237,15 @@ class Events:
                 now.progress = self._seen.progress
                 is_copying = any(state == "copying" for state, _ in now.states.values())
                 if not self._listeners:
-                    await store.close()
+                    await bookkeeping.close()
                 elif is_copying:
-                    now.progress = await read_copies(store, now.progress)
+                    now.progress = await read_copies(bookkeeping, now.progress)
                 self._remember(now)
                 for name, data in changes_between(self._seen, now):
                     self.publish(name, data)
                 self._seen = now
         finally:
-            await store.close()
+            await bookkeeping.close()
 
     def _remember(self, now: Seen) -> None:
         """Keep rates and errors."""
@@ -314,10 +314,10 @@ from streamer.relation r join streamer.source s on s.id = r.source_id where r.id
 _Progress = dict[tuple[str, str], CopyProgress]
 
 
-async def read_copies(store: Store, before: _Progress) -> _Progress:
+async def read_copies(bookkeeping: Bookkeeping, before: _Progress) -> _Progress:
     """Return how far copies are, by source and table; *before* if the target is away."""
     try:
-        async with store.connection() as connection:
+        async with bookkeeping.connection() as connection:
             copies = await read_progress(connection)
             rows = await connection.fetch(_NAMES_SQL, list(copies))
     except StreamerError:

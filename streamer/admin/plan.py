@@ -15,7 +15,7 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Initial, Mapping, RelationMapping, Secret, SourceMapping
-from streamer.progress.store import SourceRecord
+from streamer.progress.sources import SourceRecord
 from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection

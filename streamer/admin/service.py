@@ -64,8 +64,11 @@ from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
 from streamer.postgres.passwords import has_mask
 from streamer.progress.audit import Act, read_acts
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble
-from streamer.progress.store import Store
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -101,13 +104,13 @@ class AdminService:
         self,
         settings: Settings,
         config: Path,
-        store: AdminStore,
+        bookkeeping: AdminStore,
         mapping: Mapping,
         *,
         is_static: bool,
     ) -> None:
         self.settings = settings
-        self.store = store
+        self.store = bookkeeping
         self.mapping = mapping
         """What runs, all of it, also where this process runs some of its sources only."""
         self.is_static = is_static
@@ -353,14 +356,14 @@ class AdminService:
         """
         most = query.page * query.per_page
         entries, total = await self.store.audit(Query(1, most))
-        store = Store(self._address, "streamer audit")
+        bookkeeping = Bookkeeping(self._address, "streamer audit")
         try:
-            async with store.connection() as connection:
+            async with bookkeeping.connection() as connection:
                 acts, count = await read_acts(connection, most)
         except TargetError:
             acts, count = [], 0
         finally:
-            await store.close()
+            await bookkeeping.close()
         entries += [_entry(act) for act in acts]
         entries.sort(key=lambda entry: str(entry["at"]), reverse=True)
         return entries[most - query.per_page : most], total + count
@@ -427,9 +430,11 @@ class AdminService:
         ]
         exact = [pattern for pattern in patterns if not pattern.is_pattern]
         own = parse_relation(f"{row['schema']}.{row['name']}", "public")
-        store = Store(self._address, "streamer api")
+        bookkeeping = Bookkeeping(self._address, "streamer api")
         try:
-            records = await store.sources() if await store.exists() else []
+            records = (
+                await read_source_records(bookkeeping) if await is_installed(bookkeeping) else []
+            )
             sources = {
                 record.source_id: record
                 for record in records
@@ -437,13 +442,13 @@ class AdminService:
             }
             wanted = [
                 (sources[relation.source_id], relation.source)
-                for relation in (await store.relations() if sources else [])
+                for relation in (await read_relation_records(bookkeeping) if sources else [])
                 if relation.source_id in sources
                 and own.matches(parse_name(relation.source))
                 and not any(each.matches(parse_name(relation.source)) for each in exact)
             ]
         finally:
-            await store.close()
+            await bookkeeping.close()
         if not wanted:
             raise UnreadyError(
                 f'no table of "{row["database"]}" that "{own}" means is streamed yet',
@@ -619,11 +624,11 @@ def _discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
 # ---- opening -----------------------------------------------------------------------------------
 
 
-async def applied_mapping(store: AdminStore, settings: Settings) -> Mapping:
+async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mapping:
     """Return the mapping of the newest revision. Raises ConfigurationError."""
-    latest = await store.latest()
+    latest = await bookkeeping.latest()
     content = latest[1] if latest is not None else _EMPTY
-    return build_mapping(content, await store.reveal_each(content), settings)
+    return build_mapping(content, await bookkeeping.reveal_each(content), settings)
 
 
 async def load_applied(settings: Settings) -> Mapping:
@@ -634,11 +639,11 @@ async def load_applied(settings: Settings) -> Mapping:
     assert path is not None
     if not await asyncio.to_thread(path.exists):
         return Mapping((), settings.target.schema_)
-    store = await open_store(path, keyring_of(settings))
+    bookkeeping = await open_store(path, keyring_of(settings))
     try:
-        return await applied_mapping(store, settings)
+        return await applied_mapping(bookkeeping, settings)
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
@@ -668,15 +673,15 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
     await asyncio.to_thread(read_migrations, "target")
     is_static = settings.mapping_database is None
     keyring = Keyring.temporary() if is_static else keyring_of(settings)
-    store = await open_store(settings.mapping_database, keyring)
+    bookkeeping = await open_store(settings.mapping_database, keyring)
     try:
         if not is_static:
-            mapping = await applied_mapping(store, settings)
-        service = AdminService(settings, config, store, mapping, is_static=is_static)
+            mapping = await applied_mapping(bookkeeping, settings)
+        service = AdminService(settings, config, bookkeeping, mapping, is_static=is_static)
         if is_static:
             await show_static(service, settings)
     except BaseException:
-        await store.close()  # its thread would keep the process from ending
+        await bookkeeping.close()  # its thread would keep the process from ending
         raise
     return service
 

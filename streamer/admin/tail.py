@@ -16,7 +16,10 @@ from streamer.commands.screen import format_bytes, format_seconds
 from streamer.config.settings import Settings
 from streamer.errors import AdminConnectionError, Retry, StreamerError
 from streamer.observability.logs import redact
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 
 LOOK_SECONDS: Final = 1.0
@@ -69,32 +72,32 @@ def _new(
 
 
 async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
-    store = Store(TargetAddress.parse(settings.target.url), "streamer events")
+    bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer events")
     try:
-        before = await _look(store)
+        before = await _look(bookkeeping)
         yield "snapshot", {"states": [as_state(*item) for item in before.states.items()]}
         for _ in range(LOOKS):
             await asyncio.sleep(LOOK_SECONDS)
-            now = await _look(store)
+            now = await _look(bookkeeping)
             for event in changes_between(before, now):
                 yield event
             before = now
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
-async def _look(store: Store) -> Seen:
+async def _look(bookkeeping: Bookkeeping) -> Seen:
     seen = Seen()
-    if not await store.exists():
+    if not await is_installed(bookkeeping):
         return seen
     labels = {}
-    for source in await store.sources():
+    for source in await read_source_records(bookkeeping):
         labels[source.source_id] = source.label
         seen.states[source.label, None] = (source.state, source.error)
-    for relation in await store.relations():
+    for relation in await read_relation_records(bookkeeping):
         if (label := labels.get(relation.source_id)) is not None:
             seen.states[label, relation.source] = (relation.state, relation.error)
-    seen.progress = await read_copies(store, {})
+    seen.progress = await read_copies(bookkeeping, {})
     return seen
 
 

@@ -9,8 +9,8 @@ from streamer.commands.requests import command_actor
 from streamer.errors import TargetContentionError, TargetError
 from streamer.indexes.foreign_keys import MissingIndex, build, drop_leftovers, survey, survey_source
 from streamer.mapping.rules import Mapping
-from streamer.progress.audit import BUILD_INDEX
-from streamer.progress.store import Store
+from streamer.progress.audit import BUILD_INDEX, write_act
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetAddress
 
 
@@ -21,9 +21,9 @@ async def missing_fk(
 
     Raises SourceError, TargetConnectionError, TargetRejectedError.
     """
-    store = Store(address, "streamer indexes")
+    bookkeeping = Bookkeeping(address, "streamer indexes")
     try:
-        found = await _survey(address, mapping, target_namespace, store)
+        found = await _survey(address, mapping, target_namespace, bookkeeping)
         if not apply:
             return found
         with suppress(TargetContentionError):  # a build that runs sees to it, or the next
@@ -31,26 +31,32 @@ async def missing_fk(
         results = []
         for missing in found:
             # Building takes its time: another table may have begun to lag since.
-            now = await _survey(address, mapping, target_namespace, store)
+            now = await _survey(address, mapping, target_namespace, bookkeeping)
             current = next((m for m in now if m.name == missing.name), None)
-            results.append(await _make(address, store, current or replace(missing, state="built")))
+            results.append(
+                await _make(address, bookkeeping, current or replace(missing, state="built"))
+            )
         return results
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def _survey(
-    address: TargetAddress, mapping: Mapping, target_namespace: str, store: Store
+    address: TargetAddress, mapping: Mapping, target_namespace: str, bookkeeping: Bookkeeping
 ) -> list[MissingIndex]:
-    sources = [await survey_source(source, store, target_namespace) for source in mapping.sources]
-    return await survey(address, store, sources)
+    sources = [
+        await survey_source(source, bookkeeping, target_namespace) for source in mapping.sources
+    ]
+    return await survey(address, bookkeeping, sources)
 
 
-async def _make(address: TargetAddress, store: Store, missing: MissingIndex) -> MissingIndex:
+async def _make(
+    address: TargetAddress, bookkeeping: Bookkeeping, missing: MissingIndex
+) -> MissingIndex:
     if missing.state != "missing":
         return missing
     options = {"index": missing.name, "sql": missing.sql}
-    await store.write_act(command_actor(), BUILD_INDEX, str(missing.target), options)
+    await write_act(bookkeeping, command_actor(), BUILD_INDEX, str(missing.target), options)
     try:
         await build(address, missing)
     except TargetError as exc:

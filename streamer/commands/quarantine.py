@@ -17,7 +17,11 @@ from streamer.apply.quarantine.changes import Values, from_json
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.mapping.rules import parse_name, parse_relation
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.requests import make_request
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.target.connection import TargetAddress
 
 _LIST_SQL: Final = """
@@ -63,26 +67,26 @@ class QuarantinedRow:
 
 
 @asynccontextmanager
-async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Store]:
-    store = Store(address, "streamer quarantine")
+async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Bookkeeping]:
+    bookkeeping = Bookkeeping(address, "streamer quarantine")
     try:
-        if not await store.exists():
+        if not await is_installed(bookkeeping):
             raise MappingError("nothing is set up yet", hint="start `streamer run` first")
-        yield store
+        yield bookkeeping
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def _relations(
-    store: Store, choice: Choice
+    bookkeeping: Bookkeeping, choice: Choice
 ) -> dict[int, tuple[SourceRecord, RelationRecord]]:
     """Return the relations that are meant, by their id. Raises MappingError if none is."""
     pattern = None if choice.table is None else parse_relation(choice.table, "public")
     found = {
         relation.relation_id: (source, relation)
-        for source in await store.sources()
+        for source in await read_source_records(bookkeeping)
         if choice.database in (None, source.database) and choice.sid in (None, source.sid)
-        for relation in await store.relations(source.source_id)
+        for relation in await read_relation_records(bookkeeping, source.source_id)
         if pattern is None or pattern.matches(parse_name(relation.source))
     }
     if not found:
@@ -93,17 +97,17 @@ async def _relations(
 
 async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[QuarantinedRow]:
     """Return the oldest changes in quarantine, at most *limit*."""
-    async with _bookkeeping(address) as store:
-        relations = await _relations(store, choice)
-        async with store.connection() as target:
+    async with _bookkeeping(address) as bookkeeping:
+        relations = await _relations(bookkeeping, choice)
+        async with bookkeeping.connection() as target:
             rows = await target.fetch(_LIST_SQL, list(relations), limit)
     return [_quarantined_row(row, *relations[row["relation_id"]]) for row in rows]
 
 
 async def count_rows(address: TargetAddress, choice: Choice) -> int:
     """Return how many changes are in quarantine."""
-    async with _bookkeeping(address) as store:
-        relations = await _relations(store, choice)
+    async with _bookkeeping(address) as bookkeeping:
+        relations = await _relations(bookkeeping, choice)
     return sum(relation.quarantined for _, relation in relations.values())
 
 
@@ -137,18 +141,22 @@ async def ask(
 
     Raises MappingError for a number that no change there has.
     """
-    async with _bookkeeping(address) as store:
-        relations = await _relations(store, choice)
+    async with _bookkeeping(address) as bookkeeping:
+        relations = await _relations(bookkeeping, choice)
         chosen: dict[int, list[int] | None]
         if choice.ids:
-            chosen = await _by_relation(store, choice.ids, relations)
+            chosen = await _by_relation(bookkeeping, choice.ids, relations)
         else:
             chosen = {key: None for key, (_, relation) in relations.items() if relation.quarantined}
         asked = []
         for relation_id, ids in chosen.items():
             options = {} if ids is None else {"ids": ids}
-            await store.make_request(
-                relation_id, f"quarantine_{action}", options, actor=actor or command_actor()
+            await make_request(
+                bookkeeping,
+                relation_id,
+                f"quarantine_{action}",
+                options,
+                actor=actor or command_actor(),
             )
             source, relation = relations[relation_id]
             count = relation.quarantined if ids is None else len(ids)
@@ -157,9 +165,9 @@ async def ask(
 
 
 async def _by_relation(
-    store: Store, ids: tuple[int, ...], relations: dict[int, Any]
+    bookkeeping: Bookkeeping, ids: tuple[int, ...], relations: dict[int, Any]
 ) -> dict[int, list[int] | None]:
-    async with store.connection() as target:
+    async with bookkeeping.connection() as target:
         rows = await target.fetch(_IDS_SQL, list(ids))
     found = {row["id"]: row["relation_id"] for row in rows if row["relation_id"] in relations}
     if unknown := [number for number in ids if number not in found]:

@@ -8,7 +8,11 @@ from typing import Any
 
 from streamer.errors import MappingError
 from streamer.mapping.rules import parse_name, parse_relation
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.requests import make_requests
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.target.connection import TargetAddress
 
 
@@ -37,31 +41,32 @@ async def request(
     Raises MappingError when it means none.
     """
     pattern = parse_relation(table, "public")
-    store = Store(address, f"streamer {action}")
+    bookkeeping = Bookkeeping(address, f"streamer {action}")
     try:
-        if not await store.exists():
+        if not await is_installed(bookkeeping):
             raise MappingError("nothing is set up yet", hint="start `streamer run` first")
         found: list[tuple[SourceRecord, RelationRecord]] = []
-        for source in await store.sources():
+        for source in await read_source_records(bookkeeping):
             if (database is not None and source.database != database) or (
                 sid is not None and source.sid != sid
             ):
                 continue
             found += [
                 (source, relation)
-                for relation in await store.relations(source.source_id)
+                for relation in await read_relation_records(bookkeeping, source.source_id)
                 if pattern.matches(parse_name(relation.source))
             ]
         if not found:
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists those that are"
             )
-        await store.make_requests(
+        await make_requests(
+            bookkeeping,
             [relation.relation_id for _, relation in found],
             action,
             options,
             actor=actor or command_actor(),
         )
     finally:
-        await store.close()
+        await bookkeeping.close()
     return [f"{source.label} {relation.source}" for source, relation in found]

@@ -12,9 +12,13 @@ from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.held import HeldRecord, read_held
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
-from streamer.progress.store import HeldRecord, RelationRecord, SourceRecord, Store
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
@@ -225,20 +229,20 @@ async def _add_all_positions(
 
 
 async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
-    store = Store(address, "streamer status")
+    bookkeeping = Bookkeeping(address, "streamer status")
     try:
-        if not await store.exists():
+        if not await is_installed(bookkeeping):
             return _Bookkeeping()
-        async with store.connection() as target:
+        async with bookkeeping.connection() as target:
             copies = await read_progress(target)
         return _Bookkeeping(
-            {record.label: record for record in await store.sources()},
-            await store.relations(),
+            {record.label: record for record in await read_source_records(bookkeeping)},
+            await read_relation_records(bookkeeping),
             copies,
-            await store.held(),
+            await read_held(bookkeeping),
         )
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableStatus:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from streamer.errors import MappingError
 from streamer.mapping.rules import Mapping, SourceMapping, parse_name
-from streamer.progress.audit import TEARDOWN
-from streamer.progress.store import Store
+from streamer.progress.audit import TEARDOWN, write_act
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.schema import drop_if_empty, is_installed, read_installation
+from streamer.progress.sources import forget_source, read_source_records
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.stage import drop_leftover_stages
@@ -38,25 +40,25 @@ async def teardown(
     *actor*: the operator, for the target's audit. None: the mapping database has the act, which
     outlives the bookkeeping.
     """
-    store = Store(address, "streamer teardown")
+    bookkeeping = Bookkeeping(address, "streamer teardown")
     try:
-        exists = await store.exists()
-        installation = await store.installation() if exists else None
+        exists = await is_installed(bookkeeping)
+        installation = await read_installation(bookkeeping) if exists else None
         if exists and actor is not None:
             for source in sources:
-                await store.write_act(actor, TEARDOWN, source.label)
+                await write_act(bookkeeping, actor, TEARDOWN, source.label)
         results = [await teardown_source(source, installation) for source in sources]
         for source in sources:
             remove_journal(directory_of(spools, source.slot))
         if exists:
             labels = {result.label for result in results}
-            for record in await store.sources():
+            for record in await read_source_records(bookkeeping):
                 if record.label in labels:
-                    await store.forget_source(record.source_id)
+                    await forget_source(bookkeeping, record.source_id)
             await _restore(address)
-            await store.drop_if_empty()
+            await drop_if_empty(bookkeeping)
     finally:
-        await store.close()
+        await bookkeeping.close()
     return results
 
 

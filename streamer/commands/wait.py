@@ -14,8 +14,11 @@ from typing import Final
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping, parse_name, parse_relation
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lag import ask_for_positions
-from streamer.progress.store import RelationRecord, Store
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
 from streamer.target.connection import TargetAddress
@@ -110,16 +113,16 @@ class _Waiting:
 
     async def run(self) -> None:
         """Return when nothing is missing."""
-        store = Store(self._address, "streamer wait")
+        bookkeeping = Bookkeeping(self._address, "streamer wait")
         asked_at = -math.inf
         try:
             while True:
                 try:
-                    found = await self._look(store)
+                    found = await self._look(bookkeeping)
                     now = time.monotonic()
                     if found and now - asked_at >= NOTIFY_SECONDS:
                         asked_at = now
-                        await ask_for_positions(store, of_tables=bool(self._scope.tables))
+                        await ask_for_positions(bookkeeping, of_tables=bool(self._scope.tables))
                 except MappingError:
                     raise
                 except StreamerError as exc:  # the target may restart; there is time
@@ -129,13 +132,13 @@ class _Waiting:
                 self.missing = "; ".join(found)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await store.close()
+            await bookkeeping.close()
 
-    async def _look(self, store: Store) -> list[str]:
+    async def _look(self, bookkeeping: Bookkeeping) -> list[str]:
         """Return the present obstacles, one line for each source."""
-        if not await store.exists():
+        if not await is_installed(bookkeeping):
             return [_NOT_SET_UP]
-        records = {record.label: record for record in await store.sources()}
+        records = {record.label: record for record in await read_source_records(bookkeeping)}
         missing = []
         has_table = False
         for label, wanted in self._wanted.items():
@@ -147,7 +150,9 @@ class _Waiting:
             elif wanted is None:
                 missing.append(f'source "{label}" has not answered')
             else:
-                relations = self._scope.relations(await store.relations(record.source_id))
+                relations = self._scope.relations(
+                    await read_relation_records(bookkeeping, record.source_id)
+                )
                 has_table = has_table or bool(relations)
                 if what := self._missing_of(label, relations, record.acknowledged_lsn, wanted):
                     missing.append(what)

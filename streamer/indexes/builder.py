@@ -22,7 +22,7 @@ from streamer.indexes.foreign_keys import (
 )
 from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ class IndexBuilder:
         self._read_mapping = read_mapping
         self._target_namespace = target_namespace
         self._metrics = metrics
-        self._store = Store(address, "streamer indexes")
+        self._bookkeeping = Bookkeeping(address, "streamer indexes")
         self._backoff = Backoff()
         self._refused: set[str] = set()
         self._is_tidy = False
@@ -66,7 +66,7 @@ class IndexBuilder:
                     self._report(exc)
                 await asyncio.sleep(seconds)
         finally:
-            await self._store.close()
+            await self._bookkeeping.close()
 
     async def _next(self) -> MissingIndex | None:
         """Return an index that can be built now and was not refused before."""
@@ -84,10 +84,12 @@ class IndexBuilder:
         sources: list[SourceSurvey] = []
         for source in self._read_mapping().sources:
             try:
-                sources.append(await survey_source(source, self._store, self._target_namespace))
+                sources.append(
+                    await survey_source(source, self._bookkeeping, self._target_namespace)
+                )
             except StreamerError as exc:  # the others' tables can be served all the same
                 self._report(exc)
-        return await survey(self._address, self._store, sources)
+        return await survey(self._address, self._bookkeeping, sources)
 
     async def _build(self, missing: MissingIndex) -> None:
         log.info("building an index", table=str(missing.target), index=missing.name)

@@ -27,7 +27,10 @@ from streamer.errors import Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
 from streamer.source.catalog import read_flush_lsn, read_relation_names
 from streamer.source.connection import connection, fetch_all
 from streamer.target.catalog import TargetRelation, read_relation
@@ -199,11 +202,13 @@ class SourceSurvey:
     sid: str | None
 
 
-async def survey_source(source: SourceMapping, store: Store, target_namespace: str) -> SourceSurvey:
+async def survey_source(
+    source: SourceMapping, bookkeeping: Bookkeeping, target_namespace: str
+) -> SourceSurvey:
     """Ask *source*. Raises SourceError, MappingError."""
     acknowledged = None
-    if await store.exists():
-        records = {record.label: record for record in await store.sources()}
+    if await is_installed(bookkeeping):
+        records = {record.label: record for record in await read_source_records(bookkeeping)}
         if source.label in records:
             acknowledged = records[source.label].acknowledged_lsn
     async with connection(source) as plain:
@@ -228,7 +233,7 @@ async def survey_source(source: SourceMapping, store: Store, target_namespace: s
 
 
 async def survey(
-    address: TargetAddress, store: Store, sources: Iterable[SourceSurvey]
+    address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[SourceSurvey]
 ) -> list[MissingIndex]:
     """Return the indexes that the target misses, each with whether it can be built now."""
     sources = list(sources)
@@ -246,7 +251,7 @@ async def survey(
             replace(each, partitions=await _read_partitions(target, tables[each.target]))
             for each in find_missing(keys, indexes)
         ]
-    obstacles = await _obstacles(address, store, sources, tables)
+    obstacles = await _obstacles(address, bookkeeping, sources, tables)
     return [
         each
         if (reason := obstacles.get(each.target)) is None
@@ -313,16 +318,16 @@ def _source_keys(
 
 async def _obstacles(
     address: TargetAddress,
-    store: Store,
+    bookkeeping: Bookkeeping,
     sources: list[SourceSurvey],
     tables: dict[RelationName, TargetRelation],
 ) -> dict[RelationName, str]:
     """Say of each table that must not get an index now why not."""
-    if not await store.exists():
+    if not await is_installed(bookkeeping):
         return dict.fromkeys(tables, "nothing is copied yet")
     states: dict[str, dict[str, str]] = {}
-    labels = {record.source_id: record.label for record in await store.sources()}
-    for relation in await store.relations():
+    labels = {record.source_id: record.label for record in await read_source_records(bookkeeping)}
+    for relation in await read_relation_records(bookkeeping):
         label = labels.get(relation.source_id, "a source")
         states.setdefault(relation.target, {})[label] = relation.state
     async with target_connection(address, "streamer indexes") as target:

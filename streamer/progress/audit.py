@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
-from streamer.target.connection import TargetConnection
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.target.connection import TargetConnection, transaction
 
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
@@ -58,22 +59,23 @@ async def write_acts(
 
 
 async def write_act(
-    connection: TargetConnection,
+    bookkeeping: Bookkeeping,
     actor: str,
     action: str,
     label: str,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Write an act on *label*, before the work it names begins."""
-    await connection.execute(
-        "insert into streamer.audit (actor, action, label, options)"
-        " values ($1, $2, $3, $4::text::jsonb)",
-        actor,
-        action,
-        label,
-        json.dumps(options or {}),
-    )
-    await prune_acts(connection)
+    """Write an act on *label* that makes no request, before the work it names begins."""
+    async with bookkeeping.connection() as connection, transaction(connection):
+        await connection.execute(
+            "insert into streamer.audit (actor, action, label, options)"
+            " values ($1, $2, $3, $4::text::jsonb)",
+            actor,
+            action,
+            label,
+            json.dumps(options or {}),
+        )
+        await prune_acts(connection)
 
 
 async def prune_acts(connection: TargetConnection) -> None:

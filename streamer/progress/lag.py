@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from streamer.lsn import Lsn
-from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 
 _PID: Final = re.compile(r"\bpid (\d+)")
 _BLOCKERS_SQL: Final = """
@@ -28,9 +29,9 @@ group by w.pid
 """
 
 
-async def set_lag_since(store: Store, since: dict[int, datetime | None]) -> None:
+async def set_lag_since(bookkeeping: Bookkeeping, since: dict[int, datetime | None]) -> None:
     """Store since when relations, by their id, lag."""
-    async with store.connection() as connection:
+    async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation r set lag_since = l.since"
             " from unnest($1::int8[], $2::timestamptz[]) l (id, since)"
@@ -40,9 +41,9 @@ async def set_lag_since(store: Store, since: dict[int, datetime | None]) -> None
         )
 
 
-async def set_visible(store: Store, visible: dict[int, Lsn | None]) -> None:
+async def set_visible(bookkeeping: Bookkeeping, visible: dict[int, Lsn | None]) -> None:
     """Store up to where everything of relations, by their id, is visible."""
-    async with store.connection() as connection:
+    async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation r set visible_lsn = v.lsn::pg_lsn"
             " from unnest($1::int8[], $2::text[]) v (id, lsn)"
@@ -52,9 +53,9 @@ async def set_visible(store: Store, visible: dict[int, Lsn | None]) -> None:
         )
 
 
-async def read_blockers(store: Store, pids: Collection[int]) -> dict[int, str]:
+async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, str]:
     """Name the sessions at the target that backends of ours wait for, by our pid."""
-    async with store.connection() as connection:
+    async with bookkeeping.connection() as connection:
         rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
     return {row["waiter"]: row["sessions"] for row in rows}
 
@@ -66,8 +67,8 @@ def end_sessions_hint(sessions: str) -> str:
     return f"; let it end, or run at the target: {sql}" if sql else ""
 
 
-async def ask_for_positions(store: Store, *, of_tables: bool) -> None:
+async def ask_for_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
     """Ask the process that streams to store its positions as soon as they move."""
     payload = WAITING_FOR_TABLES if of_tables else WAITING
-    async with store.connection() as connection:
+    async with bookkeeping.connection() as connection:
         await connection.execute(f"notify {CHANNEL}, '{payload}'")

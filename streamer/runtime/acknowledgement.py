@@ -13,7 +13,7 @@ from streamer.decode.pgoutput import to_datetime
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.progress.lock import SourceLock
-from streamer.progress.store import SourceRecord
+from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history import HistoryCheck

@@ -33,8 +33,11 @@ from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import Mapping, RelationMapping, RelationName, SourceMapping
 from streamer.observability.metrics import Metrics
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
-from streamer.progress.store import CHANNEL, WAITING, WAITING_FOR_TABLES, Store
+from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
+from streamer.progress.schema import migrate, read_installation
+from streamer.progress.sources import forget_source, read_source_records
 from streamer.runtime.gauges import Facts, families, read_facts
 from streamer.runtime.installation import Installation
 from streamer.runtime.relations import resolve_at
@@ -134,7 +137,7 @@ class Engine:
         # Windows hold hundreds of thousands of rows, none of them in a cycle: looking for cycles at
         # every 700th new list, as Python does by default, costs a fifth of the throughput.
         gc.set_threshold(100_000, 20, 100)
-        store = Store(self._address)
+        bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
         planner = Planner(
             self._address,
@@ -153,17 +156,17 @@ class Engine:
                     guarding.create_task(
                         enduring(
                             "reporting waits",
-                            partial(report_waits, store, self.target, self._healths),
+                            partial(report_waits, bookkeeping, self.target, self._healths),
                         ),
                         name="waits",
                     ),
                 ]
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
-                await self._migrate(store)
-                services = self._build_services(store, spools, planner)
+                await self._migrate(bookkeeping)
+                services = self._build_services(bookkeeping, spools, planner)
                 if not self._stopping.is_set():
-                    await self._warn_of_forgotten(store)
+                    await self._warn_of_forgotten(bookkeeping)
                     await self._run_tasks(services)
                 for _, task in self._guards.values():
                     task.cancel()
@@ -171,7 +174,7 @@ class Engine:
                     task.cancel()
         finally:
             await planner.close()
-            await store.close()
+            await bookkeeping.close()
             spools.close()
 
     def _healths(self) -> list[tuple[str, Health]]:
@@ -210,12 +213,12 @@ class Engine:
         source = self._source_of(database, sid)
         return None if source is None else await ask_relation(source, name)
 
-    async def _migrate(self, store: Store) -> None:
+    async def _migrate(self, bookkeeping: Bookkeeping) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
             try:
-                await store.migrate()
-                self._installation.learn(await store.installation())
+                await migrate(bookkeeping)
+                self._installation.learn(await read_installation(bookkeeping))
                 return
             except StreamerError as exc:
                 if exc.retry is not Retry.TIMED:
@@ -224,7 +227,9 @@ class Engine:
                 backoff.log(log, "waiting for the target", exc)
                 await backoff.wait()
 
-    def _build_services(self, store: Store, spools: SpoolDirectory, planner: Planner) -> Services:
+    def _build_services(
+        self, bookkeeping: Bookkeeping, spools: SpoolDirectory, planner: Planner
+    ) -> Services:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
         workers = [
@@ -245,7 +250,7 @@ class Engine:
             label.set_function(partial(getattr, worker, "queued_bytes"))
         return Services(
             address=self._address,
-            store=store,
+            bookkeeping=bookkeeping,
             workers=workers,
             drainer=Drainer(self._address, planner, metrics),
             launcher=SparkLauncher(
@@ -427,7 +432,7 @@ class Engine:
         await guard.journaling.discard()
         task.cancel()
         await asyncio.wait([task])
-        installation = await self._services.store.installation()
+        installation = await read_installation(self._services.bookkeeping)
         result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
@@ -436,18 +441,18 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        for record in await self._services.store.sources():
+        for record in await read_source_records(self._services.bookkeeping):
             if (record.database, record.sid) == (source.database, source.sid):
-                await self._services.store.forget_source(record.source_id)
+                await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
 
-    async def _warn_of_forgotten(self, store: Store) -> None:
+    async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
         """Speak of sources that the target knows and the configuration does not: nobody reads
         their slots.
         """
         if self._is_partial:
             return
-        records = await store.sources()
+        records = await read_source_records(bookkeeping)
         self._lost = find_lost_mapping(
             len(self._mapping.sources), [record.label for record in records]
         )

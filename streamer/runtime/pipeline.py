@@ -32,6 +32,15 @@ from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
+from streamer.progress.relations import (
+    forget_relation,
+    register_relation,
+    set_streaming_state,
+    set_waiting,
+)
+from streamer.progress.requests import take_requests
+from streamer.progress.schema import read_installation
+from streamer.progress.sources import read_source_record, set_source_state
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.dispatch import AnotherHistory, Dispatched, Dispatcher
@@ -72,7 +81,7 @@ from streamer.target.claim import Claim
 
 if TYPE_CHECKING:
     from streamer.decode.text_conversion import TextConversion
-    from streamer.progress.store import SourceRecord
+    from streamer.progress.sources import SourceRecord
     from streamer.source.stream import ChangeStream
 
 log = structlog.get_logger()
@@ -139,13 +148,13 @@ class Pipeline:
             if not await self._wait_for_lock():
                 return
             if not await finishes_before(self.stop, self._start()):
-                await self._services.store.set_source_state(self.claim.source_id, "stopped")
+                await set_source_state(self._services.bookkeeping, self.claim.source_id, "stopped")
                 return
             try:
                 await self._run_tasks()
             finally:
                 await self._close()
-            await self._services.store.set_source_state(self.claim.source_id, "stopped")
+            await set_source_state(self._services.bookkeeping, self.claim.source_id, "stopped")
         finally:
             await self._lock.release()
 
@@ -171,10 +180,10 @@ class Pipeline:
 
     async def _start(self) -> None:
         """Make sure that source, slot and target belong together; start the stream."""
-        store, source = self._services.store, self.source
-        self._record = await store.read_source(self.claim.source_id)
-        await store.set_source_state(self._record.source_id, "starting")
-        await store.take_requests(self._record.source_id)
+        bookkeeping, source = self._services.bookkeeping, self.source
+        self._record = await read_source_record(bookkeeping, self.claim.source_id)
+        await set_source_state(bookkeeping, self._record.source_id, "starting")
+        await take_requests(bookkeeping, self._record.source_id)
         async with connection(source, replication=True) as replication:
             self._server = server = await read_server(replication)
             history = await read_history(replication, server, self._record.timeline)
@@ -185,9 +194,9 @@ class Pipeline:
             start_lsn, snapshot = await watched(
                 source, plain, self._settle(plain, server, history), self._report_wait
             )
-        await store.set_source_state(self._record.source_id, "starting")
+        await set_source_state(bookkeeping, self._record.source_id, "starting")
         try:
-            self._record = await store.read_source(self.claim.source_id)
+            self._record = await read_source_record(bookkeeping, self.claim.source_id)
             self._tracker = ProgressTracker(start_lsn)
             self._lag = Lag(self._tracker)
             history_check = HistoryCheck(
@@ -224,14 +233,16 @@ class Pipeline:
     async def _report_wait(self, awaited: str) -> None:
         """Store the sessions of the source for which the start waits."""
         reason = f"the start waits for {awaited}"
-        await self._services.store.set_source_state(self._record.source_id, "starting", reason)
+        await set_source_state(
+            self._services.bookkeeping, self._record.source_id, "starting", reason
+        )
 
     async def _settle(
         self, plain: Connection, server: SourceServer, history: str
     ) -> tuple[Lsn, ExportedSnapshot | None]:
         """Tie source and target together; return where to start, and the snapshot of a new slot."""
-        store, source = self._services.store, self.source
-        installation = await store.installation()
+        bookkeeping, source = self._services.bookkeeping, self.source
+        installation = await read_installation(bookkeeping)
         await self._guard.owner.claim(
             plain,
             source,
@@ -243,7 +254,7 @@ class Pipeline:
         acknowledged_lsn = self._record.acknowledged_lsn
         journal = await self._guard.journaling.settle(plain, server, acknowledged_lsn)
         mappings, relations = await resolve_at(plain, source, self._services.target_namespace)
-        await forget_unmapped(store, self._record.source_id, mappings)
+        await forget_unmapped(bookkeeping, self._record.source_id, mappings)
         self._binary_types = await choose_transport(
             source,
             server,
@@ -254,14 +265,21 @@ class Pipeline:
         )
         is_text = self._binary_types == TEXT
         self._conversion = await read_conversion(plain) if is_text else None
-        self._publishing = Publishing(source, server, store, self._relations)
+        self._publishing = Publishing(source, server, bookkeeping, self._relations)
         self._watch = SourceWatch(
-            source, server, store, self._relations, self._publishing, self.health
+            source, server, bookkeeping, self._relations, self._publishing, self.health
         )
         self._relations.set_groups(await self._relations.read_groups(mappings))
         await self._register(mappings, relations)
         self._slot_check = SlotCheck(
-            source, server, store, self._record, self._relations, self._guard, journal, history
+            source,
+            server,
+            bookkeeping,
+            self._record,
+            self._relations,
+            self._guard,
+            journal,
+            history,
         )
         await self._slot_check.check()
         await self._watch.begin(plain)
@@ -272,12 +290,12 @@ class Pipeline:
         self, mappings: list[RelationMapping], relations: dict[RelationName, SourceRelation]
     ) -> list[MappedRelation]:
         """Make the records, lanes and states of relations; return these."""
-        store, source = self._services.store, self.source
+        bookkeeping, source = self._services.bookkeeping, self.source
         added = []
         for mapping in mappings:
             relation = relations.get(mapping.source)
-            record = await store.register_relation(
-                self._record.source_id, mapping, may_resume=not self.is_streaming
+            record = await register_relation(
+                bookkeeping, self._record.source_id, mapping, may_resume=not self.is_streaming
             )
             facts = relation_source(
                 source, relation, self._binary_types, self.claim, self._conversion
@@ -305,7 +323,7 @@ class Pipeline:
                 self._record.source_id,
                 self._server,
                 services.address,
-                services.store,
+                services.bookkeeping,
                 services.launcher,
                 services.sync,
                 self,
@@ -314,7 +332,7 @@ class Pipeline:
         )
         self._watch.follow(self._coordinator, lambda: self._tracker.newest_lsn)
         requests = Requests(
-            services.store,
+            services.bookkeeping,
             self._record,
             self._relations,
             self._coordinator,
@@ -322,7 +340,7 @@ class Pipeline:
             self._watch.publish,
         )
         # A former process may have died while it waited.
-        await services.store.set_waiting([m.relation_id for m in self._relations], None)
+        await set_waiting(services.bookkeeping, [m.relation_id for m in self._relations], None)
         self._begin_copies(self._relations)
         if self._snapshot is not None:
             if self._coordinator.is_copying:
@@ -330,7 +348,7 @@ class Pipeline:
             else:  # open, it would keep the source from removing dead rows
                 await self._snapshot.close()
         self.health.state, self.health.error = "streaming", None
-        await services.store.set_source_state(self._record.source_id, "streaming")
+        await set_source_state(services.bookkeeping, self._record.source_id, "streaming")
         self.is_streaming = True
         self.requested.set()  # what was asked for while nobody ran
         log.info(
@@ -356,7 +374,7 @@ class Pipeline:
                 self.source,
                 self._server,
                 self._record,
-                services.store,
+                services.bookkeeping,
                 self._relations,
                 self.heartbeat,
                 self._tracker,
@@ -594,7 +612,7 @@ class Pipeline:
         waited = None if reason is None else f"the target to take changes again: {reason}"
         relations = [mapped.relation_id for mapped in self._relations.in_lane(lane)]
         with contextlib.suppress(TargetError):  # a full disk may refuse this, too
-            await self._services.store.set_waiting(relations, waited)
+            await set_waiting(self._services.bookkeeping, relations, waited)
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
@@ -648,7 +666,9 @@ class Pipeline:
         backoff = Backoff()
         while True:
             try:
-                await self._services.store.set_streaming_state(mapped.relation_id, state, error)
+                await set_streaming_state(
+                    self._services.bookkeeping, mapped.relation_id, state, error
+                )
                 return
             except TargetError as exc:  # what cannot be said now is said when the target is back
                 self._services.metrics.count_error(exc, self.source.database, self.source.sid)
@@ -683,14 +703,14 @@ class Pipeline:
                 self._publishing.change(self.source)
                 for mapped in added:
                     await self._remove(mapped)
-                    await self._services.store.forget_relation(mapped.relation_id)
+                    await forget_relation(self._services.bookkeeping, mapped.relation_id)
                 raise
             self.source = source
             for mapped in gone:
                 await self._remove(mapped)
             for mapped in self._relations:
                 self._relations.replace_mapping(mapped, wanted[mapped.mapping.source])
-            await forget_unmapped(self._services.store, self._record.source_id, mappings)
+            await forget_unmapped(self._services.bookkeeping, self._record.source_id, mappings)
             refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
             if refilled:
                 added += await self._register(refilled, found)

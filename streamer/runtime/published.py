@@ -23,7 +23,8 @@ from streamer.hints import command
 from streamer.lsn import EVERYTHING
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.quoting import quote_qualified
-from streamer.progress.store import RelationRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, demand_copy, require_resync, set_published
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.guard_facts import read_identities
@@ -75,12 +76,12 @@ class Publishing:
         self,
         source: SourceMapping,
         server: SourceServer,
-        store: Store,
+        bookkeeping: Bookkeeping,
         relations: Iterable[MappedRelation],
     ) -> None:
         self._source = source
         self._server = server
-        self._store = store
+        self._bookkeeping = bookkeeping
         self._relations = relations
         self._known: dict[int, Known] = {}
         self._returned: set[int] = set()
@@ -162,9 +163,9 @@ class Publishing:
 
     async def _store_verdicts(self, verdicts: Verdicts) -> None:
         for mapped, error in verdicts.stopped.items():
-            await self._store.require_resync(mapped.relation_id, error)
+            await require_resync(self._bookkeeping, mapped.relation_id, error)
         for mapped in verdicts.copied:
-            await self._store.demand_copy(mapped.relation_id)
+            await demand_copy(self._bookkeeping, mapped.relation_id)
 
     async def _read(
         self, plain: Connection, relations: list[MappedRelation]
@@ -306,8 +307,9 @@ class Publishing:
             if known != before:
                 changed[mapped.relation_id] = known
         if changed:
-            await self._store.set_published(
-                {key: (known.mark, known.identity) for key, known in changed.items()}
+            await set_published(
+                self._bookkeeping,
+                {key: (known.mark, known.identity) for key, known in changed.items()},
             )
             self._known |= changed
 

@@ -19,7 +19,8 @@ from streamer.decode.text_conversion import TextConversion
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping, resolve
-from streamer.progress.store import RelationRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
 from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
@@ -282,7 +283,7 @@ class Relations:
 
     async def read_groups(self, mappings: Iterable[RelationMapping]) -> Groups:
         """Return the tables of *mappings* that need one lane, because foreign keys connect them."""
-        async with self._services.store.connection() as target:
+        async with self._services.bookkeeping.connection() as target:
             return await read_groups(target, [mapping.target for mapping in mappings])
 
     def set_groups(self, groups: Groups) -> None:
@@ -308,13 +309,13 @@ class Relations:
 
 
 async def forget_unmapped(
-    store: Store, source_id: int, mappings: Iterable[RelationMapping]
+    bookkeeping: Bookkeeping, source_id: int, mappings: Iterable[RelationMapping]
 ) -> None:
     """Forget the progress of relations that are no longer mapped."""
     wanted = {str(mapping.source) for mapping in mappings}
-    for record in await store.relations(source_id):
+    for record in await read_relation_records(bookkeeping, source_id):
         if record.source not in wanted:
-            await store.forget_relation(record.relation_id)
+            await forget_relation(bookkeeping, record.relation_id)
 
 
 async def until_applied(lane: Lane, through_lsn: Lsn) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from streamer.apply.lane import Hold, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
-from streamer.progress.store import Request, SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import Request, read_quarantine_requests, take_requests
+from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.relations import Relations, until_applied
 from streamer.sync.coordinator import SyncCoordinator
@@ -17,7 +19,7 @@ class Requests:
 
     def __init__(
         self,
-        store: Store,
+        bookkeeping: Bookkeeping,
         record: SourceRecord,
         relations: Relations,
         coordinator: SyncCoordinator,
@@ -25,7 +27,7 @@ class Requests:
         publish: Callable[[list[MappedRelation]], Awaitable[None]],
     ) -> None:
         """*publish* sees that relations are published, and asks for their copies."""
-        self._store = store
+        self._bookkeeping = bookkeeping
         self._source_id = record.source_id
         self._relations = relations
         self._coordinator = coordinator
@@ -37,7 +39,7 @@ class Requests:
         while True:
             await arrived.wait()
             arrived.clear()
-            requests = await self._store.take_requests(self._source_id, self._pause)
+            requests = await take_requests(self._bookkeeping, self._source_id, self._pause)
             failpoint("requests.taken")
             for request in requests:
                 if (mapped := self._relations.get(request.relation_id)) is None:
@@ -50,7 +52,7 @@ class Requests:
                         await self._resume(mapped)
                     case "resync":
                         await self._resync(mapped, request)
-            for request in await self._store.quarantine_requests(self._source_id):
+            for request in await read_quarantine_requests(self._bookkeeping, self._source_id):
                 if (mapped := self._relations.get(request.relation_id)) is not None:
                     is_retry = request.action == "quarantine_retry"
                     ids = request.options.get("ids")

@@ -9,7 +9,7 @@ from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
@@ -22,7 +22,7 @@ class Services:
     """The services that all pipelines of a process use."""
 
     address: TargetAddress
-    store: Store
+    bookkeeping: Bookkeeping
     workers: list[Worker]
     drainer: Drainer
     launcher: SparkLauncher
@@ -42,7 +42,7 @@ class Services:
     def under(self, claim: Claim) -> "Services":
         """Return services whose connections to the target must reach the server of *claim*."""
         address = replace(self.address, claim=claim)
-        return replace(self, address=address, store=self.store.under(claim))
+        return replace(self, address=address, bookkeeping=self.bookkeeping.under(claim))
 
 
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")

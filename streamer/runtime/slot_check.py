@@ -23,7 +23,14 @@ from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.store import SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import require_resync_of_source
+from streamer.progress.sources import (
+    SourceRecord,
+    reset_acknowledged,
+    set_source_identity,
+    set_source_state,
+)
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
@@ -52,7 +59,7 @@ class SlotCheck:
         self,
         source: SourceMapping,
         server: SourceServer,
-        store: Store,
+        bookkeeping: Bookkeeping,
         record: SourceRecord,
         relations: Iterable[MappedRelation],
         guard: BacklogGuard,
@@ -67,7 +74,7 @@ class SlotCheck:
         self._journal = journal
         self._source = source
         self._server = server
-        self._store = store
+        self._bookkeeping = bookkeeping
         self._record = record
         self._relations = relations
         self._reported = Reported()
@@ -122,7 +129,7 @@ class SlotCheck:
             fork_lsn=str(fork_lsn),
         )
         if record.acknowledged_lsn > fork_lsn:
-            await self._store.reset_acknowledged(record.source_id, fork_lsn)
+            await reset_acknowledged(self._bookkeeping, record.source_id, fork_lsn)
             self._record = replace(record, acknowledged_lsn=fork_lsn, last_transaction=None)
         return self._record
 
@@ -155,13 +162,16 @@ class SlotCheck:
             raise await self._lost(exc, synced) from None
         identity = self._server.system_identifier, self._server.timeline
         if (record.system_identifier, record.timeline) != identity:
-            await self._store.set_identity(
-                record.source_id, self._server.system_identifier, self._server.timeline
+            await set_source_identity(
+                self._bookkeeping,
+                record.source_id,
+                self._server.system_identifier,
+                self._server.timeline,
             )
         if slot is not None and self._journal is None:
             await set_failover(self._source, slot, self._server)
         if record.acknowledged_lsn < start_lsn:
-            await self._store.reset_acknowledged(record.source_id, start_lsn)
+            await reset_acknowledged(self._bookkeeping, record.source_id, start_lsn)
         return start_lsn, None
 
     async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
@@ -185,7 +195,7 @@ class SlotCheck:
             error.hint = self._resync_hint(synced)
             return error
         given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
-        await self._store.need_resync(self._record.source_id, str(given_up))
+        await require_resync_of_source(self._bookkeeping, self._record.source_id, str(given_up))
         return given_up
 
     def _check_position(self, slot: Slot | None, start_lsn: Lsn) -> None:
@@ -224,7 +234,7 @@ class SlotCheck:
         what = f"making a slot waits for {awaited}"
         if self._reported.is_new(awaited):
             log.warning("the start waits", source=self._source.label, waiting_for=what)
-        await self._store.set_source_state(self._record.source_id, "starting", what)
+        await set_source_state(self._bookkeeping, self._record.source_id, "starting", what)
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()
@@ -234,10 +244,15 @@ class SlotCheck:
         )
         failpoint("sync.slot_created")
         try:
-            await self._store.set_identity(
-                self._record.source_id, self._server.system_identifier, self._server.timeline
+            await set_source_identity(
+                self._bookkeeping,
+                self._record.source_id,
+                self._server.system_identifier,
+                self._server.timeline,
             )
-            await self._store.reset_acknowledged(self._record.source_id, snapshot.consistent_point)
+            await reset_acknowledged(
+                self._bookkeeping, self._record.source_id, snapshot.consistent_point
+            )
             failpoint("sync.slot_stored")
         except BaseException:
             await snapshot.close()

@@ -16,7 +16,8 @@ from streamer.apply.lane import MappedRelation
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import fail_copy, require_resync
 from streamer.runtime.published import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health
@@ -43,14 +44,14 @@ class SourceWatch:
         self,
         source: SourceMapping,
         server: SourceServer,
-        store: Store,
+        bookkeeping: Bookkeeping,
         relations: Relations,
         publishing: Publishing,
         health: Health,
     ) -> None:
         self._source = source
         self._server = server
-        self._store = store
+        self._bookkeeping = bookkeeping
         self._relations = relations
         self._publishing = publishing
         self._health = health
@@ -126,7 +127,7 @@ class SourceWatch:
     async def _stop_replaced(self) -> None:
         for mapped in list(self._replaced):
             error = self._publishing.replaced(mapped)
-            await self._store.require_resync(mapped.relation_id, error)
+            await require_resync(self._bookkeeping, mapped.relation_id, error)
             self._replaced.discard(mapped)
             self._stop(mapped, error)
 
@@ -189,7 +190,7 @@ class SourceWatch:
                 table=str(mapped.mapping.source),
                 error=error,
             )
-            await self._store.fail_copy(mapped.relation_id, error)
+            await fail_copy(self._bookkeeping, mapped.relation_id, error)
             self._relations.set_state(mapped, State.ERROR, error)
         for mapped in before:
             is_wanted = mapped.skip_through_lsn == EVERYTHING and self.may_be_copied(mapped)

@@ -11,7 +11,8 @@ import structlog
 
 from streamer.errors import SourceContentionError
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.store import SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
@@ -30,7 +31,7 @@ async def look(
     source: SourceMapping,
     server: SourceServer,
     record: SourceRecord,
-    store: Store,
+    bookkeeping: Bookkeeping,
     relations: Relations,
     heartbeat: Heartbeat,
     tracker: ProgressTracker,
@@ -44,16 +45,16 @@ async def look(
                 heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
             )
             while True:
-                await _look_at_partitions(plain, source, store, relations)
-                await guard.store(store, record.source_id)
+                await _look_at_partitions(plain, source, bookkeeping, relations)
+                await guard.store(bookkeeping, record.source_id)
                 await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _look_at_partitions(
-    plain: Connection, source: SourceMapping, store: Store, relations: Relations
+    plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
 ) -> None:
     try:
         with translating(source.label):
-            await look_at_leaves(store, plain, relations.in_step())
+            await look_at_leaves(bookkeeping, plain, relations.in_step())
     except SourceContentionError as exc:
         log.debug("partitions are looked at later", source=source.label, reason=str(exc))

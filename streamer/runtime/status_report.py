@@ -16,8 +16,10 @@ from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
 from streamer.lsn import Lsn
+from streamer.progress.held import HeldRecord, set_held
 from streamer.progress.lag import end_sessions_hint, read_blockers, set_lag_since, set_visible
-from streamer.progress.store import HeldRecord, SourceRecord
+from streamer.progress.relations import set_waiting
+from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
@@ -48,7 +50,9 @@ async def report_status(
     visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:
         try:
-            await set_visible(services.store, visible)  # at first none: those of another attempt
+            await set_visible(
+                services.bookkeeping, visible
+            )  # at first none: those of another attempt
             await report.write()
         except TargetError as exc:  # written later: it is no reason to stop a stream
             services.metrics.count_error(exc, source.database, source.sid)
@@ -68,7 +72,7 @@ class _StatusReport:
         self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
     ) -> None:
         self._waits = relations.table_waits
-        self._store = services.store
+        self._bookkeeping = services.bookkeeping
         self._source_id = source.source_id
         self._relations = relations
         self._heartbeat = heartbeat
@@ -85,10 +89,10 @@ class _StatusReport:
         """Write the values that have changed."""
         held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
         if held != self._held:
-            await self._store.set_held(self._source_id, held)
+            await set_held(self._bookkeeping, self._source_id, held)
             self._held = held
         if self._was_overdue is not (overdue is not None):
-            await self._store.set_heartbeat_overdue(self._source_id, overdue)
+            await set_heartbeat_overdue(self._bookkeeping, self._source_id, overdue)
             self._was_overdue = overdue is not None
         await self._write_lag()
         await self._write_waiting()
@@ -103,7 +107,7 @@ class _StatusReport:
             if self._lag_since.get(number, missing) != moment
         }
         if changed:
-            await set_lag_since(self._store, changed)
+            await set_lag_since(self._bookkeeping, changed)
         self._lag_since = since
 
     async def _write_waiting(self) -> None:
@@ -123,7 +127,7 @@ class _StatusReport:
                 reasons[mapped] = _QUEUE
             elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
                 done.append(mapped.relation_id)
-        blockers = await read_blockers(self._store, list(busy)) if busy else {}
+        blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
                 reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
@@ -132,13 +136,13 @@ class _StatusReport:
                 done.append(mapped.relation_id)
         for mapped, reason in reasons.items():
             self._waits[str(mapped.mapping.source)] = reason
-            await self._store.set_waiting([mapped.relation_id], reason)
+            await set_waiting(self._bookkeeping, [mapped.relation_id], reason)
             self._waiting.add(mapped.relation_id)
         if done:
             for mapped in self._relations:
                 if mapped.relation_id in done:
                     self._waits.pop(str(mapped.mapping.source), None)
-            await self._store.set_waiting(done, None)
+            await set_waiting(self._bookkeeping, done, None)
             self._waiting.difference_update(done)
 
 

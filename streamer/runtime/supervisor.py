@@ -22,7 +22,7 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.conninfo import reach_hint
 from streamer.progress.lock import SourceLock
-from streamer.progress.store import SourceRecord
+from streamer.progress.sources import SourceRecord, read_source_records, report_source_failure
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.services import Health, Services
 from streamer.runtime.wal_retention.guard import BacklogGuard
@@ -239,10 +239,14 @@ class Supervisor:
         self.health.state = "waiting" if waits else "error"
         self.health.error = str(error)
         with contextlib.suppress(StreamerError):
-            for record in await self._services.store.sources():
+            for record in await read_source_records(self._services.bookkeeping):
                 if _is_record_of(record, self.source):
-                    await self._services.store.report_failure(
-                        record.source_id, self.health.state, str(error), self._holder
+                    await report_source_failure(
+                        self._services.bookkeeping,
+                        record.source_id,
+                        self.health.state,
+                        str(error),
+                        self._holder,
                     )
 
     async def _sleep(self, seconds: float | None) -> None:

@@ -14,7 +14,9 @@ from typing import Final
 import structlog
 
 from streamer.errors import StreamerError
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
 
@@ -82,7 +84,7 @@ def find_waits(
 
 
 async def report_waits(
-    store: Store,
+    bookkeeping: Bookkeeping,
     target: TargetHealth,
     read_waiters: Callable[[], Sequence[tuple[str, Health]]],
 ) -> None:
@@ -94,7 +96,10 @@ async def report_waits(
         relations: Sequence[RelationRecord] = ()
         if target.is_well and any(_may_wait(health) for _, health in waiters):
             with contextlib.suppress(StreamerError):  # the next round reads it again
-                sources, relations = await store.sources(), await store.relations()
+                sources, relations = (
+                    await read_source_records(bookkeeping),
+                    await read_relation_records(bookkeeping),
+                )
         found = find_waits(target, waiters, sources, relations)
         for wait, seconds in long_waits.update(found, time.monotonic()):
             log.info(

@@ -9,7 +9,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
 from streamer.sync.launcher import SparkLauncher
 from streamer.target.claim import Claim
@@ -63,7 +63,7 @@ class CopyContext:
     source_id: int
     server: SourceServer
     address: TargetAddress
-    store: Store
+    bookkeeping: Bookkeeping
     launcher: SparkLauncher
     settings: SyncSettings
     events: SyncEvents

@@ -109,10 +109,10 @@ class CopyWaits:
 
     async def _read(self) -> Facts:
         context = self._context
-        async with context.store.connection() as connection:
+        async with context.bookkeeping.connection() as connection:
             sessions = await read_own_sessions(connection)
         blocked = {session.pid for session in sessions if session.is_blocked}
-        blockers = await read_blockers(context.store, blocked) if blocked else {}
+        blockers = await read_blockers(context.bookkeeping, blocked) if blocked else {}
         copies = [copy for copy in self.copies if not copy.is_done]
         tasks = [s for s in sessions if s.application_name.startswith("streamer copy ")]
         return Facts(

@@ -15,6 +15,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.progress.copies import hand_over, is_handed_over
+from streamer.progress.relations import fail_copy
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy, exchange_of
@@ -53,7 +54,7 @@ class Finisher:
         except StreamerError as exc:  # the next copy clears up as it begins
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error)
             error = f"{error}; its target is not cleared up: {exc.message}"
-        await self._context.store.fail_copy(mapped.relation_id, error)
+        await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         self._queue.remove(mapped)
         self._context.events.copy_failed(mapped, error)
 

@@ -14,8 +14,9 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.hints import command
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
-from streamer.progress.store import Store
+from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.columns import read_columns
 from streamer.source.connection import Connection
@@ -24,33 +25,37 @@ from streamer.target.add_columns import store_known
 log = structlog.get_logger()
 
 
-async def know_leaves(store: Store, plain: Connection, relations: Iterable[MappedRelation]) -> None:
+async def know_leaves(
+    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
+) -> None:
     """Take the partitions of *relations* that the transaction of *plain* sees as known."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     for name, leaves in (await read_leaves(plain, by_name)).items():
         known = {leaf.oid: leaf.attached_by for leaf in leaves}
-        await store.set_leaves(by_name[name].relation_id, known)
+        await set_leaves(bookkeeping, by_name[name].relation_id, known)
 
 
 async def look_at_leaves(
-    store: Store, plain: Connection, relations: Iterable[MappedRelation]
+    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Say which partitions brought rows, or were away for a while, since *relations*, all in step,
     were copied.
     """
     relations = list(relations)
-    await look_at_columns(store, plain, relations)
+    await look_at_columns(bookkeeping, plain, relations)
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     found = await read_leaves(plain, by_name)
     if not found:
         return
-    stored = await store.leaves([by_name[name].relation_id for name in found])
+    stored = await read_known_leaves(bookkeeping, [by_name[name].relation_id for name in found])
     for name, leaves in found.items():
-        await _look(store, plain, by_name[name], leaves, stored.get(by_name[name].relation_id))
+        await _look(
+            bookkeeping, plain, by_name[name], leaves, stored.get(by_name[name].relation_id)
+        )
 
 
 async def _look(
-    store: Store,
+    bookkeeping: Bookkeeping,
     plain: Connection,
     mapped: MappedRelation,
     leaves: list[Leaf],
@@ -68,7 +73,7 @@ async def _look(
     for leaf in away:
         seen[leaf.oid] = before[leaf.oid]
     if seen != known:
-        await store.set_leaves(mapped.relation_id, seen)
+        await set_leaves(bookkeeping, mapped.relation_id, seen)
     if not gaps and not away:
         return
     source, name = mapped.source, str(mapped.mapping.source)
@@ -79,7 +84,7 @@ async def _look(
     reasons = [f"{_names(its)} {what}" for its, what in parts if its]
     resync = command("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
     error = f"{'; '.join(reasons)}; run: {resync}"
-    if await store.tell_of_gap(mapped.relation_id, error):
+    if await report_gap(bookkeeping, mapped.relation_id, error):
         log.warning("partition attached", table=name, error=error)
 
 
@@ -88,11 +93,11 @@ def _names(leaves: list[Leaf]) -> str:
 
 
 async def look_at_columns(
-    store: Store, plain: Connection, relations: Iterable[MappedRelation]
+    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Say which columns are others than those that *relations*, all in step, were filled with."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
-    async with store.connection() as connection:
+    async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]
         stored = await read_columns_known(connection, ids)
     for name, columns in (await read_columns(plain, by_name)).items():
@@ -100,7 +105,7 @@ async def look_at_columns(
         known = stored.get(mapped.relation_id)
         if known is None:
             numbers = {column: now.number for column, now in columns.items()}
-            async with store.connection() as connection:
+            async with bookkeeping.connection() as connection:
                 await store_known(connection, mapped.relation_id, numbers)
             continue
         others = [c for c, now in columns.items() if known.get(c, now.number) != now.number]
@@ -114,5 +119,5 @@ async def look_at_columns(
                 f"column {listed} of the source was dropped and added again, or renamed, so rows "
                 f"that did not change since keep former values; {resync} brings the present ones"
             )
-            if await store.tell_of_gap(mapped.relation_id, error):
+            if await report_gap(bookkeeping, mapped.relation_id, error):
                 log.warning("column replaced", table=str(name), error=error)

@@ -7,6 +7,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.progress.copies import set_copy_error
+from streamer.progress.relations import set_waiting
 from streamer.source.waits import Reported
 from streamer.sync.context import CopyContext
 from streamer.sync.states import is_turn
@@ -33,13 +34,15 @@ class CopyReports:
             log.warning("copies wait", source=self._context.label, tables=tables, waiting_for=what)
         for mapped in relations:
             self._context.events.copy_waits(mapped, what if is_worth_a_line else None)
-        await self._context.store.set_waiting([mapped.relation_id for mapped in relations], what)
+        await set_waiting(
+            self._context.bookkeeping, [mapped.relation_id for mapped in relations], what
+        )
 
     async def show_error(self, relations: Iterable[MappedRelation], error: str | None) -> None:
         """Show why copies under way make no progress; with None they make progress again."""
         relations = list(relations)
-        async with self._context.store.connection() as store:
-            await set_copy_error(store, [mapped.relation_id for mapped in relations], error)
+        async with self._context.bookkeeping.connection() as bookkeeping:
+            await set_copy_error(bookkeeping, [mapped.relation_id for mapped in relations], error)
         for mapped in relations:
             self._context.events.copy_delayed(mapped, error)
             if error is not None:

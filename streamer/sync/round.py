@@ -38,6 +38,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.postgres.conninfo import with_password_of
+from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
@@ -150,15 +151,15 @@ class Round:
                 context.source,
                 source,
                 self._prepare_at(source, batch),
-                lambda awaited: context.store.set_waiting(ids, awaited),
+                lambda awaited: set_waiting(context.bookkeeping, ids, awaited),
             )
-            await context.store.set_waiting(ids, None)
+            await set_waiting(context.bookkeeping, ids, None)
 
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
         """See to the target tables; a relation for which that fails is in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         declared = [mapped for mapped in batch if mapped.is_to_declare]
-        await know_leaves(self._context.store, source, declared)
+        await know_leaves(self._context.bookkeeping, source, declared)
         async with self._context.target() as target:
             await target.set_up_origin()  # rows may be removed
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
@@ -289,7 +290,7 @@ class Round:
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
         if found is not None and found.relation.is_partitioned:
-            await know_leaves(self._context.store, plain, [copy.mapped])
+            await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
         return found
 
     # ---- 4: parts ------------------------------------------------------------------------------
@@ -441,8 +442,8 @@ class Round:
     async def _finish_complete(self) -> list[CopyPart]:
         """Finish relations all of whose parts are copied; return the parts still to copy."""
         active = self._unfinished
-        async with self._context.store.connection() as store:
-            rows = await store.fetch(
+        async with self._context.bookkeeping.connection() as bookkeeping:
+            rows = await bookkeeping.fetch(
                 "select relation_id, part, rows_copied, bytes_copied from streamer.sync_partition"
                 " where relation_id = any ($1::int8[]) and finished_at is not null",
                 [copy.mapped.relation_id for copy in active],

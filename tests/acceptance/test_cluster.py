@@ -21,7 +21,8 @@ import pytest
 
 from streamer.commands.embedded import free_port
 from streamer.mapping.rules import Secret
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.schema import migrate
 from streamer.sync import spark_job
 from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.claim import LOCK_CLASS
@@ -256,9 +257,9 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
 
 
 async def make_bookkeeping(target: Database) -> None:
-    store = Store(TargetAddress.parse(Secret(target.url)))
-    await store.migrate()
-    await store.close()
+    bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
+    await migrate(bookkeeping)
+    await bookkeeping.close()
 
 
 def copy_all(tasks: list[list[dict[str, Any]]], ends: CopyEnds) -> None:
@@ -282,10 +283,10 @@ def test_a_job_by_spark_submit(
         " select 1, n, 1, '' from generate_series(0, 9) n"
     )
     part = {"relation_id": 1, "attempt": 1, "copy_in": "copy public.t from stdin"}
-    store = source.execute(
+    bookkeeping = source.execute(
         "select oid::int8, pg_relation_filenode(oid)::int8 from pg_class where oid = 't'::regclass"
     )
-    part |= {"types_out": "", "types_in": "", "stores": store, "numbers": [1, 2]}
+    part |= {"types_out": "", "types_in": "", "stores": bookkeeping, "numbers": [1, 2]}
     part |= {"lock": "lock table only public.t in access share mode"}
     part |= {"look": "select id, v from only public.t limit 0"}
     tasks = [

@@ -13,8 +13,9 @@ from streamer.admin.store import Query, open_store
 from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
 from streamer.mapping.rules import Secret
-from streamer.progress.audit import KEPT_DAYS, read_acts
-from streamer.progress.store import Store
+from streamer.progress.audit import KEPT_DAYS, read_acts, write_act
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
 from tests.support.postgres import Database
@@ -25,9 +26,9 @@ async def test_acts_of_page_api_and_command_line_are_in_one_audit(
     open_admin: OpenAdmin, target: Database
 ) -> None:
     address = TargetAddress.parse(Secret(target.url))
-    store = Store(address)
-    await store.migrate()
-    await store.close()
+    bookkeeping = Bookkeeping(address)
+    await migrate(bookkeeping)
+    await bookkeeping.close()
     target.execute(
         "insert into streamer.source (database, sid, slot, publication)"
         " values ('shop', 'eu', 's', 'p');"
@@ -87,9 +88,9 @@ async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at
     too_old = datetime.now(UTC) - timedelta(days=KEPT_DAYS, minutes=1)
     young = too_old + timedelta(hours=1)
     path, keyring = tmp_path / "mapping.sqlite", Keyring.temporary()
-    store = Store(TargetAddress.parse(Secret(target.url)))
+    bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
     admin = await open_store(path, keyring)
-    await store.migrate()
+    await migrate(bookkeeping)
     target.execute(
         "insert into streamer.audit (at, actor, action, label, options) values"
         f" ('{too_old}', 'eve', 'resync', 'old', '{{}}'), ('{young}', 'eve', 'resync', 'young', '{{}}')"
@@ -101,16 +102,16 @@ async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at
             [(too_old.isoformat(), "old"), (young.isoformat(), "young")],
         )
     if at == "a write":
-        await store.write_act("eve", "build index", "new")
+        await write_act(bookkeeping, "eve", "build index", "new")
         await admin.write_teardown("eve", ["new"])
     else:
         await admin.close()
-        await store.migrate()
+        await migrate(bookkeeping)
         admin = await open_store(path, keyring)
-    async with store.connection() as connection_to_target:
+    async with bookkeeping.connection() as connection_to_target:
         acts, _ = await read_acts(connection_to_target, 10)
     entries, _ = await admin.audit(Query())
-    await store.close()
+    await bookkeeping.close()
     await admin.close()
     kept = ["new", "young"] if at == "a write" else ["young"]
     assert [act.label for act in acts] == kept

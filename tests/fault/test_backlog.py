@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import make_request
 from streamer.runtime.wal_retention import guard as backlog
 from streamer.sync import parts
 from streamer.sync.parts import Pace
@@ -251,12 +253,12 @@ async def test_a_lost_or_damaged_journal_is_a_hole_and_a_resync_heals_it(
 
 async def resync(streamer: Streamer) -> None:
     """What `streamer resync '*.*'` does."""
-    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
-        for relation in await store.relations():
-            await store.make_request(relation.relation_id, "resync")
+        for relation in await read_relation_records(bookkeeping):
+            await make_request(bookkeeping, relation.relation_id, "resync")
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def test_drop_gives_the_slot_up_and_a_resync_heals_it(
@@ -363,9 +365,11 @@ async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
 ) -> None:
     async with stream(TABLES, group=SPOOL) as streamer:
         await streamer.caught_up()
-        store = Store(TargetAddress.parse(streamer.settings.target.url))
-        (relation,) = [r for r in await store.relations() if r.source == "public.keyed"]
-        await store.make_request(relation.relation_id, "pause")
+        bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
+        (relation,) = [
+            r for r in await read_relation_records(bookkeeping) if r.source == "public.keyed"
+        ]
+        await make_request(bookkeeping, relation.relation_id, "pause")
         await streamer.table_state("public.keyed", "paused")
         await asyncio.to_thread(write, source, 0, 20)
         await fill_until_spooling(streamer, source, tmp_path)
@@ -380,8 +384,8 @@ async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
     async with stream(TABLES, group=SPOOL) as streamer:
         await asyncio.to_thread(write, source, 40, 60)
         assert target.value("select count(*) from keyed") == 0
-        await store.make_request(relation.relation_id, "resume")
-        await store.close()
+        await make_request(bookkeeping, relation.relation_id, "resume")
+        await bookkeeping.close()
         await streamer.caught_up(60)
         await done_with_journal(streamer, tmp_path)
     assert_equal(source, target)
@@ -399,9 +403,11 @@ async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
     )
     async with stream(TABLES, group=SPOOL) as streamer:
         await streamer.caught_up()
-        store = Store(TargetAddress.parse(streamer.settings.target.url))
-        (relation,) = [r for r in await store.relations() if r.source == "public.keyed"]
-        await store.make_request(relation.relation_id, "pause")
+        bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
+        (relation,) = [
+            r for r in await read_relation_records(bookkeeping) if r.source == "public.keyed"
+        ]
+        await make_request(bookkeeping, relation.relation_id, "pause")
         await streamer.table_state("public.keyed", "paused")
         await asyncio.to_thread(write, source, 0, 20)
         await fill_until_spooling(streamer, source, tmp_path)
@@ -411,10 +417,12 @@ async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
         source.execute("insert into late values (1000)")
         await streamer.table_state("public.late", "ready", 60)
         target.execute("delete from whole")
-        (whole,) = [r for r in await store.relations() if r.source == "public.whole"]
-        await store.make_request(whole.relation_id, "resync")
-        await store.make_request(relation.relation_id, "resume")
-        await store.close()
+        (whole,) = [
+            r for r in await read_relation_records(bookkeeping) if r.source == "public.whole"
+        ]
+        await make_request(bookkeeping, whole.relation_id, "resync")
+        await make_request(bookkeeping, relation.relation_id, "resume")
+        await bookkeeping.close()
         await asyncio.to_thread(write, source, 40, 60)
         await until(lambda: target.execute("select 1 from whole") != [], "it is copied")
         await streamer.caught_up(60)

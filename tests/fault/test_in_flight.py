@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import make_request
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
@@ -76,10 +78,10 @@ async def test_a_resync_while_a_drainer_is_at_work(
         with locked(target, "t"):
             source.execute("insert into t values (2)")
             await waiting(streamer, target, "streamer drainer")
-            store = Store(TargetAddress.parse(streamer.settings.target.url))
-            (relation,) = await store.relations()
-            await store.make_request(relation.relation_id, "resync")
-            await store.close()
+            bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
+            (relation,) = await read_relation_records(bookkeeping)
+            await make_request(bookkeeping, relation.relation_id, "resync")
+            await bookkeeping.close()
             await asyncio.sleep(1)
         await streamer.caught_up()
     assert target.execute("select v, count(*) from t group by v order by v") == [(1, 1), (2, 1)]

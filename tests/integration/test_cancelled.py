@@ -5,14 +5,16 @@ import contextlib
 import gc
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 
 from streamer.apply.commit import Applier
 from streamer.mapping.rules import Secret, SourceMapping
 from streamer.observability.metrics import Metrics
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import SourceLock
-from streamer.progress.store import Store
+from streamer.progress.schema import is_installed, migrate
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 
@@ -31,9 +33,9 @@ def no_collection() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def store(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    made = Store(address, NAME)
-    yield made.exists
+async def bookkeeping(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    made = Bookkeeping(address, NAME)
+    yield partial(is_installed, made)
     await made.close()
 
 
@@ -51,7 +53,7 @@ async def applier(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitabl
     await made.close()
 
 
-@pytest.mark.parametrize("connector", [store, lock, applier])
+@pytest.mark.parametrize("connector", [bookkeeping, lock, applier])
 async def test_cancelled_at_any_moment(
     connector: Callable[
         [TargetAddress], contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[object]]]
@@ -60,8 +62,8 @@ async def test_cancelled_at_any_moment(
     no_collection: None,
 ) -> None:
     address = TargetAddress.parse(Secret(target.url))
-    setting_up = Store(address)
-    await setting_up.migrate()
+    setting_up = Bookkeeping(address)
+    await migrate(setting_up)
     await setting_up.close()
     for step in itertools.count():
         async with connector(address) as connect:

@@ -612,12 +612,13 @@ async def test_an_invalidated_slot(server_directory: Path, tmp_path: Path) -> No
 
 
 async def prepare_bookkeeping(checker: Checker) -> None:
-    from streamer.progress.store import Store
+    from streamer.progress.bookkeeping import Bookkeeping
+    from streamer.progress.schema import migrate
 
     settings, _ = static.load(checker.path)
-    store = Store(TargetAddress.parse(settings.target.url))
-    await store.migrate()
-    await store.close()
+    bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url))
+    await migrate(bookkeeping)
+    await bookkeeping.close()
 
 
 async def test_a_slot_of_somebody_else_stops_it_and_stays(

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from streamer.commands.requests import request
-from streamer.progress.store import Request, Store
+from streamer.progress.requests import Request, take_requests
+from streamer.runtime import requests as requests_task
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -104,14 +105,13 @@ async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
     """However long the program takes to go on from having said so."""
     for db in (source, target):
         db.execute("create table t (id int primary key); create table u (id int primary key)")
-    take_requests = Store.take_requests
 
-    async def slow(self: Store, *arguments: Any) -> list[Request]:
-        requests = await take_requests(self, *arguments)
+    async def slow(*arguments: Any) -> list[Request]:
+        requests = await take_requests(*arguments)
         await asyncio.sleep(2 if requests else 0)
         return requests
 
-    monkeypatch.setattr(Store, "take_requests", slow)
+    monkeypatch.setattr(requests_task, "take_requests", slow)
     async with stream("t: {initial: none}\nu: {initial: none}") as s:
         await s.caught_up()
         await ask(s, "pause", "t")

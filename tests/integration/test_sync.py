@@ -7,7 +7,9 @@ import psycopg
 import pytest
 
 from streamer.commands.check.command import check
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import make_request
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.round import Round
 from streamer.target.connection import TargetAddress
@@ -19,12 +21,12 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_spark")]
 
 async def resync(streamer: Streamer, table: str) -> None:
     """Ask for a resync as the command does, and wait until the copy is there."""
-    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
-        (relation,) = [r for r in await store.relations() if r.source == table]
-        await store.make_request(relation.relation_id, "resync")
+        (relation,) = [r for r in await read_relation_records(bookkeeping) if r.source == table]
+        await make_request(bookkeeping, relation.relation_id, "resync")
     finally:
-        await store.close()
+        await bookkeeping.close()
 
     async def has_begun() -> bool:
         rows = await streamer.status()
@@ -35,11 +37,13 @@ async def resync(streamer: Streamer, table: str) -> None:
 
 
 async def _attempt(streamer: Streamer, table: str) -> int:
-    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
-        return next(r.attempt for r in await store.relations() if r.source == table)
+        return next(
+            r.attempt for r in await read_relation_records(bookkeeping) if r.source == table
+        )
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def test_an_ordinary_owner_may_resync_a_table_with_sid(
@@ -252,19 +256,19 @@ async def test_a_declared_table_is_copied_when_it_is_asked_for(
 
 async def ask(streamer: Streamer, table: str, action: str) -> None:
     """Ask for something as the commands do, and wait until it is heard."""
-    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
-        (relation,) = [r for r in await store.relations() if r.source == table]
-        await store.make_request(relation.relation_id, action)
+        (relation,) = [r for r in await read_relation_records(bookkeeping) if r.source == table]
+        await make_request(bookkeeping, relation.relation_id, action)
 
         async def is_taken() -> bool:
-            async with store.connection() as connection:
+            async with bookkeeping.connection() as connection:
                 sql = "select not exists (select from streamer.request)"
                 return bool(await connection.fetch_value(sql))
 
         await streamer.eventually(is_taken)
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 @pytest.mark.parametrize("kind", ["real", "bigint"])

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import make_request
 from streamer.sync import finish
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.snapshot import HeldSnapshot
@@ -28,19 +30,19 @@ async def resync(streamer: Streamer, table: str = "public.t", **options: Any) ->
 
 async def ask(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
     """Ask for a resync, and wait until it is heard."""
-    store = Store(TargetAddress.parse(streamer.settings.target.url))
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
-        relation = next(r for r in await store.relations() if r.source == table)
-        await store.make_request(relation.relation_id, "resync", options)
+        relation = next(r for r in await read_relation_records(bookkeeping) if r.source == table)
+        await make_request(bookkeeping, relation.relation_id, "resync", options)
 
         async def is_taken() -> bool:
-            async with store.connection() as connection:
+            async with bookkeeping.connection() as connection:
                 sql = "select not exists (select from streamer.request)"
                 return bool(await connection.fetch_value(sql))
 
         await streamer.eventually(is_taken)
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 def rows(db: Database, table: str = "t", where: str = "true") -> dict[Any, Any]:

@@ -12,7 +12,8 @@ from streamer.commands.check.command import check
 from streamer.commands.check.findings import Finding, Severity
 from streamer.config import static
 from streamer.mapping.rules import RelationMapping, RelationPattern, Secret, TableRule, parse_name
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import forget_relation, read_relation_records, register_relation
 from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
@@ -275,29 +276,35 @@ async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
     async with stream("a:\nb:") as streamer:
         await streamer.caught_up(60)
     address = TargetAddress.parse(Secret(target.url))
-    store = Store(address)
+    bookkeeping = Bookkeeping(address)
     try:
         mappings = {}
-        for relation in await store.relations():
+        for relation in await read_relation_records(bookkeeping):
             name = parse_name(relation.source)
             rule = TableRule(RelationPattern(name.namespace, name.name, False, False))
             mappings[relation.source] = RelationMapping(name, name, rule)
-        before = {relation.source: relation for relation in await store.relations()}
+        before = {
+            relation.source: relation for relation in await read_relation_records(bookkeeping)
+        }
         for relation in before.values():
-            await store.forget_relation(relation.relation_id)
-        assert await store.relations() == []
+            await forget_relation(bookkeeping, relation.relation_id)
+        assert await read_relation_records(bookkeeping) == []
         source_id = before["public.a"].source_id
-        back = await store.register_relation(source_id, mappings["public.a"], may_resume=True)
+        back = await register_relation(
+            bookkeeping, source_id, mappings["public.a"], may_resume=True
+        )
         assert (back.state, back.end_lsn, back.publication_mark) == (
             "ready",
             before["public.a"].end_lsn,
             before["public.a"].publication_mark,
         )
-        async with store.connection() as connection:
+        async with bookkeeping.connection() as connection:
             await connection.execute(
                 "update streamer.source set acknowledged_lsn = acknowledged_lsn + 1"
             )
-        back = await store.register_relation(source_id, mappings["public.b"], may_resume=True)
+        back = await register_relation(
+            bookkeeping, source_id, mappings["public.b"], may_resume=True
+        )
         assert (back.state, back.snapshot_lsn, back.owns_rows) == ("init", None, True)
     finally:
-        await store.close()
+        await bookkeeping.close()

@@ -7,7 +7,7 @@ import pytest
 from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
-from streamer.progress.store import TABLES
+from streamer.progress.schema import TABLES
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import Identity
 from streamer.target.connection import TargetAddress

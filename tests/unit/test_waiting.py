@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.relations import RelationRecord
+from streamer.progress.sources import SourceRecord
 from streamer.runtime import wait_log as waiting
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
 from streamer.runtime.wait_log import LongWaits, Wait, find_waits
+
+if TYPE_CHECKING:
+    from streamer.progress.bookkeeping import Bookkeeping
 
 EU = SourceLabel("shop", "eu")
 
@@ -72,7 +76,7 @@ async def test_a_target_that_does_not_answer_is_reported_while_it_lasts(
     monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.01)
     target = TargetHealth("dw")
     with capture_logs() as logs:
-        task = asyncio.create_task(waiting.report_waits(cast("Store", None), target, list))
+        task = asyncio.create_task(waiting.report_waits(cast("Bookkeeping", None), target, list))
         async with asyncio.timeout(30):
             while len(logs) < 2:
                 await asyncio.sleep(0)

@@ -33,7 +33,7 @@ from streamer.hints import command
 from streamer.lsn import NOTHING
 from streamer.mapping.rules import Initial, OnError, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.progress.store import SourceRecord
+from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.ownership import obstacle, take_over_hint
 from streamer.source.slot import check_slot, drop_slot_sql

@@ -17,7 +17,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import (
-    Bookkeeping,
+    BookkeepingFacts,
     TargetFacts,
     TargetServer,
     written_sid,
@@ -109,7 +109,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
         )
 
 
-def check_bookkeeping(server: TargetServer, bookkeeping: Bookkeeping) -> Iterable[Finding]:
+def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> Iterable[Finding]:
     """Whether schema streamer can be made, or is ours and can be used."""
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     place = Place(None, 'schema "streamer"')

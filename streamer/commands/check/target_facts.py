@@ -9,7 +9,10 @@ from streamer.errors import StreamerError, TargetSchemaError
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
-from streamer.progress.store import RelationRecord, SourceRecord, Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.schema import is_installed, read_installation
+from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.source.catalog import SourceRelation
 from streamer.sync.states import State, needs_copy
 from streamer.target.add_columns import read_all_known
@@ -49,7 +52,7 @@ class TargetServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Bookkeeping:
+class BookkeepingFacts:
     """Schema streamer. ``migration``: None if no table says how far it is."""
 
     exists: bool
@@ -92,7 +95,7 @@ class TargetFacts:
     """Everything read from the target."""
 
     server: TargetServer
-    bookkeeping: Bookkeeping
+    bookkeeping: BookkeepingFacts
     installation: str = ""
     """The id of this installation; empty before the first start."""
     sources: dict[str, SourceRecord] = field(default_factory=dict)
@@ -188,7 +191,7 @@ from (select 1) one left join pg_namespace n on n.nspname = 'streamer'
 """
 
 
-async def _read_bookkeeping(connection: TargetConnection) -> Bookkeeping:
+async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
     (row,) = await connection.fetch(_BOOKKEEPING_SQL)
     tables, forbidden = tuple(row["tables"]), tuple(row["forbidden_tables"])
     migration = None
@@ -197,24 +200,26 @@ async def _read_bookkeeping(connection: TargetConnection) -> Bookkeeping:
             migration = await connection.fetch_value("select max(number) from streamer.migration")
         except TargetSchemaError:
             migration = None  # another program's table of that name
-    return Bookkeeping(row["exists"], row["may_use"], tables, forbidden, migration)
+    return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, migration)
 
 
 async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
     """Read the bookkeeping; only when it is ours, may be read and is not from the future."""
-    store = Store(address, "streamer check")
+    bookkeeping = Bookkeeping(address, "streamer check")
     try:
-        if await store.exists():
-            async with store.connection() as connection:
+        if await is_installed(bookkeeping):
+            async with bookkeeping.connection() as connection:
                 facts.deferred = frozenset(await read_deferred_targets(connection))
-            facts.installation = await store.installation()
-            sources = {record.source_id: record for record in await store.sources()}
+            facts.installation = await read_installation(bookkeeping)
+            sources = {
+                record.source_id: record for record in await read_source_records(bookkeeping)
+            }
             facts.sources = {record.label: record for record in sources.values()}
             facts.relations = {
                 (sources[record.source_id].label, record.source): record
-                for record in await store.relations()
+                for record in await read_relation_records(bookkeeping)
             }
-            async with store.connection() as connection:
+            async with bookkeeping.connection() as connection:
                 known = await read_all_known(connection)
             facts.filled = {
                 key: known[record.relation_id]
@@ -222,7 +227,7 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
                 if record.relation_id in known
             }
     finally:
-        await store.close()
+        await bookkeeping.close()
 
 
 async def read_tables(

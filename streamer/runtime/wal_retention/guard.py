@@ -23,7 +23,8 @@ from streamer.errors import SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping
-from streamer.progress.store import Store
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.sources import set_backlog
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
@@ -349,7 +350,7 @@ class BacklogGuard:
 
     # ---- what the target is told ---------------------------------------------------------------
 
-    async def store(self, store: Store, source_id: int) -> None:
+    async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
         """Store what is shown, and what copies go by, if it has changed."""
         backlog = self.backlog
         text = None if backlog is None else repr(backlog)
@@ -357,5 +358,5 @@ class BacklogGuard:
             shown = None
             if backlog is not None:
                 shown = {**backlog.to_json(), "throttled": self.is_throttling}
-            await store.set_backlog(source_id, shown)
+            await set_backlog(bookkeeping, source_id, shown)
             self._stored = text

@@ -1,0 +1,48 @@
+"""The way to the bookkeeping tables in the target, which survive this process.
+
+`schema` creates the tables. `sources`, `relations`, `held`, `requests`, `copies`, `former`, `lag`
+and `audit` each hold the functions that read and write one part of them. Workers move the progress
+of relations themselves (`streamer.apply.commit`), in the transactions whose progress it is.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from streamer.errors import TargetConnectionError
+from streamer.target.claim import Claim
+from streamer.target.connection import KeptConnection, TargetAddress, TargetConnection
+
+
+class Bookkeeping:
+    """The bookkeeping tables, over one connection that many tasks share, one at a time."""
+
+    def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
+        self._kept = KeptConnection(address, name)
+        self._lock = asyncio.Lock()
+        self._claim: Claim | None = None
+
+    def under(self, claim: Claim) -> "Bookkeeping":
+        """Return the same for the holder of *claim*: it works where that was taken only."""
+        other = copy.copy(self)
+        other._claim = claim
+        return other
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block, made anew if it was lost.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        async with self._lock:
+            connection = await self._kept.get(self._claim)
+            try:
+                yield connection
+            except (TargetConnectionError, asyncio.CancelledError):
+                connection.terminate()
+                raise
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._kept.close()

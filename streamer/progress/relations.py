@@ -1,0 +1,274 @@
+"""The rows of streamer.relation: state, definition and progress of each mapped table."""
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.lsn import Lsn
+from streamer.mapping.resync import Resync
+from streamer.mapping.rules import Initial, RelationMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.former import bring_back, keep_former
+from streamer.target.connection import transaction
+
+
+@dataclass(frozen=True, slots=True)
+class RelationRecord:
+    """A row of streamer.relation. ``source`` and ``target``: as `RelationName` prints them."""
+
+    relation_id: int
+    source_id: int
+    source: str
+    target: str
+    type: str
+    state: str
+    snapshot_lsn: Lsn | None
+    end_lsn: Lsn
+    attempt: int
+    rows_copied: int
+    bytes_copied: int
+    rows_total: int | None
+    error: str | None
+    waiting_for: str | None
+    lag_since: datetime | None
+    visible_lsn: Lsn | None
+    target_created: bool
+    declared: bool
+    owns_rows: bool
+    resync: Resync
+    publication_mark: str | None
+    identity: str | None
+    needs_resync: bool
+    expressions: str | None
+    quarantined: int
+    has_returned: bool = False
+    """It was mapped before, not all the time, and is mapped again as of now."""
+
+
+_RELATIONS_SQL: Final = """
+select id as relation_id, source_id, source, target, type, state,
+       snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
+       rows_copied, bytes_copied, rows_total, error, waiting_for, lag_since,
+       visible_lsn::text as visible_lsn, target_created,
+       declared, owns_rows, resync, publication_mark, identity, needs_resync, expressions,
+       (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
+from streamer.relation
+"""
+
+
+def _relation_record(row: Any) -> RelationRecord:
+    fields = dict(row)
+    fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
+    if fields["snapshot_lsn"] is not None:
+        fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
+    if fields["visible_lsn"] is not None:
+        fields["visible_lsn"] = Lsn.parse(fields["visible_lsn"])
+    fields["resync"] = _resync(fields["resync"])
+    return RelationRecord(**fields)
+
+
+def _resync(stored: str | None) -> Resync:
+    return Resync.from_json(None if stored is None else json.loads(stored))
+
+
+async def read_relation_records(
+    bookkeeping: Bookkeeping, source_id: int | None = None
+) -> list[RelationRecord]:
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            f"{_RELATIONS_SQL} where $1::int8 is null or source_id = $1 order by source_id, source",
+            source_id,
+        )
+        return [_relation_record(row) for row in rows]
+
+
+async def register_relation(
+    bookkeeping: Bookkeeping, source_id: int, mapping: RelationMapping, *, may_resume: bool = False
+) -> RelationRecord:
+    """Return the record of a mapped relation, made if it is new.
+
+    One that was mapped before is copied over its own rows. With *may_resume*, when the stream
+    is about to begin at the acknowledged position, it goes on if that has not moved since.
+    With another target it is new: a copy fills that one. With another type, or other
+    expressions, the same target is filled anew, unless the mapping says that it is not to be
+    copied.
+    """
+    is_copied = mapping.rule.initial is not Initial.NONE
+    key = (source_id, str(mapping.source))
+    async with bookkeeping.connection() as connection, transaction(connection):
+        await connection.execute(
+            "delete from streamer.relation where source_id = $1 and source = $2 and target <> $3",
+            *key,
+            str(mapping.target),
+        )
+        has_returned = await bring_back(
+            connection, *key, str(mapping.target), may_resume=may_resume
+        )
+        await connection.execute(
+            "insert into streamer.relation (source_id, source, target, type, expressions)"
+            " values ($1, $2, $3, $4, $6) on conflict (source_id, source) do update"
+            " set type = $4, expressions = $6,"
+            " state = case when $5 then 'init' else relation.state end,"
+            " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
+            " error = null, needs_resync = false"
+            " where relation.type <> $4 or relation.expressions is distinct from $6",
+            *key,
+            str(mapping.target),
+            mapping.type.value,
+            is_copied,
+            mapping.rule.expressions_mark,
+        )
+        rows = await connection.fetch(
+            f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key
+        )
+    return replace(_relation_record(rows[0]), has_returned=has_returned)
+
+
+async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
+    async with bookkeeping.connection() as connection, transaction(connection):
+        await keep_former(connection, relation_id)
+        await connection.execute("delete from streamer.relation where id = $1", relation_id)
+
+
+async def set_published(
+    bookkeeping: Bookkeeping, published: dict[int, tuple[str | None, str | None]]
+) -> None:
+    """Store the publication marks and replica identities that relations, by their id, have."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation r set publication_mark = p.mark, identity = p.identity"
+            " from unnest($1::int8[], $2::text[], $3::text[]) p (id, mark, identity)"
+            " where r.id = p.id",
+            list(published),
+            [mark for mark, _ in published.values()],
+            [identity for _, identity in published.values()],
+        )
+
+
+async def require_resync_of_source(bookkeeping: Bookkeeping, source_id: int, error: str) -> None:
+    """Changes of a source are lost for good: say so of every relation that is not to be copied
+    anyway.
+    """
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set error = $2, changed_at = now(),"
+            " state = case state when 'paused' then state else 'error' end"
+            " where source_id = $1 and snapshot_lsn is not null"
+            " and error is distinct from $2",
+            source_id,
+            error,
+        )
+
+
+async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
+    """Changes of a relation are missing for good: it waits for somebody to ask for a copy."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set error = $2, needs_resync = true, changed_at = now(),"
+            " state = case state when 'paused' then state else 'error' end,"
+            " attempt = attempt + 1, snapshot_lsn = null, waiting_for = null,"
+            " resync = coalesce(resync, $3::text::jsonb) where id = $1",
+            relation_id,
+            error,
+            json.dumps(Resync().to_json()),
+        )
+
+
+async def demand_copy(bookkeeping: Bookkeeping, relation_id: int) -> None:
+    """A relation that was in step is to be copied again, as by a resync."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set error = null, needs_resync = false,"
+            " state = case state when 'paused' then state else 'init' end,"
+            " waiting_for = null, changed_at = now(),"
+            " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
+            " where id = $1",
+            relation_id,
+            json.dumps(Resync().to_json()),
+        )
+
+
+async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
+    """A relation cannot be copied."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set state = 'error', error = $2, waiting_for = null,"
+            " changed_at = now() where id = $1",
+            relation_id,
+            error,
+        )
+
+
+async def set_waiting(
+    bookkeeping: Bookkeeping, relation_ids: list[int], reason: str | None
+) -> None:
+    """Store what relations wait for, or that they wait no longer."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set waiting_for = $2 where id = any ($1::int8[])"
+            " and waiting_for is distinct from $2",
+            relation_ids,
+            reason,
+        )
+
+
+async def read_known_leaves(
+    bookkeeping: Bookkeeping, relation_ids: list[int]
+) -> dict[int, dict[int, str]]:
+    """Return the partitions whose rows are copied or streamed, of relations that have some.
+
+    With each, what attached it; empty where an older version did not store that.
+    """
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            "select id, leaves, leaf_joins from streamer.relation"
+            " where id = any ($1::int8[]) and leaves is not null",
+            relation_ids,
+        )
+    return {
+        row["id"]: dict(
+            zip(row["leaves"], row["leaf_joins"] or [""] * len(row["leaves"]), strict=True)
+        )
+        for row in rows
+    }
+
+
+async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[int, str]) -> None:
+    """Store the partitions whose rows are copied or streamed, and what attached each."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",
+            relation_id,
+            list(leaves),
+            list(leaves.values()),
+        )
+
+
+async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: str) -> bool:
+    """Show what a relation in step lacks, if nothing else is shown of it; tell whether that is
+    new.
+    """
+    async with bookkeeping.connection() as connection:
+        told = await connection.execute(
+            "update streamer.relation set error = $2"
+            " where id = $1 and state = 'ready' and error is null",
+            relation_id,
+            error,
+        )
+    return bool(told)
+
+
+async def set_streaming_state(
+    bookkeeping: Bookkeeping, relation_id: int, state: str, error: str | None = None
+) -> None:
+    """Store how applying changes fares, unless an operator wants something else meanwhile."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set state = $2, error = $3, changed_at = now()"
+            " where id = $1 and state in ('catching_up', 'ready', 'error')"
+            " and snapshot_lsn is not null and resync is null",
+            relation_id,
+            state,
+            error,
+        )

@@ -1,0 +1,93 @@
+"""The schema of the bookkeeping in the target: made, brought up to date, and removed."""
+
+from typing import Final
+
+from streamer.errors import TargetError
+from streamer.migrations import read_migrations
+from streamer.postgres import origin
+from streamer.progress.audit import prune_acts
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.target.connection import transaction
+
+TABLES: Final = (
+    "audit",
+    "held",
+    "request",
+    "quarantine",
+    "deferred_index",
+    "sync_partition",
+    "former_relation",
+    "relation",
+    "source",
+    "installation",
+    "migration",
+)
+"""All that is ours in the schema."""
+
+_MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
+_DROP_SCHEMA_SQL: Final = """
+do $$ begin
+    drop schema streamer;
+exception when dependent_objects_still_exist or insufficient_privilege then
+    null;
+end $$
+"""
+
+
+async def migrate(bookkeeping: Bookkeeping) -> None:
+    """Bring the bookkeeping schema up to date. Raises TargetError for one that is newer than we
+    are.
+    """
+    migrations = read_migrations("target")
+    # All or none: who looks at the bookkeeping meanwhile must not find it half made.
+    async with bookkeeping.connection() as connection, transaction(connection):
+        await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+        await connection.execute(
+            "create schema if not exists streamer;"
+            " create table if not exists streamer.migration (number integer primary key,"
+            " name text not null, applied_at timestamptz not null default now())"
+        )
+        rows = await connection.fetch("select number from streamer.migration")
+        applied = {int(row["number"]) for row in rows}
+        if applied and max(applied) > migrations[-1].number:
+            raise TargetError(
+                "the bookkeeping in the target was made by a newer streamer "
+                f"(migration {max(applied)})",
+                hint="run that version or a later one",
+            )
+        for migration in migrations:
+            if migration.number not in applied:
+                await connection.execute(migration.sql)
+                await connection.execute(
+                    "insert into streamer.migration (number, name) values ($1, $2)",
+                    migration.number,
+                    migration.name,
+                )
+        await prune_acts(connection)
+
+
+async def is_installed(bookkeeping: Bookkeeping) -> bool:
+    """Whether the bookkeeping tables are there, as this version makes them."""
+    async with bookkeeping.connection() as connection:
+        if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
+            return False
+        newest = await connection.fetch_value("select max(number) from streamer.migration")
+        return bool(newest is not None and newest >= read_migrations("target")[-1].number)
+
+
+async def read_installation(bookkeeping: Bookkeeping) -> str:
+    """Return the id of this installation, which is that of its bookkeeping."""
+    async with bookkeeping.connection() as connection:
+        return str(await connection.fetch_value("select id from streamer.installation"))
+
+
+async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
+    """Drop the bookkeeping and our replication origins when no source is left in it; the
+    schema, too, if nobody else has anything there.
+    """
+    async with bookkeeping.connection() as connection, transaction(connection):
+        if not await connection.fetch_value("select exists (select from streamer.source)"):
+            tables = ", ".join(f"streamer.{name}" for name in TABLES)
+            await connection.execute(f"drop table if exists {tables}")
+            await connection.execute(_DROP_SCHEMA_SQL)
+            await connection.execute(origin.DROP_SQL)

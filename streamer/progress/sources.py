@@ -1,0 +1,165 @@
+"""The rows of streamer.source: how each source stands, and up to where it is acknowledged.
+
+The session that holds the lock of a source stores its acknowledged position, see `lock`.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.errors import TargetFencedError
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceLabel
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.source.history import Landmark
+from streamer.target.claim import LOCK_CLASS
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A row of streamer.source."""
+
+    source_id: int
+    database: str
+    sid: str | None
+    system_identifier: str | None
+    timeline: int | None
+    slot: str
+    publication: str
+    state: str
+    error: str | None
+    acknowledged_lsn: Lsn
+    visible_time: datetime | None
+    last_transaction: Landmark | None
+    backlog: dict[str, Any] | None
+    """What was stored of it last: see `set_backlog`."""
+    heartbeat_seconds: float | None
+    heartbeat_overdue_seconds: float | None
+    holder: str | None = None
+    """Host and pid of the process whose session has the source's lock now."""
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+
+_IS_LOCKED_SQL: Final = """exists (
+    select from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database())
+      and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
+_SOURCES_SQL: Final = f"""
+select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
+       acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
+       backlog,
+       heartbeat_seconds,
+       extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
+       case when {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")}
+            then holder end as holder
+from streamer.source order by database, sid
+"""
+_REPORT_FAILURE_SQL: Final = f"""
+update streamer.source set state = $2, error = $3
+where id = $1 and (holder = $4 or not {_IS_LOCKED_SQL.format(class_="$5", id="$1")})
+"""
+
+
+def _source_record(row: Any) -> SourceRecord:
+    fields = dict(row)
+    fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
+    if fields["last_transaction"] is not None:
+        fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
+    if fields["backlog"] is not None:
+        fields["backlog"] = json.loads(fields["backlog"])
+    return SourceRecord(**fields)
+
+
+async def read_source_records(bookkeeping: Bookkeeping) -> list[SourceRecord]:
+    async with bookkeeping.connection() as connection:
+        return [_source_record(row) for row in await connection.fetch(_SOURCES_SQL)]
+
+
+async def read_source_record(bookkeeping: Bookkeeping, source_id: int) -> SourceRecord:
+    """Return the record of a source that is registered. Raises TargetFencedError."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            f"select * from ({_SOURCES_SQL}) s where source_id = $1", source_id
+        )
+    if not rows:
+        raise TargetFencedError("target: the bookkeeping of this source was removed")
+    return _source_record(rows[0])
+
+
+async def set_source_identity(
+    bookkeeping: Bookkeeping, source_id: int, system_identifier: str, timeline: int
+) -> None:
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set system_identifier = $2, timeline = $3 where id = $1",
+            source_id,
+            system_identifier,
+            timeline,
+        )
+
+
+async def set_source_state(
+    bookkeeping: Bookkeeping, source_id: int, state: str, error: str | None = None
+) -> None:
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set state = $2, error = $3 where id = $1",
+            source_id,
+            state,
+            error,
+        )
+
+
+async def report_source_failure(
+    bookkeeping: Bookkeeping, source_id: int, state: str, error: str, holder: str
+) -> None:
+    """Store why *holder* cannot stream a source, unless another process streams it."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(_REPORT_FAILURE_SQL, source_id, state, error, holder, LOCK_CLASS)
+
+
+async def set_heartbeat_overdue(
+    bookkeeping: Bookkeeping, source_id: int, seconds: float | None
+) -> None:
+    """Say for how long a heartbeat has been on its way, or that none has for too long."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source"
+            " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
+            source_id,
+            seconds,
+        )
+
+
+async def reset_acknowledged(bookkeeping: Bookkeeping, source_id: int, lsn: Lsn) -> None:
+    """A new slot begins at *lsn*."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set acknowledged_lsn = $2::text::pg_lsn,"
+            " last_transaction = null where id = $1",
+            source_id,
+            str(lsn),
+        )
+
+
+async def set_backlog(
+    bookkeeping: Bookkeeping, source_id: int, backlog: dict[str, Any] | None
+) -> None:
+    """Store what is known of a source's backlog; copies go by its ``throttled``."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set backlog = $2::text::jsonb where id = $1",
+            source_id,
+            None if backlog is None else json.dumps(backlog),
+        )
+
+
+async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
+    async with bookkeeping.connection() as connection:
+        await connection.execute("delete from streamer.source where id = $1", source_id)
