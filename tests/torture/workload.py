@@ -16,6 +16,14 @@ from streamer.commands.embedded import Server
 from streamer.lsn import Lsn
 from tests.torture.tables import Kind
 
+BEHIND_BYTES_MAX = 200_000_000
+"""A slot that is further behind slows the sessions of its source down.
+
+Without it, a machine whose load lets the program apply less than the sessions write never comes to
+rest, whatever the program does.
+"""
+SLOW_SECONDS = 0.5
+
 Connection = psycopg.Connection[tuple[object, ...]]
 
 _PREPARED_SQL = "select gid from pg_prepared_xacts where database = current_database()"
@@ -86,6 +94,15 @@ class Source:
         rows = self.execute(f"select id from {self.ledger.tables[1]}")
         self.ledger.keep_only({int(str(number)) for (number,) in rows})
 
+    def is_behind(self, connection: Connection) -> bool:
+        """Whether the slot has confirmed much less than the sessions have written."""
+        rows = connection.execute(
+            "select 1 from pg_replication_slots where slot_name = %s"
+            " and pg_current_wal_insert_lsn() - confirmed_flush_lsn > %s",
+            (self.slot, BEHIND_BYTES_MAX),
+        ).fetchall()
+        return bool(rows)
+
     def execute(self, sql: str) -> list[tuple[object, ...]]:
         """Run SQL; return the rows of the last statement if it has any."""
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -120,9 +137,14 @@ class Session(threading.Thread):
                 with psycopg.connect(self._source.url, autocommit=True) as connection:
                     # Prepared transactions hold locks, and some of them for long.
                     connection.execute("set lock_timeout = '500ms'")
+                    is_behind = False
                     while not self._ended.is_set():
                         self._transaction(connection)
-                        self._ended.wait(self._random.random() * 0.03)
+                        if self._count % 10 == 0:
+                            is_behind = self._source.is_behind(connection)
+                        self._ended.wait(
+                            SLOW_SECONDS if is_behind else self._random.random() * 0.03
+                        )
             except psycopg.OperationalError:
                 self._ended.wait(0.2)  # the server restarts, or somebody ended this backend
             except BaseException as exc:  # noqa: BLE001  # seen by whoever ends the session
