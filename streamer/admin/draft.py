@@ -14,7 +14,7 @@ from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
 from streamer.config.yaml_file import Location, Replaced, format_location, replace_variables
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
-from streamer.mapping.rules import Fault, Mapping, OnError
+from streamer.mapping.rules import Fault, Mapping, OnError, SourceLabel
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -155,7 +155,7 @@ class _Places:
         if rest[0] == "urls":
             assert isinstance(rest[1], int)
             url = group.urls[rest[1]]
-            label = name if url["sid"] is None else f"{name}:{url['sid']}"
+            label = SourceLabel(name, url["sid"])
             return _joined(f'url {url["id"]} "{label}"', rest[2:])
         table = group.tables[str(rest[1])]
         return _joined(f'table {table["id"]} "{rest[1]}" of database "{name}"', rest[2:])

@@ -19,6 +19,7 @@ import structlog
 from streamer.admin.activity import Activity, TableActivity
 from streamer.admin.trends import Point, Trend, Trends
 from streamer.errors import StreamerError, UnreadyError
+from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -323,13 +324,9 @@ async def read_copies(bookkeeping: Bookkeeping, before: _Progress) -> _Progress:
     except StreamerError:
         return before  # states tell that the target is gone
     return {
-        (_label(row["database"], row["sid"]), row["source"]): copies[row["relation_id"]]
+        (SourceLabel(row["database"], row["sid"]), row["source"]): copies[row["relation_id"]]
         for row in rows
     }
-
-
-def _label(database: str, sid: str | None) -> str:
-    return database if sid is None else f"{database}:{sid}"
 
 
 def as_state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict[str, Any]:

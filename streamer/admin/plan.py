@@ -14,7 +14,14 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
-from streamer.mapping.rules import Initial, Mapping, RelationMapping, Secret, SourceMapping
+from streamer.mapping.rules import (
+    Initial,
+    Mapping,
+    RelationMapping,
+    Secret,
+    SourceLabel,
+    SourceMapping,
+)
 from streamer.progress.sources import SourceRecord
 from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql
@@ -56,7 +63,7 @@ class SourcePlan:
 
     @property
     def label(self) -> str:
-        return self.database if self.sid is None else f"{self.database}:{self.sid}"
+        return SourceLabel(self.database, self.sid)
 
 
 @dataclass(frozen=True, slots=True)

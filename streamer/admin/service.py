@@ -55,8 +55,10 @@ from streamer.mapping.rules import (
     Mapping,
     RelationPattern,
     Secret,
+    SourceLabel,
     SourceMapping,
     TableRule,
+    find_source,
     parse_name,
     parse_relation,
 )
@@ -472,12 +474,11 @@ class AdminService:
 
     def source(self, database: str, sid: str | None) -> SourceMapping:
         """Return a source that runs. Raises NotFoundError."""
-        for source in self.mapping.sources:
-            if (source.database, source.sid) == (database, sid):
-                return source
-        label = database if sid is None else f"{database}:{sid}"
+        if (source := find_source(self.mapping.sources, database, sid)) is not None:
+            return source
         raise NotFoundError(
-            f'no source "{label}" runs', hint="apply the draft if it is to, and see the overview"
+            f'no source "{SourceLabel(database, sid)}" runs',
+            hint="apply the draft if it is to, and see the overview",
         )
 
     async def look_at(self, database: str, sid: str | None, table: str) -> Row:

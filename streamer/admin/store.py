@@ -24,6 +24,7 @@ from streamer.admin.keyring import Keyring
 from streamer.admin.mapping_file import DAMAGED_HINT, MappingFile, is_damage
 from streamer.admin.models import COLUMNS, default_settings, row_settings
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
+from streamer.mapping.rules import SourceLabel
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.audit import KEPT_DAYS, TEARDOWN
@@ -755,7 +756,7 @@ def _label(kind: str, row: Row) -> str:
         case "database":
             return str(row["name"])
         case "url":
-            return str(row["database"]) + ("" if row["sid"] is None else f":{row['sid']}")
+            return SourceLabel(str(row["database"]), row["sid"])
         case _:
             return f"{row['database']} {row['schema']}.{row['name']}"
 

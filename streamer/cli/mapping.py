@@ -19,7 +19,7 @@ from streamer.cli.options import (
 from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
 from streamer.config import static
 from streamer.config.yaml_file import read_text
-from streamer.mapping.rules import Mapping
+from streamer.mapping.rules import Mapping, SourceLabel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -127,7 +127,7 @@ def add_source(
 
     given = (_from_stdin(source_url, "Url") or "").strip()
     row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
-    _said(f"added: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
+    _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command(
@@ -168,7 +168,7 @@ def set_source(
             client, database, sid, url=new_url, password=new_password, settings=setting or []
         ),
     )
-    _said(f"changed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json, row=row)
+    _said(f"changed: {SourceLabel(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command("remove", epilog=example("streamer sources remove shop --sid us"))
@@ -184,7 +184,7 @@ def remove_source(
     from streamer.admin import edit
 
     _ask(url, lambda client: edit.remove_source(client, database, sid))
-    _said(f"removed: {database if sid is None else f'{database}:{sid}'}", as_json=as_json)
+    _said(f"removed: {SourceLabel(database, sid)}", as_json=as_json)
 
 
 @tables.command("list", epilog=example("streamer tables list --database shop"))

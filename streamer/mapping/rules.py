@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Protocol, Self, TypeVar
 
 from streamer.errors import MappingError
 from streamer.mapping.expressions import Expression
@@ -308,6 +308,27 @@ class SourceLabel(str):
         label = super().__new__(cls, database if sid is None else f"{database}:{sid}")
         label.database, label.sid = database, sid
         return label
+
+
+class Named(Protocol):
+    """A source, in whatever form: its rules, its record, its status."""
+
+    @property
+    def database(self) -> str: ...
+
+    @property
+    def sid(self) -> str | None: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | None:
+    """Return the source with these two names. A label does not tell: ``a:b`` can be two sources."""
+    for source in sources:
+        if (source.database, source.sid) == (database, sid):
+            return source
+    return None
 
 
 @dataclass(frozen=True, slots=True)

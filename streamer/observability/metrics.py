@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.decode.pgoutput import from_datetime
 from streamer.errors import StreamerError
+from streamer.mapping.rules import SourceLabel
 
 log = structlog.get_logger()
 
@@ -111,7 +112,7 @@ class Metrics:
                 _increase(counter, number)
                 total += number
         database, sid, name = table
-        label = f"{database}:{sid}" if sid else database
+        label = SourceLabel(database, sid or None)
         self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
         if total:
             before, _ = self.changes_of_tables.get((label, name), (0, None))

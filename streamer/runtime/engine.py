@@ -31,7 +31,13 @@ from streamer.errors import Retry, SourceError, StreamerError
 from streamer.indexes.builder import IndexBuilder
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import Mapping, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import (
+    Mapping,
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    find_source,
+)
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
@@ -181,11 +187,7 @@ class Engine:
         return [(each.source.label, each.health) for each in self.supervisors]
 
     def _source_of(self, database: str, sid: str | None) -> SourceMapping | None:
-        for supervisor in self.supervisors:
-            source = supervisor.source
-            if (source.database, source.sid) == (database, sid):
-                return source
-        return None
+        return find_source((each.source for each in self.supervisors), database, sid)
 
     async def _name_types(
         self, database: str, sid: str | None, keys: Sequence[TypeKey]
@@ -441,9 +443,9 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        for record in await read_source_records(self._services.bookkeeping):
-            if (record.database, record.sid) == (source.database, source.sid):
-                await forget_source(self._services.bookkeeping, record.source_id)
+        records = await read_source_records(self._services.bookkeeping)
+        if (record := find_source(records, source.database, source.sid)) is not None:
+            await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
@@ -459,9 +461,8 @@ class Engine:
         if self._lost is not None:
             log.error("the mapping was lost", error=self._lost.error, hint=self._lost.hint)
             return
-        known = {(source.database, source.sid) for source in self._mapping.sources}
         for record in records:
-            if (record.database, record.sid) not in known:
+            if find_source(self._mapping.sources, record.database, record.sid) is None:
                 log.warning(
                     "the target holds a source that the configuration lacks; its slot keeps WAL."
                     " Add the source again, or, if it is not wanted any more, drop the slot",

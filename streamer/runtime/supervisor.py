@@ -19,10 +19,10 @@ from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import SourceMapping, find_source
 from streamer.postgres.conninfo import reach_hint
 from streamer.progress.lock import SourceLock
-from streamer.progress.sources import SourceRecord, read_source_records, report_source_failure
+from streamer.progress.sources import read_source_records, report_source_failure
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.services import Health, Services
 from streamer.runtime.wal_retention.guard import BacklogGuard
@@ -239,15 +239,16 @@ class Supervisor:
         self.health.state = "waiting" if waits else "error"
         self.health.error = str(error)
         with contextlib.suppress(StreamerError):
-            for record in await read_source_records(self._services.bookkeeping):
-                if _is_record_of(record, self.source):
-                    await report_source_failure(
-                        self._services.bookkeeping,
-                        record.source_id,
-                        self.health.state,
-                        str(error),
-                        self._holder,
-                    )
+            records = await read_source_records(self._services.bookkeeping)
+            record = find_source(records, self.source.database, self.source.sid)
+            if record is not None:
+                await report_source_failure(
+                    self._services.bookkeeping,
+                    record.source_id,
+                    self.health.state,
+                    str(error),
+                    self._holder,
+                )
 
     async def _sleep(self, seconds: float | None) -> None:
         """Sleep, unless an operator asks for something or we are to stop."""
@@ -261,10 +262,6 @@ class Supervisor:
         finally:
             for task in waiting:
                 task.cancel()
-
-
-def _is_record_of(record: SourceRecord, source: SourceMapping) -> bool:
-    return (record.database, record.sid) == (source.database, source.sid)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,6 +13,7 @@ from streamer.mapping.rules import (
     Secret,
     SourceMapping,
     TableRule,
+    find_source,
     parse_name,
     parse_relation,
     resolve,
@@ -304,3 +305,12 @@ def test_no_table_is_written_to_the_bookkeeping() -> None:
     source = source_mapping(rules=[table_rule("public.t", target="streamer.relation")])
     with pytest.raises(MappingError, match="bookkeeping"):
         resolve(source, [parse_name("public.t")], "public")
+
+
+def test_a_source_is_found_by_its_two_names_and_not_by_its_label() -> None:
+    colon = source_mapping(database="a:b", sid=None)
+    pair = source_mapping(database="a", sid="b")
+    assert colon.label == pair.label == "a:b"
+    assert find_source([colon, pair], "a", "b") is pair
+    assert find_source([colon, pair], "a:b", None) is colon
+    assert find_source([colon, pair], "a", None) is None

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from streamer import hints
 from streamer.admin.page.manual import help_address
-from streamer.admin.page.view import NOT_STREAMING, address, label_of, table_address
+from streamer.admin.page.view import NOT_STREAMING, address, table_address
+from streamer.mapping.rules import SourceLabel
 from streamer.sync.states import is_turn
 
 Row = dict[str, Any]
@@ -67,7 +68,7 @@ def _item(
 
 
 def _of_source(source: Row) -> Iterable[Row]:
-    label = label_of(source["database"], source["sid"])
+    label = SourceLabel(source["database"], source["sid"])
     page = address("/source", database=source["database"], sid=source["sid"])
     if source["error"] or source["state"] in NOT_STREAMING:
         words = source["error"] or f"the source is {source['state']}"
@@ -100,7 +101,7 @@ def symptom_of_table(table: Row) -> str:
 
 def _of_table(source: Row, table: Row) -> Iterable[Row]:
     database, sid, name = source["database"], source["sid"], table["source"]
-    place, page = f"{label_of(database, sid)} {name}", table_address(source, name)
+    place, page = f"{SourceLabel(database, sid)} {name}", table_address(source, name)
 
     def command(action: str, *options: str) -> str:
         return hints.command(action, name, *options, database=database, sid=sid)

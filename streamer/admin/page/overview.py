@@ -9,6 +9,7 @@ from streamer.admin.page import view
 from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
 from streamer.errors import NotFoundError, StreamerError
+from streamer.mapping.rules import SourceLabel
 from streamer.runtime.target_watch import TargetState
 
 KEEP_SECONDS: Final = 2.0
@@ -69,7 +70,7 @@ class StatusReader:
     def _is_current(self, status: Row) -> bool:
         """Whether it is of the mapping that runs."""
         labels = [source.label for source in self._frame.service.mapping.sources]
-        read = [view.label_of(row["database"], row["sid"]) for row in status["sources"]]
+        read = [SourceLabel(row["database"], row["sid"]) for row in status["sources"]]
         return read == labels
 
     def _known(self) -> list[Row]:
@@ -155,7 +156,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         source, reason = await find_source(frame, status, request.query_params)
         target = frame.events.target
         (source,) = view.with_own_state([source], frame.events.known_states())
-        label = view.label_of(source["database"], source["sid"])
+        label = SourceLabel(source["database"], source["sid"])
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
         state = _wanted_state(request)
@@ -201,5 +202,5 @@ async def find_source(
         if (source["database"], source["sid"]) == (database, sid):
             return source, reason
     raise NotFoundError(
-        f'no source "{view.label_of(database, sid)}" runs', hint="the overview has those that do"
+        f'no source "{SourceLabel(database, sid)}" runs', hint="the overview has those that do"
     )

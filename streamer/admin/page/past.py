@@ -9,7 +9,7 @@ from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_numbe
 from streamer.admin.page.overview import StatusReader
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, StreamerError
-from streamer.mapping.rules import parse_name
+from streamer.mapping.rules import SourceLabel, parse_name
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200
@@ -54,7 +54,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
         except StreamerError as exc:
             found = {"items": [], "total": 0, "error": str(exc)}
         for row in found["items"]:
-            row["label"] = view.label_of(row["database"], row["sid"])
+            row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = view.table_address(row, row["table"])
         return await frame.page(request, "quarantine.html", quarantine=found)
 

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from streamer.admin.activity import TableActivity
 from streamer.errors import MappingError
-from streamer.mapping.rules import parse_name, parse_relation
+from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
 from streamer.sync.states import is_turn
 
 Row = dict[str, Any]
@@ -21,10 +21,6 @@ FILTER_STATES: Final = ("error", "paused", "queued", "copying", "catching_up", "
 
 
 COPYING: Final = ("init", "copying")
-
-
-def label_of(database: str, sid: str | None) -> str:
-    return database if sid is None else f"{database}:{sid}"
 
 
 def address(path: str, **parameters: Any) -> str:
@@ -43,7 +39,7 @@ def with_own_state(
     """
     found = []
     for source in sources:
-        label = label_of(source["database"], source["sid"])
+        label = SourceLabel(source["database"], source["sid"])
         state, error = known.get((label, None), (source["state"], None))
         differs = error is not None and error != source["error"] and state != "streaming"
         found.append(source | {"here": f"this process is {state}: {error}" if differs else None})
@@ -100,7 +96,7 @@ def source_view(
     tables.sort(key=lambda table: (order.get(table["kind"], 3), str(table["source"])))
     shown = tables if is_whole else tables[:TABLES_MAX]
     return source | {
-        "label": label_of(source["database"], source["sid"]),
+        "label": SourceLabel(source["database"], source["sid"]),
         "address": address("/source", database=source["database"], sid=source["sid"]),
         "tables": shown,
         "table_count": len(tables),
@@ -272,7 +268,7 @@ def plan_view(plan: Row) -> Row:
         sources.append(
             source
             | {
-                "label": label_of(source["database"], source["sid"]),
+                "label": SourceLabel(source["database"], source["sid"]),
                 "tables": tables,
                 "kept": len(source["tables"]) - len(tables),
             }
