@@ -154,7 +154,7 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors", "hints", "backoff"},
-    {"containment", "failpoints", "migrations"},
+    {"containment", "failpoints", "migrations", "waiting"},
     {"postgres"},
     {"decode", "mapping"},
     {"source", "target", "config", "observability"},

@@ -570,3 +570,10 @@ class LaneWindow:
                 for mapped, _, _ in parts:
                     reached[mapped] = share.end_lsn
         return reached
+
+
+async def until_idle(lane: Lane) -> None:
+    """Wait until the worker has settled everything that it had of *lane*."""
+    while lane.queued_count:
+        lane.changed.clear()
+        await lane.changed.wait()

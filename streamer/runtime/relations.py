@@ -8,7 +8,7 @@ keep the keys from firing.
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -18,7 +18,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping, resolve
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
 from streamer.runtime.lag import lane_lag_seconds
@@ -177,28 +177,9 @@ class Relations:
             mapped.mapping = mapping
             mapped.plan = None
 
-    def may_change(
-        self,
-        wanted: dict[RelationName, RelationMapping],
-        gone: list[MappedRelation],
-        is_copied: Callable[[MappedRelation], bool],
-    ) -> bool:
-        """Whether other rules can be gone over to without a new attempt; *gone* go or are refilled.
-
-        A lane that several relations share cannot be left by one of them, a copy goes on by the
-        rule it began with, and what a lane holds is lost to a table that is not copied anew.
-        """
-        changed = [m for m in self if wanted.get(m.mapping.source) != m.mapping]
-        return not (
-            (gone and self._services.by_transaction)
-            or any(mapped.mapping.target in self._groups for mapped in gone)
-            or any(is_copied(mapped) for mapped in changed)
-            or any(
-                mapped.mapping.source in wanted
-                and wanted[mapped.mapping.source].rule.initial is Initial.NONE
-                for mapped in gone
-            )
-        )
+    def shares_home(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* shares a lane with others when it is in step."""
+        return self._services.by_transaction or mapped.mapping.target in self._groups
 
     def remove(self, mapped: MappedRelation) -> Lane:
         """Take nothing more of a relation; return its lane, which may still hold changes."""

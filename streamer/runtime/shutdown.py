@@ -8,13 +8,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from streamer.errors import StreamerError
 
 log = structlog.get_logger()
+
+Result = TypeVar("Result")
 
 EXIT_SECONDS: Final = 9.7
 
@@ -38,8 +40,10 @@ def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Non
     loop.add_signal_handler(signal.SIGHUP, reload)
 
 
-async def finishes_before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Do *work*, and cancel it when *stop* is set; tell whether it was done."""
+async def finishes_before(
+    stop: asyncio.Event, work: Coroutine[None, None, Result]
+) -> Result | None:
+    """Return the result of *work*; None if *stop* is set before, which cancels it."""
     doing = asyncio.create_task(work, name="until stopped")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -49,10 +53,7 @@ async def finishes_before(stop: asyncio.Event, work: Coroutine[None, None, None]
         if not doing.done():
             doing.cancel()
             await asyncio.wait([doing])
-    if doing.cancelled():
-        return False
-    doing.result()
-    return True
+    return None if doing.cancelled() else doing.result()
 
 
 async def endless(run: Callable[[], Awaitable[None]], name: str) -> None:

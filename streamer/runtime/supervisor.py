@@ -215,9 +215,13 @@ class Supervisor:
         require_configured(self.source)
         await self._may_stream.wait()
         self.pipeline = pipeline = Pipeline(
-            self.source, self._services, self._lock, self.guard, self._binary_obstacle
+            self.source,
+            self._services,
+            self._lock,
+            self.guard,
+            self._binary_obstacle,
+            self.stop_lsn,
         )
-        pipeline.stop_lsn = self.stop_lsn
         self.health = pipeline.health
         if self.stop.is_set():
             return

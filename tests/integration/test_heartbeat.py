@@ -78,11 +78,13 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
         await s.caught_up()
         pipeline = s.engine.supervisors[0].pipeline
         assert pipeline is not None
+        assert pipeline.session is not None
+        acknowledgement = pipeline.session.acknowledgement
         seen: set[object] = set()
         beats: set[float | None] = set()
 
         async def has_beaten_often() -> bool:
-            seen.add(pipeline.acknowledgement.stored_at)
+            seen.add(acknowledgement.stored_at)
             beats.add(s.engine.supervisors[0].pipeline.heartbeat.arrived_seconds)  # type: ignore[union-attr]
             return len(beats) > 12
 

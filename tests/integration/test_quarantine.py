@@ -114,7 +114,8 @@ async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mend
         # As fast as before: nothing is held any more.
         (supervisor,) = streamer.engine.supervisors
         assert supervisor.pipeline is not None
-        assert not any(lane.is_held for lane in supervisor.pipeline._relations.lanes())
+        assert supervisor.pipeline.session is not None
+        assert not any(lane.is_held for lane in supervisor.pipeline.session.relations.lanes())
         source.execute("insert into t select g, g from generate_series(100, 200) g")
         await streamer.caught_up()
         assert_same(source, target, "t")

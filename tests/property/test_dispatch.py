@@ -259,7 +259,7 @@ class Dispatching(Transactions):
             return
         lane = self.relations.lane(self.mapped[relid])
         if self.by_transaction and not lane.is_held_for_copy:
-            return  # a new attempt does it: `Relations.may_change`
+            return  # a new attempt does it: `reload._may_change`
         assert self.relations.remove(self.mapped.pop(relid)) is lane
         self.copied_through.pop(relid, None)
         self.forget_owed(relid, EVERYTHING)

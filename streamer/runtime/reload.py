@@ -1,0 +1,95 @@
+"""Applies another mapping to a source while its stream runs.
+
+Tables that stay are not interrupted, unless they share a lane with one that changes. A change that
+cannot be made like this needs a new attempt to stream the source.
+"""
+
+from collections.abc import Callable
+
+from streamer.apply.lane import MappedRelation, until_idle
+from streamer.errors import StreamerError
+from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.progress.relations import forget_relation
+from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
+from streamer.runtime.session import Session
+from streamer.source.connection import connection
+from streamer.source.timeline import check_same_server_plainly
+
+
+async def change_rules(session: Session, source: SourceMapping) -> bool:
+    """Go over to the rules of *source*; return False if that needs a new attempt.
+
+    A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
+    and then nothing has changed.
+    """
+    relations, publishing = session.relations, session.publishing
+    bookkeeping = session.services.bookkeeping
+    async with connection(source) as plain:
+        await check_same_server_plainly(plain, session.server)
+        mappings, found = await resolve_at(plain, source, session.services.target_namespace)
+        wanted = {mapping.source: mapping for mapping in mappings}
+        gone = [m for m in relations if not m.fills_like(wanted.get(m.mapping.source))]
+        groups = await relations.read_groups(mappings)
+        may_change = _may_change(relations, wanted, gone, session.coordinator.is_at)
+        if not may_change or not relations.fits(groups):
+            return False
+        relations.set_groups(groups)
+        present = {mapped.mapping.source for mapped in relations}
+        added = await session.register([m for m in mappings if m.source not in present], found)
+        try:
+            publishing.change(source)
+            await session.watch.begin(plain)
+        except StreamerError:
+            publishing.change(session.tables.source)
+            for mapped in added:
+                await _remove(session, mapped)
+                await forget_relation(bookkeeping, mapped.relation_id)
+            raise
+        session.tables.source = source
+        for mapped in gone:
+            await _remove(session, mapped)
+        for mapped in relations:
+            relations.replace_mapping(mapped, wanted[mapped.mapping.source])
+        await forget_unmapped(bookkeeping, session.record.source_id, mappings)
+        refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
+        if refilled:
+            added += await session.register(refilled, found)
+        await session.watch.begin(plain)  # removed tables are published no more
+    session.begin_copies(added)
+    return True
+
+
+def _may_change(
+    relations: Relations,
+    wanted: dict[RelationName, RelationMapping],
+    gone: list[MappedRelation],
+    is_copied: Callable[[MappedRelation], bool],
+) -> bool:
+    """Return whether the running stream can go over to *wanted*; *gone* leave or are refilled.
+
+    One relation cannot leave a lane that several share, and a copy goes on by the rule it began
+    with. A table that is not copied again would lose the changes that its lane holds.
+    """
+    changed = [m for m in relations if wanted.get(m.mapping.source) != m.mapping]
+    return not (
+        any(relations.shares_home(mapped) for mapped in gone)
+        or any(is_copied(mapped) for mapped in changed)
+        or any(
+            mapped.mapping.source in wanted
+            and wanted[mapped.mapping.source].rule.initial is Initial.NONE
+            for mapped in gone
+        )
+    )
+
+
+async def _remove(session: Session, mapped: MappedRelation) -> None:
+    """Forget a relation. Changes of it that were dispatched are applied, or given up."""
+    lane = session.relations.remove(mapped)
+    if lane in session.relations.lanes():
+        return  # other relations share it
+    await until_idle(lane)
+    lane.is_ending = True
+    await session.services.drainer.forget({lane})
+    lane.close()
+    session.dispatcher.forget(lane)
+    session.tables.advanced.set()

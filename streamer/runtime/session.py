@@ -1,0 +1,357 @@
+"""Opens the session of one source: the state that an attempt needs before it can stream.
+
+`open_session` proves that source, slot and target belong together, publishes and registers the
+tables, opens the slot or the journal, and starts the stream. It returns a complete `Session`, or
+raises and leaves nothing behind.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.spool import StreamedSpool
+from streamer.decode.transactions import TransactionAssembler
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.progress.lock import SourceLock
+from streamer.progress.relations import register_relation
+from streamer.progress.requests import take_requests
+from streamer.progress.schema import read_installation
+from streamer.progress.sources import read_source_record, set_source_state
+from streamer.runtime.acknowledgement import Acknowledgement
+from streamer.runtime.dispatch import Dispatcher
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.lag import Lag
+from streamer.runtime.published import Publishing
+from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
+from streamer.runtime.services import Health, Services
+from streamer.runtime.slot_check import SlotCheck
+from streamer.runtime.source_guard import SourceWatch
+from streamer.runtime.table_events import TableEvents
+from streamer.runtime.transport import TEXT, choose_transport
+from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
+from streamer.source.connection import Connection, connection
+from streamer.source.encoding import read_conversion
+from streamer.source.history import HistoryCheck
+from streamer.source.ownership import mark_publications
+from streamer.source.slot import ExportedSnapshot
+from streamer.source.stream import ReplicationStream
+from streamer.source.timeline import check_same_server_plainly, read_history
+from streamer.source.waits import set_lock_timeout, watched
+from streamer.sync.context import CopyContext
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.states import State
+
+if TYPE_CHECKING:
+    from streamer.decode.text_conversion import TextConversion
+    from streamer.progress.sources import SourceRecord
+    from streamer.progress.tracker import ProgressTracker
+    from streamer.source.stream import ChangeStream
+
+PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A transaction larger than this goes through its lanes' spools."""
+IS_JOURNAL: Final = "changes come by a journal, which is in text"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The inputs of one attempt to stream a source. ``services``: for the holder of the lock."""
+
+    source: SourceMapping
+    services: Services
+    lock: SourceLock
+    guard: BacklogGuard
+    health: Health
+    heartbeat: Heartbeat
+    binary_obstacle: str | None
+    """Why an earlier attempt gave up binary transport."""
+    stop_lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How the stream sends values. ``binary_types``: see `RelationSource`."""
+
+    binary_types: frozenset[int]
+    conversion: "TextConversion | None"
+
+    @property
+    def is_binary(self) -> bool:
+        return self.binary_types != TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open stream of one source, with everything that serves it; all of it belongs together."""
+
+    services: Services
+    record: "SourceRecord"
+    server: SourceServer
+    transport: Transport
+    tables: TableEvents
+    publishing: Publishing
+    watch: SourceWatch
+    slot_check: SlotCheck
+    stream: "ChangeStream"
+    dispatcher: Dispatcher
+    lag: Lag
+    acknowledgement: Acknowledgement
+    coordinator: SyncCoordinator
+    snapshot: ExportedSnapshot | None
+    """The snapshot of a slot that this attempt created."""
+
+    @property
+    def relations(self) -> Relations:
+        return self.tables.relations
+
+    @property
+    def tracker(self) -> "ProgressTracker":
+        return self.tables.tracker
+
+    @property
+    def reads_slot(self) -> bool:
+        """Whether the stream comes from the slot; otherwise it comes from a journal."""
+        return isinstance(self.stream, ReplicationStream)
+
+    async def register(
+        self, mappings: Iterable[RelationMapping], found: dict[RelationName, SourceRelation]
+    ) -> list[MappedRelation]:
+        """Add relations that join while the source streams."""
+        return await _register(
+            self.services,
+            self.record.source_id,
+            self.tables,
+            self.publishing,
+            self.transport,
+            mappings,
+            found,
+            may_resume=False,
+        )
+
+    def begin_copies(self, relations: Iterable[MappedRelation]) -> None:
+        """Copy, or declare to be in step, each relation that needs it and is not paused."""
+        for mapped in relations:
+            if mapped.is_to_declare:
+                mapped.end_lsn = self.tracker.newest_lsn
+            may = self.relations.state(mapped) is not State.PAUSED
+            if may and mapped.skip_through_lsn == EVERYTHING and self.watch.may_be_copied(mapped):
+                self.coordinator.request(mapped)
+
+    async def use_snapshot(self) -> None:
+        """Give the snapshot of a new slot to the copies that `begin_copies` has requested."""
+        if self.snapshot is None:
+            return
+        if self.coordinator.is_copying:
+            self.coordinator.use_snapshot(self.snapshot)
+        else:  # open, it would keep the source from removing dead rows
+            await self.snapshot.close()
+
+
+async def open_session(attempt: Attempt, tables: TableEvents) -> Session:
+    """Open the session of *attempt*; *tables* takes its relations. Raises StreamerError."""
+    try:
+        return await _Opening(attempt, tables).open()
+    except BaseException:
+        await tables.close()
+        raise
+
+
+class _Opening:
+    """The steps of opening one session."""
+
+    def __init__(self, attempt: Attempt, tables: TableEvents) -> None:
+        self._attempt = attempt
+        self._source = attempt.source
+        self._services = attempt.services
+        self._bookkeeping = attempt.services.bookkeeping
+        self._source_id = attempt.lock.claim.source_id
+        self._tables = tables
+
+    async def open(self) -> Session:
+        source, bookkeeping = self._source, self._bookkeeping
+        record = await read_source_record(bookkeeping, self._source_id)
+        await set_source_state(bookkeeping, self._source_id, "starting")
+        await take_requests(bookkeeping, self._source_id)
+        async with connection(source, replication=True) as replication:
+            server = await read_server(replication)
+            history = await read_history(replication, server, record.timeline)
+        check_ready(server, source)
+        async with connection(source) as plain:
+            await check_same_server_plainly(plain, server)
+            await set_lock_timeout(plain)
+            settled = await watched(
+                source, plain, self._settle(plain, server, record, history), self._report_wait
+            )
+        try:
+            await set_source_state(bookkeeping, self._source_id, "starting")
+            return await self._start(server, settled)
+        except BaseException:
+            if settled.snapshot is not None:
+                await settled.snapshot.close()
+            raise
+
+    async def _report_wait(self, awaited: str) -> None:
+        """Store the sessions of the source for which the start waits."""
+        reason = f"the start waits for {awaited}"
+        await set_source_state(self._bookkeeping, self._source_id, "starting", reason)
+
+    async def _settle(
+        self, plain: Connection, server: SourceServer, record: "SourceRecord", history: str
+    ) -> "_Settled":
+        """Tie source and target together. *history*: the source's timeline history."""
+        source, bookkeeping, guard = self._source, self._bookkeeping, self._attempt.guard
+        relations = self._tables.relations
+        installation = await read_installation(bookkeeping)
+        await guard.owner.claim(
+            plain,
+            source,
+            installation,
+            is_known=record.acknowledged_lsn != NOTHING,
+            is_taken_over=source.label in self._services.take_over,
+        )
+        self._services.take_over.discard(source.label)
+        journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
+        mappings, found = await resolve_at(plain, source, self._services.target_namespace)
+        await forget_unmapped(bookkeeping, self._source_id, mappings)
+        binary_types = await choose_transport(
+            source,
+            server,
+            self._services.address,
+            mappings,
+            found,
+            known_obstacle=self._attempt.binary_obstacle if journal is None else IS_JOURNAL,
+        )
+        is_text = binary_types == TEXT
+        transport = Transport(binary_types, await read_conversion(plain) if is_text else None)
+        publishing = Publishing(source, server, bookkeeping, relations)
+        watch = SourceWatch(
+            source, server, bookkeeping, relations, publishing, self._attempt.health
+        )
+        relations.set_groups(await relations.read_groups(mappings))
+        await _register(
+            self._services,
+            self._source_id,
+            self._tables,
+            publishing,
+            transport,
+            mappings,
+            found,
+            may_resume=True,
+        )
+        slot_check = SlotCheck(
+            source, server, bookkeeping, record, relations, guard, journal, history
+        )
+        await slot_check.check()
+        await watch.begin(plain)
+        await mark_publications(plain, source, installation)
+        start_lsn, snapshot = await slot_check.open_slot(plain)
+        return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot)
+
+    async def _start(self, server: SourceServer, settled: "_Settled") -> Session:
+        """Start the stream. Opening the slot may have changed the source's record."""
+        source, services, tables = self._source, self._services, self._tables
+        record = await read_source_record(self._bookkeeping, self._source_id)
+        tables.tracker.keepalive(settled.start_lsn)
+        history_check = HistoryCheck(
+            record.last_transaction, settled.start_lsn, with_origins=source.forward_origins
+        )
+        assembler = TransactionAssembler(
+            lambda relation: tables.relations.find(relation) is not None,
+            lambda xid: StreamedSpool(services.spools),
+            piece_bytes_max=PIECE_BYTES_MAX,
+            forward_origins=source.forward_origins,
+        )
+        assembler.conversion = settled.transport.conversion
+        coordinator = SyncCoordinator(
+            CopyContext(
+                source,
+                self._source_id,
+                server,
+                services.address,
+                services.bookkeeping,
+                services.launcher,
+                services.sync,
+                tables,
+                services.metrics,
+            )
+        )
+        settled.watch.follow(coordinator, lambda: tables.tracker.newest_lsn)
+        return Session(
+            services=services,
+            record=record,
+            server=server,
+            transport=settled.transport,
+            tables=tables,
+            publishing=settled.publishing,
+            watch=settled.watch,
+            slot_check=settled.slot_check,
+            stream=await settled.slot_check.open_stream(
+                settled.start_lsn, binary=settled.transport.is_binary
+            ),
+            dispatcher=Dispatcher(
+                assembler,
+                tables.relations,
+                tables.tracker,
+                history_check,
+                replaced=settled.watch.replaced,
+                with_origins=source.forward_origins,
+                stop_lsn=self._attempt.stop_lsn,
+            ),
+            lag=Lag(tables.tracker),
+            acknowledgement=Acknowledgement(
+                self._attempt.lock, record, tables.tracker, history_check, self._attempt.heartbeat
+            ),
+            coordinator=coordinator,
+            snapshot=settled.snapshot,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The results of tying source and target together."""
+
+    transport: Transport
+    publishing: Publishing
+    watch: SourceWatch
+    slot_check: SlotCheck
+    start_lsn: Lsn
+    snapshot: ExportedSnapshot | None
+
+
+async def _register(
+    services: Services,
+    source_id: int,
+    tables: TableEvents,
+    publishing: Publishing,
+    transport: Transport,
+    mappings: Iterable[RelationMapping],
+    found: dict[RelationName, SourceRelation],
+    *,
+    may_resume: bool,
+) -> list[MappedRelation]:
+    """Create the records, lanes and states of relations; return these."""
+    added = []
+    for mapping in mappings:
+        record = await register_relation(
+            services.bookkeeping, source_id, mapping, may_resume=may_resume
+        )
+        mapped = MappedRelation(
+            record.relation_id,
+            mapping,
+            record.end_lsn,
+            relation_source(
+                tables.source,
+                found.get(mapping.source),
+                transport.binary_types,
+                tables.claim,
+                transport.conversion,
+            ),
+            is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
+            resync=record.resync,
+        )
+        tables.relations.add(mapped, record)
+        added.append(mapped)
+        publishing.know(record)
+    return added

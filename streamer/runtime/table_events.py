@@ -1,0 +1,191 @@
+"""What workers, drainers and copies report about the tables of one source.
+
+A worker or drainer reports a lane, the coordinator a copy. `TableEvents` moves the durable
+position, stores the states of the tables, and wakes the task that stores the position. Each attempt
+to stream the source has one, which owns the lanes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from streamer.apply.counting import count_shares
+from streamer.apply.lane import Hold, Lane, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.backoff import Backoff
+from streamer.errors import StreamerError, TargetError
+from streamer.failpoints import failpoint
+from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.relations import set_streaming_state, set_waiting
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.relations import Relations
+from streamer.runtime.services import Health, Services
+from streamer.sync.states import State
+from streamer.target.claim import Claim
+
+log = structlog.get_logger()
+
+
+class TableEvents:
+    """Implements `LaneOwner` and `SyncEvents` for one attempt to stream a source."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        claim: Claim,
+        services: Services,
+        health: Health,
+        heartbeat: Heartbeat,
+        fail: Callable[[StreamerError], None],
+    ) -> None:
+        """*services*: for the holder of *claim*. *fail* ends the attempt."""
+        self.source = source
+        self.claim = claim
+        self.tracker = ProgressTracker(NOTHING)
+        self.relations = Relations(source.label, services, self, health)
+        self.advanced = asyncio.Event()
+        """Set when the durable position may have moved."""
+        self._services = services
+        self._heartbeat = heartbeat
+        self._fail = fail
+
+    async def close(self) -> None:
+        """Give up everything that is not applied yet: the source will send it again."""
+        lanes = self.relations.lanes()
+        for lane in lanes:
+            lane.is_ending = True  # a worker that fails now must not hand it to a drainer
+        for worker in self._services.workers:
+            await worker.drop(lanes)
+        await self._services.drainer.forget(lanes)
+        for lane in lanes:
+            lane.close()
+
+    # ---- lanes (LaneOwner) ---------------------------------------------------------------------
+
+    @property
+    def has_other_lanes(self) -> bool:
+        return len(self.relations.lanes()) > 1
+
+    def lane_held(self, lane: Lane) -> None:
+        self._services.drainer.held(lane)
+
+    def lane_live(self, lane: Lane) -> None:
+        self.relations.go_home(lane)
+
+    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
+        last = shares[-1]
+        assert last.end_lsn is not None
+        self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
+        self._heartbeat.look(self.tracker)
+        count_shares(self._services.metrics, self.source, shares)
+        self.advanced.set()
+
+    async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
+        for mapped in self._relations_of(lane, error):
+            if self.relations.state(mapped) is not State.ERROR:
+                log.error(
+                    "table stopped",
+                    source=self.source.label,
+                    table=str(mapped.mapping.source),
+                    error=str(error),
+                    **error.log_fields,
+                    **({} if error.lsn is None else {"lsn": error.lsn}),
+                )
+            await self._store_streaming_state(mapped, State.ERROR, error)
+
+    async def lane_waits(self, lane: Lane, reason: str | None) -> None:
+        waited = None if reason is None else f"the target to take changes again: {reason}"
+        relations = [mapped.relation_id for mapped in self.relations.in_lane(lane)]
+        with contextlib.suppress(TargetError):  # a full disk may refuse this, too
+            await set_waiting(self._services.bookkeeping, relations, waited)
+
+    async def lane_recovered(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            if self.relations.state(mapped) is State.ERROR:
+                log.info(
+                    "table recovered", source=self.source.label, table=str(mapped.mapping.source)
+                )
+                await self._store_streaming_state(mapped, State.CATCHING_UP)
+
+    async def lane_drained(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            if self.relations.state(mapped) in (State.CATCHING_UP, State.ERROR):
+                await self._store_streaming_state(mapped, State.READY)
+                failpoint("sync.drained")
+        self.relations.may_go_home(lane)
+        self.advanced.set()
+
+    def lane_of(self, mapped: MappedRelation) -> Lane | None:
+        return self.relations.lane_now(mapped)
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        self.relations.quarantine_changed(mapped)
+
+    def source_failed(self, error: StreamerError) -> None:
+        for lane in self.relations.lanes():
+            lane.is_ending = True  # the next attempt receives again what comes from now on
+        self._fail(error)
+
+    def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
+        if error is not None and isinstance(error.subject, MappedRelation):
+            is_there = self.relations.get(error.subject.relation_id) is error.subject
+            return [error.subject] if is_there else []
+        return self.relations.in_lane(lane)
+
+    async def _store_streaming_state(
+        self, mapped: MappedRelation, state: State, failure: StreamerError | None = None
+    ) -> None:
+        """Store the state of a table that streams. A copy or an operator has the say before."""
+        if self.relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
+            return
+        if mapped.is_set_aside:
+            return  # it may be idle, but it is not in step
+        error, hint = (_with_notes(failure), failure.hint) if failure else (None, None)
+        self.relations.set_state(mapped, state, error, hint)
+        backoff = Backoff()
+        while True:
+            try:
+                await set_streaming_state(
+                    self._services.bookkeeping, mapped.relation_id, state, error
+                )
+                return
+            except TargetError as exc:  # stored when the target is back
+                self._services.metrics.count_error(exc, self.source.database, self.source.sid)
+                await backoff.wait()
+
+    # ---- copies (SyncEvents) -------------------------------------------------------------------
+
+    def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        if self.relations.state(mapped) is not State.PAUSED:
+            self.relations.set_state(mapped, State.COPYING)
+        mapped.skip_through_lsn = consistent_point
+        self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
+        self.advanced.set()
+
+    def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        mapped.handed_over(consistent_point)
+        if self.relations.state(mapped) is not State.PAUSED:
+            self.relations.set_state(mapped, State.CATCHING_UP)
+        self.relations.quarantine_changed(mapped)
+        self.relations.lane(mapped).release(Hold.SYNC)
+
+    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+        if self.relations.state(mapped) is State.COPYING:
+            self.relations.set_state(mapped, State.COPYING, error)
+
+    def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
+        self.relations.show_wait(mapped, reason)
+
+    def copy_failed(self, mapped: MappedRelation, error: str) -> None:
+        self.relations.set_state(mapped, State.ERROR, error)
+        table = str(mapped.mapping.source)
+        log.error("table cannot be copied", source=self.source.label, table=table, error=error)
+
+
+def _with_notes(error: StreamerError) -> str:
+    notes = getattr(error, "__notes__", [])
+    return "; ".join([str(error), *notes])
