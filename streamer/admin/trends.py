@@ -11,6 +11,8 @@ TREND_SECONDS: Final = 6 * 3600.0
 POINTS_MAX: Final = int(TREND_SECONDS / POINT_SECONDS)
 WIDTH: Final = 240
 HEIGHT: Final = 32
+DOT: Final = 3
+"""The width of a value that has no neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Trends:
         ]
         series: dict[str, list[tuple[float, float | None]]] = {
             "lag": [(point.at, point.lag_seconds) for point in points],
-            "rate": [(points[0].at, None), *rates],
+            # The first rate is that of the time since the first point.
+            "rate": [(points[0].at, rates[0][1]), *rates],
             "wal": [(point.at, point.retained_wal_bytes) for point in points],
         }
         return {name: draw(values) for name, values in series.items()}
@@ -85,4 +88,13 @@ def draw(values: list[tuple[float, float | None]]) -> Trend:
             continue
         x, y = (at - begin) / seconds * WIDTH, HEIGHT - 1 - value / top * (HEIGHT - 2)
         lines[-1].append(f"{x:.1f},{y:.1f}")
-    return Trend([" ".join(line) for line in lines if len(line) > 1], highest, seconds)
+    return Trend([" ".join(_visible(line)) for line in lines if line], highest, seconds)
+
+
+def _visible(line: list[str]) -> list[str]:
+    """Return a line as it is; one value between gaps gets a short line of its own."""
+    if len(line) > 1:
+        return line
+    x, _, y = line[0].partition(",")
+    begin = min(max(0.0, float(x) - DOT / 2), WIDTH - DOT)
+    return [f"{begin:.1f},{y}", f"{begin + DOT:.1f},{y}"]

@@ -714,3 +714,14 @@ async def test_forms_that_no_page_sends_are_refused_in_words(open_admin: OpenAdm
                      "/table?name=%22", "/source?database=%00", "/?note=x"):  # fmt: skip
             assert (await client.get(path)).status_code < 500, path
         assert (await state(admin))[1] == before[1]
+
+
+def test_a_value_without_neighbours_is_drawn_and_no_box_is_empty() -> None:
+    trends = Trends()
+    trends.add("shop", Point(0.0, None, None, 0))
+    trends.add("shop", Point(30.0, 1.0, None, 60))
+    trends.add("shop", Point(60.0, None, 5.0, 60))
+    drawn = trends.of("shop")
+    assert drawn["lag"].lines == ["118.5,1.0 121.5,1.0"]
+    assert drawn["wal"].lines == ["237.0,1.0 240.0,1.0"]
+    assert drawn["rate"].lines == ["0.0,1.0 120.0,1.0 240.0,31.0"]

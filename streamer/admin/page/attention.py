@@ -62,6 +62,7 @@ def _item(
         "kind": kind,
         "runbook": help_address(RUNBOOKS[symptom]),
         "command": command,
+        "sql": hints.find_sql(what) if symptom in ("table", "copy", "gone") else None,
         "actions": [{"to": to, "do": do, "label": label} for to, do, label in actions],
         "fields": {name: value for name, value in fields.items() if value is not None},
     }
@@ -113,7 +114,10 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         what = table["error"] or "the table stopped"
         needs_copy = "resync" in what
         symptom = symptom_of_table(table | {"error": what})
-        line = command("resync" if needs_copy else "resume")
+        # With SQL that mends it the table goes on by itself, and a resume before would fail.
+        line = command("resync") if needs_copy else None
+        if line is None and hints.find_sql(what) is None:
+            line = command("resume")
         actions = (resync,) if needs_copy else (resume, resync)
         yield _item(place, what, page, "bad", symptom, line, actions, **which)
     elif table["error"]:

@@ -115,7 +115,8 @@ def is_queued(table: Row) -> bool:
     if table["error"]:
         return False  # the copy was tried, and failed
     if table["state"] == "copying":
-        return table.get("rows_per_second") is None and table["rows_copied"] == 0
+        has_begun = table["rows_copied"] or table.get("bytes_copied")
+        return table.get("rows_per_second") is None and not has_begun
     return bool(table["state"] == "init")
 
 
