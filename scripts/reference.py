@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from streamer.admin.api import make_router
+from streamer.admin.api.router import make_router
 from streamer.cli.main import app
 from streamer.cli.options import PANELS
 from streamer.commands import embedded

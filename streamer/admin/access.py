@@ -75,6 +75,29 @@ class Identity:
     session: Session | None = None
 
 
+def actor_of(request: HTTPConnection) -> str:
+    """Return the name of the client, as the audit has it."""
+    identity: Identity | None = getattr(request.state, "identity", None)
+    return identity.name if identity is not None else "nobody"
+
+
+_OF_A_SESSION: Final = frozenset({"/logout", "/api/logout"})
+_ONLY_READING: Final = frozenset({"/api/discover"})
+
+
+def needed_role(path: str) -> Role:
+    """Return the role for a request to *path* that is not safe: any may end its own session."""
+    return Role.VIEWER if path in _OF_A_SESSION else Role.ADMIN
+
+
+def changes_mapping(path: str) -> bool:
+    """Whether a request to *path* that is not safe changes the mapping or acts on what runs.
+
+    Static mode refuses those; it serves all others.
+    """
+    return path not in _OF_A_SESSION and path not in _ONLY_READING
+
+
 class Throttle:
     """Counts failures by key, within a window."""
 

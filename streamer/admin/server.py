@@ -9,7 +9,7 @@ import structlog
 from fastapi import FastAPI, Request
 
 from streamer.admin.access import Access
-from streamer.admin.api import install_api
+from streamer.admin.api.router import install_api
 from streamer.admin.events import Events
 from streamer.admin.page.render import load
 from streamer.admin.page.routes import install_page

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin.access import actor_of
 from streamer.admin.page import forms
-from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_number
+from streamer.admin.page.frame import Frame, Row, form_text, row_number
 from streamer.admin.page.mapping import (
     FIELDS,
     Number,

@@ -7,8 +7,9 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin.access import actor_of
 from streamer.admin.page import view
-from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_number
+from streamer.admin.page.frame import Frame, Row, form_text, row_number
 from streamer.admin.page.overview import StatusReader
 from streamer.admin.store import Content, Query
 from streamer.errors import StreamerError

@@ -19,8 +19,14 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 
 from streamer.admin import models
-from streamer.admin.access import SAFE_METHODS, Access, Identity
-from streamer.admin.api import status_of
+from streamer.admin.access import (
+    SAFE_METHODS,
+    Access,
+    Identity,
+    changes_mapping,
+    needed_role,
+)
+from streamer.admin.api.errors import status_of
 from streamer.admin.events import Events
 from streamer.admin.page.render import render
 from streamer.admin.service import AdminService
@@ -119,12 +125,6 @@ def problem_page(
     return html(text, status, headers)
 
 
-def actor_of(request: Request) -> str:
-    """Return the user's name, as in the audit."""
-    identity: Identity = request.state.identity
-    return identity.name
-
-
 def is_refresh(request: Request) -> bool:
     """Whether a page that is open already asks again."""
     return REFRESH_HEADER in request.headers
@@ -163,8 +163,6 @@ def own_path(text: str | None) -> str:
 # ---- before every handler ----------------------------------------------------------------------
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-_NOT_OF_THE_MAPPING: Final = frozenset({"/logout"})
 
 
 def _route_class(frame: Frame) -> type[APIRoute]:
@@ -206,11 +204,9 @@ async def _let_in(frame: Frame, request: Request) -> None:
     request.state.identity = identity
     if request.method in SAFE_METHODS:
         return
-    is_of_the_mapping = request.url.path not in _NOT_OF_THE_MAPPING
-    needed = Role.ADMIN if is_of_the_mapping else Role.VIEWER
     csrf = form_text(await request.form(max_files=0), "csrf")
-    frame.access.authorize_form(request, identity, needed, csrf)
-    if is_of_the_mapping:
+    frame.access.authorize_form(request, identity, needed_role(request.url.path), csrf)
+    if changes_mapping(request.url.path):
         frame.service.check_writable()
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 
 from streamer.admin import models
+from streamer.admin.access import actor_of
 from streamer.admin.draft import groups_of, unfinished
 from streamer.admin.page import forms
-from streamer.admin.page.frame import Frame, Row, actor_of, form_text
+from streamer.admin.page.frame import Frame, Row, form_text
 from streamer.admin.store import Query
 from streamer.errors import AdminError, InvalidError, StreamerError
 from streamer.observability.logs import redact

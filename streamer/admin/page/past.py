@@ -4,8 +4,9 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin.access import actor_of
 from streamer.admin.page import view
-from streamer.admin.page.frame import Frame, Row, actor_of, form_text, row_number
+from streamer.admin.page.frame import Frame, Row, form_text, row_number
 from streamer.admin.page.overview import StatusReader
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, StreamerError

@@ -7,7 +7,9 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from streamer.admin.access import Access, check_origin
-from streamer.admin.api import PREFIX, delete_cookies, set_cookies, status_of
+from streamer.admin.api.errors import status_of
+from streamer.admin.api.gate import PREFIX
+from streamer.admin.api.sessions import delete_cookies, set_cookies
 from streamer.admin.events import Events
 from streamer.admin.page import adding, changes, mapping, overview, past, table
 from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page

@@ -4,12 +4,12 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.attention import RUNBOOKS, symptom_of_table
 from streamer.admin.page.frame import (
     Frame,
     Row,
-    actor_of,
     form_text,
     is_refresh,
     row_number,

@@ -1,0 +1,10 @@
+"""The routes of ``/api``, and the gate before all of them.
+
+gate.py       credentials, size of a request, headers for browsers
+errors.py     the status of an error, and the shape of its answer
+mapping.py    databases, urls, tables, settings, audit
+draft.py      draft, plan, apply, export, import
+servers.py    status, discovery, acts, quarantine, events
+sessions.py   login, logout, cookies
+router.py     all of them in one application
+"""

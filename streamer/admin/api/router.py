@@ -1,0 +1,73 @@
+"""All routes in one application, and their description in OpenAPI."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+
+from streamer import __version__
+from streamer.admin import models
+from streamer.admin.access import COOKIE, Access
+from streamer.admin.api.draft import add_draft
+from streamer.admin.api.errors import install_errors
+from streamer.admin.api.gate import PREFIX, Gate
+from streamer.admin.api.mapping import add_mapping
+from streamer.admin.api.servers import add_servers
+from streamer.admin.api.sessions import add_sessions
+from streamer.admin.events import Events
+from streamer.admin.service import AdminService
+
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": models.ErrorAnswer, "description": text}
+    for status, text in {
+        401: "Nobody is logged in, or the token is wrong",
+        403: "Not with this role, or from another site",
+        404: "Not there",
+        409: "Not as things are: taken, read-only, not ready",
+        422: "A field is wrong; the message names it",
+    }.items()
+}
+
+
+def make_router(service: AdminService, access: Access, events: Events) -> APIRouter:
+    """Make all routes."""
+    router = APIRouter(prefix=PREFIX, responses=_ERRORS)
+    add_mapping(router, service)
+    add_draft(router, service)
+    add_servers(router, service, access, events)
+    add_sessions(router, access)
+    return router
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """Describe the API."""
+    schema = get_openapi(
+        title="streamer",
+        version=__version__,
+        description="The mapping, what it does, and what is to be done with it. Edits gather in a "
+        "draft; `POST /api/apply` lets it be what runs.",
+        routes=app.routes,
+    )
+    components = schema.setdefault("components", {})
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+    }
+    schema["security"] = [{"token": []}, {"session": []}]
+    schema["paths"]["/api/login"]["post"]["security"] = []
+    return schema
+
+
+def install_api(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+    """Add the API to *app*, and the gate before it."""
+    app.include_router(make_router(service, access, events))
+
+    @app.get("/api/openapi.json", include_in_schema=False)
+    async def describe() -> Response:
+        if app.openapi_schema is None:
+            app.openapi_schema = openapi(app)
+        return JSONResponse(app.openapi_schema)
+
+    install_errors(app)
+    app.add_middleware(Gate, access=access, service=service)

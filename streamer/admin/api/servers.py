@@ -1,0 +1,128 @@
+"""Routes of what runs: status, discovery, acts on tables, quarantine, events."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from streamer.admin import models
+from streamer.admin.access import Access, Identity, actor_of
+from streamer.admin.api.parameters import Number, Text
+from streamer.admin.events import Events
+from streamer.admin.service import AdminService
+from streamer.commands.quarantine import Choice
+from streamer.mapping.resync import Resync
+
+
+def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
+    """Add the routes of what runs."""
+    _add_looks(router, service)
+    _add_actions(router, service)
+    _add_quarantine(router, service)
+    _add_events(router, access, events)
+
+
+def _add_looks(router: APIRouter, service: AdminService) -> None:
+    @router.get("/status", tags=["servers"])
+    async def status() -> dict[str, Any]:
+        """Return what `streamer status --json` says."""
+        return await service.status()
+
+    @router.get("/discover", tags=["servers"])
+    async def discover(
+        url_id: Annotated[int, Query(ge=1, le=models.ID_MAX)],
+    ) -> dict[str, Any]:
+        """List the tables of a source, and what would hinder them."""
+        return await service.discover(None, url_id)
+
+    @router.post("/discover", tags=["servers"])
+    async def discover_url(values: models.DiscoverBody) -> dict[str, Any]:
+        """Try a url: the same for a database that need not be stored."""
+        return await service.discover(values.url, values.url_id)
+
+
+def _add_actions(router: APIRouter, service: AdminService) -> None:
+    def add_action(action: str, summary: str) -> None:
+        async def act(
+            request: Request, number: Number, values: models.ActionBody | None = None
+        ) -> dict[str, Any]:
+            sid = values.sid if values is not None else None
+            names = await service.act(action, number, sid, actor_of(request))
+            return {"action": action, "tables": names}
+
+        router.add_api_route(
+            f"/tables/{{number}}/{action}",
+            act,
+            methods=["POST"],
+            status_code=202,
+            summary=summary,
+            name=f"{action}_table",
+            tags=["servers"],
+        )
+
+    @router.post("/tables/{number}/resync", tags=["servers"], status_code=202)
+    async def resync(
+        request: Request, number: Number, values: models.ResyncBody | None = None
+    ) -> dict[str, Any]:
+        """Copy a table again while the others keep streaming."""
+        given = values or models.ResyncBody()
+        options = Resync(given.mode, given.force).to_json()
+        return {
+            "action": "resync",
+            "tables": await service.act("resync", number, given.sid, actor_of(request), options),
+        }
+
+    add_action("pause", "Hold a table's changes")
+    add_action("resume", "Go on with a table that is paused or in error")
+
+
+def _add_quarantine(router: APIRouter, service: AdminService) -> None:
+    @router.get("/quarantine", tags=["servers"])
+    async def list_quarantine(
+        table: Text = None,
+        database: Text = None,
+        sid: Text = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> dict[str, Any]:
+        """List changes that the target refused, the oldest first."""
+        return await service.quarantine(Choice(table, database, sid), limit)
+
+    def add_quarantine_action(action: str, summary: str) -> None:
+        async def act(request: Request, values: models.QuarantineBody) -> dict[str, Any]:
+            choice = Choice(values.table, values.database, values.sid, tuple(values.ids))
+            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            return {"action": action, "tables": asked}
+
+        router.add_api_route(
+            f"/quarantine/{action}",
+            act,
+            methods=["POST"],
+            status_code=202,
+            summary=summary,
+            name=f"{action}_quarantine",
+            tags=["servers"],
+        )
+
+    add_quarantine_action("retry", "Apply changes in quarantine again")
+    add_quarantine_action("drop", "Give changes in quarantine up")
+
+
+def _add_events(router: APIRouter, access: Access, events: Events) -> None:
+    @router.get(
+        "/events",
+        tags=["servers"],
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
+    async def listen(request: Request) -> StreamingResponse:
+        """Tell what happens, as server-sent events: snapshot, state, lag, progress, draft,
+        applied.
+        """
+        identity: Identity = request.state.identity
+
+        def may_go_on() -> bool:
+            return identity.session is None or access.session(request) is not None
+
+        stream = events.stream(events.subscribe(), may_go_on)
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

@@ -1,0 +1,48 @@
+"""Routes of sessions, and the cookies they live in."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin import models
+from streamer.admin.access import COOKIE, CSRF_COOKIE, Access, Identity, Session
+
+
+def add_sessions(router: APIRouter, access: Access) -> None:
+    """Add login, logout and the session."""
+
+    @router.post("/login", tags=["session"], response_model=models.WhoAmI)
+    async def log_in(request: Request, response: Response, values: models.Login) -> Any:
+        """Begin a session, which lives in a cookie."""
+        cookie, session = await access.log_in(request, values.name, values.password)
+        set_cookies(request, response, cookie, session)
+        return {"name": session.name, "role": session.role, "csrf": session.csrf}
+
+    @router.post("/logout", tags=["session"], status_code=204, response_class=Response)
+    async def log_out(request: Request) -> Response:
+        """End the session."""
+        access.log_out(request)
+        response = Response(status_code=204)
+        delete_cookies(request, response)
+        return response
+
+    @router.get("/session", tags=["session"], response_model=models.WhoAmI)
+    async def get_session(request: Request) -> Any:
+        """Say who asks."""
+        identity: Identity = request.state.identity
+        csrf = identity.session.csrf if identity.session is not None else None
+        return {"name": identity.name, "role": identity.role, "csrf": csrf}
+
+
+def set_cookies(request: Request, response: Response, cookie: str, session: Session) -> None:
+    """Give a browser its session, and the token that it has to send beside it."""
+    # uvicorn says https for X-Forwarded-Proto only where the proxy is one that is trusted.
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(CSRF_COOKIE, session.csrf, samesite="strict", secure=secure)
+
+
+def delete_cookies(request: Request, response: Response) -> None:
+    """Take from a browser what `set_cookies` gave it."""
+    for name in (COOKIE, CSRF_COOKIE):
+        response.delete_cookie(name, samesite="strict", secure=request.url.scheme == "https")
