@@ -24,7 +24,7 @@ admin:
   - {{name: alice, password_hash: "{hash_password("alice's password")}", role: admin}}
   - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
 """
-HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
+HOSTILE = "<script>alert(1)</script>\"'&{{7007*9001}}"
 """Text that must reach a page as text."""
 
 
@@ -237,7 +237,7 @@ async def test_hostile_names_are_text(open_admin: OpenAdmin) -> None:
             assert answer.status_code < 500, (path, answer.text)
             for raw in ("<script>alert", "<img", "</textarea><b>"):
                 assert raw not in answer.text, path
-            assert "49" not in re.sub(r"\?v=\w+|value=\"[\w-]{40,}\"", "", answer.text)
+            assert "63070007" not in answer.text
             seen += "&lt;script&gt;alert(1)" in answer.text
         assert seen >= 6
 
