@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -262,21 +263,32 @@ class World:
         self.request(action, source, table, mode)
 
     def rest(self) -> None:
-        """Operate until everything that is committed now is visible and every table ready."""
+        """Operate until everything that is committed now is visible and every table ready.
+
+        One wait keeps its position until then. A new wait every few seconds would ask for later
+        positions each time, and never end while the sessions go on and the stream lags.
+        """
         deadline = time.monotonic() + self.options.patience
-        settings, mapping = static.load(self.config)
-        address = TargetAddress.parse(settings.target.url)
         missing: str | None = "nothing was asked"
-        while missing is not None and time.monotonic() < deadline:
-            self._assert_alive()
-            self.operate()
-            try:
-                missing = asyncio.run(wait_command.wait(address, mapping, 3.0))
-            except StreamerError as exc:
-                missing = str(exc)
-                time.sleep(0.5)
+        with ThreadPoolExecutor(1) as threads:
+            while missing is not None and time.monotonic() < deadline:
+                waiting = threads.submit(self._wait_here, deadline - time.monotonic())
+                while not waiting.done():
+                    self._assert_alive()
+                    self.operate()
+                    time.sleep(0.5)
+                missing = waiting.result()
         if missing is not None:
             raise Violation(f"{missing}\n{self.states()}\n{self._assert_alive().output[-3000:]}")
+
+    def _wait_here(self, seconds: float) -> str | None:
+        settings, mapping = static.load(self.config)
+        try:
+            address = TargetAddress.parse(settings.target.url)
+            return asyncio.run(wait_command.wait(address, mapping, seconds))
+        except StreamerError as exc:
+            time.sleep(0.5)
+            return str(exc)
 
     # ---- the end -------------------------------------------------------------------------------
 
