@@ -2,6 +2,7 @@
 
 import enum
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -158,6 +159,69 @@ def test_the_files_that_internals_name_are_there() -> None:
     for path in (DOCS / "internals").rglob("*.md"):
         for name in re.findall(r"`((?:streamer|tests)/[\w/.]+)`", path.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the commands of streamer in a page, as words without the program."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for line in [*lines, *re.findall(r"`([^`\n]+)`", prose)]:
+        found = re.match(r"\s*(?:\S*/bin/)?streamer (?!snapshot$)(.*?)(?: [>&]|  #|$)", line)
+        if found:
+            yield shlex.split(found[1])
+
+
+def problem_of(words: list[str]) -> str | None:
+    """Return the fault of a command line; None if streamer takes its command and its options."""
+    group: Any = reference.PROGRAM
+    known = {"--help"} | {option for parameter in group.params for option in parameter.opts}
+    for number, word in enumerate(words):
+        if hasattr(group, "commands") and not word.startswith("-"):
+            group = group.commands.get(word)
+            if group is None:
+                return f"no command {' '.join(words[: number + 1])}"
+            known |= {option for parameter in group.params for option in parameter.opts}
+        elif word.startswith("-") and len(word) > 1 and word.partition("=")[0] not in known:
+            return f"no option {word} of {' '.join(words)}"
+    return None
+
+
+WRITTEN: Final = [path for path in DOCUMENTS if path not in GENERATED]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_streamer_takes_every_command_of_a_page(path: Path) -> None:
+    assert problem_of(["resync", "t", "--fast"]) is not None
+    found = map(problem_of, commands_in(path.read_text(encoding="utf-8")))
+
+    assert [problem for problem in found if problem is not None] == []
+
+
+def setting_paths(value: Any, path: str) -> Iterator[str]:
+    """Yield the paths of the settings that a piece of configuration sets."""
+    if path in SETTINGS or not isinstance(value, dict | list):
+        yield path
+    elif isinstance(value, list):
+        for inner in value:
+            yield from setting_paths(inner, f"{path}[]")
+    else:
+        for key, inner in value.items():
+            name = "*" if path.endswith("tables") else str(key)
+            if inner is not None:
+                yield from setting_paths(inner, f"{path}.{name}" if path else name)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_streamer_has_every_setting_of_a_page(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        given = yaml.safe_load(block)
+        # A guide shows tables alone, without the sources around them.
+        are_tables = not set(given) & set(Settings.model_fields)
+        paths = setting_paths(given, "sources[].tables" if are_tables else "")
+
+        assert set(paths) <= set(SETTINGS), block
 
 
 def sentences(text: str) -> Iterator[str]:
