@@ -27,7 +27,7 @@ from streamer.apply.lane import Hold, Lane, LaneWindow, MappedRelation, ShareSpo
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.quarantine.requests import fulfil
-from streamer.apply.quarantine.writer import DivertingApplier
+from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.backoff import Backoff
 from streamer.containment import contained
@@ -71,7 +71,7 @@ class Drainer:
         self._metrics = metrics
         self._slots = asyncio.Semaphore(CONCURRENT_MAX)
         self._new: asyncio.Queue[Lane] = asyncio.Queue()
-        self._idle: list[DivertingApplier] = []
+        self._idle: list[QuarantineWriter] = []
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
 
     def held(self, lane: Lane) -> None:
@@ -97,8 +97,8 @@ class Drainer:
                     task = tasks.create_task(self._drain(lane), name=f"drain {lane.name}")
                     self._tasks[lane] = task
         finally:
-            for applier in self._idle:
-                await applier.close()
+            for writer in self._idle:
+                await writer.transaction.close()
 
     async def _drain(self, lane: Lane) -> None:
         try:
@@ -176,26 +176,26 @@ class Drainer:
 
     async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
         """Apply some of what *lane* holds, on a connection of the pool."""
-        applier = self._idle.pop() if self._idle else self._new_applier()
+        writer = self._idle.pop() if self._idle else self._new_writer()
         lane.is_draining = True
         try:
-            await applier.connect([lane.owner.claim])
-            lane.backend_pid = applier.target.backend_pid
-            turn = _Turn(lane, applier, self._planner, self._metrics, plans_may_be_stale)
+            await writer.transaction.connect([lane.owner.claim])
+            lane.backend_pid = writer.target.backend_pid
+            turn = _Turn(lane, writer, self._planner, self._metrics, plans_may_be_stale)
             until = time.monotonic() + TURN_SECONDS
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
             # An error of ours has been rolled back; of anything else the transaction is still open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
-                applier.disconnect()
+                writer.disconnect()
             raise
         finally:
             lane.is_draining, lane.backend_pid = False, None
-            self._idle.append(applier)
+            self._idle.append(writer)
 
-    def _new_applier(self) -> DivertingApplier:
-        return DivertingApplier(
+    def _new_writer(self) -> QuarantineWriter:
+        return QuarantineWriter(
             self._address, "streamer drainer", self._metrics, lock_seconds=LOCK_SECONDS
         )
 
@@ -206,13 +206,13 @@ class _Turn:
     def __init__(
         self,
         lane: Lane,
-        applier: DivertingApplier,
+        writer: QuarantineWriter,
         planner: Planner,
         metrics: Metrics,
         plans_may_be_stale: bool,
     ) -> None:
         self._lane = lane
-        self._applier = applier
+        self._writer = writer
         self._planner = planner
         self._metrics = metrics
         self._plans_may_be_stale = plans_may_be_stale
@@ -243,7 +243,7 @@ class _Turn:
         lane = self._lane
         request = lane.requests[0]
         if lane.owner.lane_of(request.mapped) is lane:
-            await fulfil(request, lane, self._applier, self._planner)
+            await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
         # Else it is being copied, on a lane of its own; the request is found again after that.
         if lane.requests:
@@ -259,14 +259,14 @@ class _Turn:
         try:
             window, error = await self._window(shares)
             try:
-                await self._applier.begin()
-                await self._applier.write(window)
+                await self._writer.begin()
+                await self._writer.write(window)
                 await self._commit(window.progress())
                 done = len(window.shares)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
-                await self._applier.rollback()
+                await self._writer.rollback()
                 # With the plans there are now: what was refused may be so by a former definition.
                 for share in shares:
                     self._planner.forget(share)
@@ -276,8 +276,8 @@ class _Turn:
             if error is not None:
                 raise error
         except StreamerError:
-            if not self._applier.is_broken:
-                await self._applier.rollback()
+            if not self._writer.transaction.is_broken:
+                await self._writer.rollback()
             raise
         finally:
             # Also when cancelled: what is not durable stays in the lane.
@@ -293,11 +293,11 @@ class _Turn:
         first.
         """
         window = LaneWindow(self._lane)
-        self._applier.start_window()
+        self._writer.start_window()
         for number, share in enumerate(shares):
             try:
                 plans = await self._planner.plans(share)
-                kept = await self._applier.follow(share, plans)
+                kept = await self._writer.follow(share, plans)
                 window.add(share, plans, kept)
             except ProtocolError as exc:
                 _add_context(exc, share)
@@ -316,24 +316,24 @@ class _Turn:
         """Commit the shares in front of the one that the target refuses; return their number and
         why.
         """
-        applier = self._applier
+        writer = self._writer
         count, error = len(window.shares), None
-        await applier.begin()
-        by_keys = applier.orders_by_keys(window)
+        await writer.begin()
+        by_keys = writer.orders_by_keys(window)
         if by_keys:
             # One table after the other, several shares can violate a key that each of them keeps.
             count, error = await self._find_refused(window, count, by_keys=True)
         while count and not by_keys:
-            await applier.savepoint()
+            await writer.savepoint()
             try:
-                await applier.write_in_order(window, 0, count)
-                await applier.check_constraints()
+                await writer.write_in_order(window, 0, count)
+                await writer.transaction.check_constraints()
                 break
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
                 error = exc
-                await applier.rollback_to_savepoint()
+                await writer.rollback_to_savepoint()
                 if exc.share_number is None or exc.share_number >= count:
                     count, error = await self._find_refused(window, count)
                     break
@@ -341,7 +341,7 @@ class _Turn:
         if error is not None:
             _add_context(error, window.shares[count])
         if not count:
-            await applier.rollback()
+            await writer.rollback()
             return 0, error
         await self._commit(window.progress(count))
         return count, error
@@ -359,7 +359,7 @@ class _Turn:
             stop = number + 1
             while not by_keys and stop < count and _is_one_change(window, number, stop + 1):
                 stop += 1
-            await self._applier.savepoint()
+            await self._writer.savepoint()
             try:
                 if stop > number + 1:
                     try:
@@ -368,7 +368,7 @@ class _Turn:
                         if exc.retry is Retry.TIMED:
                             raise
                         stop = number + 1
-                        await self._applier.rollback_to_savepoint()
+                        await self._writer.rollback_to_savepoint()
                         await self._write_share(window, number)
                 elif by_keys:
                     await self._write_share_by_keys(window, number)
@@ -377,15 +377,15 @@ class _Turn:
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
-                await self._applier.rollback_to_savepoint()
+                await self._writer.rollback_to_savepoint()
                 return number, exc
-            await self._applier.release_savepoint()
+            await self._writer.transaction.release_savepoint()
             number = stop
         return count, None
 
     async def _write_singles(self, window: LaneWindow, start: int, stop: int) -> None:
-        await self._applier.write_in_order(window, start, stop, immediate=True)
-        await self._applier.check_constraints()
+        await self._writer.write_in_order(window, start, stop, immediate=True)
+        await self._writer.transaction.check_constraints()
 
     async def _write_share_by_keys(self, window: LaneWindow, number: int) -> None:
         """Write one share of tables that foreign keys connect, in each order that may satisfy them.
@@ -393,16 +393,16 @@ class _Turn:
         The order of changes across tables is not known here. As sets, rows are written and removed
         by the keys. In exact order, one table comes after the other.
         """
-        applier = self._applier
+        writer = self._writer
         single = window.only(number)
-        if not any(map(applier.is_followed, single.relations)):
+        if not any(map(writer.is_followed, single.relations)):
             try:
-                await applier.write(single)
-                await applier.check_constraints()
+                await writer.write(single)
+                await writer.transaction.check_constraints()
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
-                await applier.rollback_to_savepoint()
+                await writer.rollback_to_savepoint()
             else:
                 return
         try:
@@ -410,23 +410,23 @@ class _Turn:
         except ConflictError as exc:
             if exc.kind != "foreign_key":
                 raise
-            await applier.rollback_to_savepoint()
-            await applier.write_in_order(window, number, number + 1, reverse=True)
-            await applier.check_constraints()
+            await writer.rollback_to_savepoint()
+            await writer.write_in_order(window, number, number + 1, reverse=True)
+            await writer.transaction.check_constraints()
 
     async def _write_share(self, window: LaneWindow, number: int) -> None:
         """Write one share, by which every constraint must hold at its end."""
-        applier = self._applier
+        writer = self._writer
         try:
-            await applier.write_in_order(window, number, number + 1)
-            await applier.check_constraints()
+            await writer.write_in_order(window, number, number + 1)
+            await writer.transaction.check_constraints()
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or not _may_divert(window.shares[number]):
                 raise
             # A deferred constraint does not say which row violates it.
-            await applier.rollback_to_savepoint()
-            await applier.write_in_order(window, number, number + 1, immediate=True)
-            await applier.check_constraints()
+            await writer.rollback_to_savepoint()
+            await writer.write_in_order(window, number, number + 1, immediate=True)
+            await writer.transaction.check_constraints()
 
     async def _apply_large(self, piece: LaneTransaction) -> None:
         """Apply a share piece by piece, in one target transaction, as it arrives."""
@@ -436,13 +436,13 @@ class _Turn:
             await self._apply_pieces(await self._next_piece(), immediate=True)
 
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
-        applier, spool = self._applier, self._spool
+        writer, spool = self._writer, self._spool
         touched: dict[MappedRelation, Counts] = {}
         (piece, *_) = first
         transaction = piece.transaction
         window: LaneWindow | None = None
         try:
-            await applier.begin()
+            await writer.begin()
             while True:
                 async with self._looking_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
@@ -454,7 +454,7 @@ class _Turn:
                         break
                     (piece, *_), window = await ahead
             try:
-                await applier.check_constraints()
+                await writer.transaction.check_constraints()
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED or immediate or not any(map(_diverts, touched)):
                     raise
@@ -463,16 +463,16 @@ class _Turn:
             _check_still_wanted(touched, transaction)
             await self._commit(dict.fromkeys(touched, piece.end_lsn))
         except (OpenShareDiscarded, _NotWanted):
-            await applier.rollback()
+            await writer.rollback()
             spool.rewind()
             return
         except BaseException as exc:
             spool.rewind()
             if isinstance(exc, _ConstraintAtEnd):
-                await applier.rollback()
+                await writer.rollback()
             if isinstance(exc, StreamerError):
                 _add_context(exc, piece)
-                await applier.rollback()
+                await writer.rollback()
             if isinstance(exc, TargetContentionError):
                 # A column that a plan had to add waited for this very transaction. It no longer
                 # stands in the way, and the next attempt finds the column there.
@@ -527,30 +527,30 @@ class _Turn:
         """Write a piece, of which *window* may be known; return its changes that were to be
         written.
         """
-        applier = self._applier
-        await applier.savepoint()
+        writer = self._writer
+        await writer.savepoint()
         if window is None or any(mapped.plan is not plan for mapped, _, plan in window.parts[0]):
             window = await self._piece_window(piece)
         try:
             if immediate:
-                await applier.write_in_order(window, 0, 1, immediate=True)
+                await writer.write_in_order(window, 0, 1, immediate=True)
             else:
-                await applier.write(window)
+                await writer.write(window)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or immediate:
                 raise
-            await applier.rollback_to_savepoint()
+            await writer.rollback_to_savepoint()
             self._planner.forget(piece)
             window = await self._piece_window(piece)
-            await applier.write_in_order(window, 0, 1)
-        await applier.release_savepoint()
+            await writer.write_in_order(window, 0, 1)
+        await writer.transaction.release_savepoint()
         return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
 
     async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
         plans = await self._planner.plans(piece)
-        self._applier.start_window()
+        self._writer.start_window()
         window = LaneWindow(self._lane)
-        window.add(piece, plans, await self._applier.follow(piece, plans))
+        window.add(piece, plans, await self._writer.follow(piece, plans))
         return window
 
     async def _next_piece(self) -> list[LaneTransaction]:
@@ -561,14 +561,14 @@ class _Turn:
     async def _commit(self, progress: dict[MappedRelation, Lsn]) -> None:
         """Commit, and find out whether that was done if the connection is lost meanwhile."""
         try:
-            await self._applier.commit(progress)
+            await self._writer.transaction.commit(progress)
         except TargetConnectionError:
             backoff = Backoff()
             while True:
-                self._applier.disconnect()
+                self._writer.disconnect()
                 try:
-                    await self._applier.connect()
-                    if await self._applier.settle():
+                    await self._writer.transaction.connect()
+                    if await self._writer.transaction.settle():
                         return
                     break
                 except TargetMovedError:
@@ -585,7 +585,7 @@ class _Turn:
                 count_changes(self._metrics, mapped, Counts().count(changes.payloads))
 
     def _tell_of_quarantine(self) -> None:
-        for mapped in self._applier.take_changed():
+        for mapped in self._writer.take_changed():
             self._lane.owner.quarantine_changed(mapped)
 
 

@@ -23,6 +23,7 @@ from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
+from streamer.apply.sql.wide_rows import PlanStatements
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
@@ -79,6 +80,7 @@ class MappedRelation:
 
     __slots__ = (
         "_confirmed",
+        "_statements",
         "end_lsn",
         "is_set_aside",
         "is_to_declare",
@@ -118,6 +120,7 @@ class MappedRelation:
         """
         self.source = source
         self.plan: ApplyPlan | None = None
+        self._statements: PlanStatements | None = None
         self._confirmed: list[Relation] = []
         """RELATION messages that repeat the definition of ``plan``, newest last."""
         self.quarantine = Quarantine()
@@ -144,6 +147,12 @@ class MappedRelation:
         """Apply what comes next by *plan*."""
         self.plan = plan
         self._confirmed.clear()
+
+    def statements(self, plan: ApplyPlan) -> PlanStatements:
+        """Return the statements of *plan*, by which changes of this relation are applied."""
+        if self._statements is None or self._statements.plan is not plan:
+            self._statements = PlanStatements(plan)
+        return self._statements
 
     def confirm(self, relation: Relation) -> None:
         """Apply changes under *relation* by the plan there is."""

@@ -9,11 +9,11 @@ from typing import Final
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.check_expressions import confirm_expressions
-from streamer.apply.commit import HAS_DEFERRED_SQL
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
 from streamer.apply.quarantine.changes import Definition
+from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.containment import contained
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError

@@ -21,12 +21,13 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
-from streamer.apply.commit import Applier
 from streamer.apply.counting import count_window
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
+from streamer.apply.transaction import TargetTransaction
+from streamer.apply.writer import Writer
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import (
@@ -88,7 +89,7 @@ class Worker:
     def __init__(
         self,
         number: int,
-        applier: Applier,
+        transaction: TargetTransaction,
         planner: Planner,
         budget: Budget,
         metrics: Metrics,
@@ -97,7 +98,8 @@ class Worker:
     ) -> None:
         self.number = number
         self.queued_bytes = 0
-        self._applier = applier
+        self._transaction = transaction
+        self._writer = Writer(transaction)
         self._planner = planner
         self._budget = budget
         self._metrics = metrics
@@ -156,7 +158,7 @@ class Worker:
                 tasks.create_task(self._fill(), name=f"apply-{self.number}-fill")
                 tasks.create_task(self._commit_windows(), name=f"apply-{self.number}-commit")
         finally:
-            await self._applier.close()
+            await self._transaction.close()
 
     async def _fill(self) -> None:
         turn_began = time.monotonic()
@@ -259,11 +261,11 @@ class Worker:
         backoff = Backoff()
         while window.lanes:
             try:
-                await self._applier.connect({lane.owner.claim for lane in window.lanes})
-                if await self._applier.settle():
+                await self._transaction.connect({lane.owner.claim for lane in window.lanes})
+                if await self._transaction.settle():
                     break
                 if await self._write(window):
-                    await self._applier.commit(_progress(window))
+                    await self._transaction.commit(_progress(window))
                     break
             except TargetFencedError as exc:
                 self._give_up(window, exc, _lanes_with(window, exc.relations))
@@ -271,25 +273,25 @@ class Worker:
                 moved = [lane for lane in window.lanes if lane.owner.claim in exc.claims]
                 self._give_up(window, exc, moved)
             except (TargetConnectionError, TargetRejectedError) as exc:
-                self._applier.disconnect()
+                self._transaction.disconnect()
                 self._metrics.count_error(exc)
                 backoff.log(log, f"worker {self.number} waits for the target", exc)
                 await backoff.wait()
             except StreamerError as exc:
                 # The commit itself failed (a deferred constraint, say): any lane may be at fault.
                 self._metrics.count_error(exc)
-                await self._applier.rollback()
+                await self._transaction.rollback()
                 for lane in list(window.lanes):
                     self._fail(window, lane)
         self._finish(window)
 
     async def _write(self, window: Window) -> bool:
         """Begin, and write all lanes; if one fails, give it back, roll back and return False."""
-        await self._applier.begin()
+        await self._transaction.begin()
         for lane, lane_window in window.lanes.items():
             try:
                 with self._timing(window, lane), contained(f'writing changes of "{lane.name}"'):
-                    await self._applier.write(lane_window)
+                    await self._writer.write(lane_window)
             except TargetFencedError:
                 raise
             except TargetConnectionError:
@@ -300,7 +302,7 @@ class Worker:
                 return False
             except StreamerError as exc:
                 log.debug("handed to a drainer", lane=lane.name, error=str(exc))
-                await self._applier.rollback()
+                await self._transaction.rollback()
                 self._fail(window, lane)
                 return False
         return True
@@ -318,7 +320,7 @@ class Worker:
         def look() -> None:
             if self._is_in_the_way(window, lane):
                 self._too_slow = lane
-                self._applier.disconnect()
+                self._transaction.disconnect()
             else:
                 timers[:] = [loop.call_later(SLOW_SECONDS, look)]
 
@@ -340,7 +342,7 @@ class Worker:
         for owner in {lane.owner for lane in lanes}:
             owner.source_failed(error)
             for lane in [lane for lane in window.lanes if lane.owner is owner]:
-                self._applier.forget(window.lanes[lane].relations)
+                self._transaction.forget(window.lanes[lane].relations)
                 self._fail(window, lane)
 
     def _fail(self, window: Window, lane: Lane) -> None:

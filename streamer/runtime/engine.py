@@ -19,10 +19,10 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
-from streamer.apply.commit import Applier
 from streamer.apply.drainer import Drainer
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
+from streamer.apply.transaction import TargetTransaction
 from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
@@ -237,7 +237,7 @@ class Engine:
         workers = [
             Worker(
                 number,
-                Applier(
+                TargetTransaction(
                     self._address, f"streamer worker {number}", metrics, lock_seconds=LOCK_SECONDS
                 ),
                 planner,

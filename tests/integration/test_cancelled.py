@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from streamer.apply.commit import Applier
+from streamer.apply.transaction import TargetTransaction
 from streamer.mapping.rules import Secret, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -48,7 +48,7 @@ async def lock(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[o
 
 @contextlib.asynccontextmanager
 async def applier(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    made = Applier(address, NAME, Metrics(), lock_seconds=1)
+    made = TargetTransaction(address, NAME, Metrics(), lock_seconds=1)
     yield made.connect
     await made.close()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.commit import Applier
 from streamer.apply.planner import Planner
+from streamer.apply.transaction import TargetTransaction
 from streamer.apply.worker import Worker
 from streamer.errors import DefectError
 from streamer.runtime import supervisor
@@ -105,7 +105,7 @@ async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
 
     # The window is lost with its changes; the commit is made, and nobody is told.
     breaks_once(Worker, "_commit")
-    breaks_once(Applier, "commit", is_after=True)
+    breaks_once(TargetTransaction, "commit", is_after=True)
     breaks_once(BacklogGuard, "_judge")
     breaks_once(Journaling, "_open")
     breaks_once(TargetWatch, "_look")
@@ -151,7 +151,7 @@ async def test_a_spool_directory_that_a_cleaner_empties_is_made_again(
             open_one.execute("begin")
             open_one.execute("insert into t select g, 'x' from generate_series(1, 20000) g")
             spools = streamer.settings.spool.path
-            await asyncio.to_thread(shutil.rmtree, spools)
+            await asyncio.to_thread(shutil.rmtree, spools, ignore_errors=True)
             source.execute("insert into u values (1, 'one')")
             open_one.execute("insert into t select g, 'x' from generate_series(20001, 40000) g")
             open_one.execute("commit")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.apply.quarantine.writer import DivertingApplier
+from streamer.apply.transaction import TargetTransaction
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -25,9 +25,9 @@ async def test_many_refused_transactions_in_a_row_are_diverted_together(
 ) -> None:
     """Not one by one: the constraints are checked for all of them at once."""
     checks = 0
-    check = DivertingApplier.check_constraints
+    check = TargetTransaction.check_constraints
 
-    async def counted(self: DivertingApplier) -> None:
+    async def counted(self: TargetTransaction) -> None:
         nonlocal checks
         checks += 1
         await check(self)
@@ -44,7 +44,7 @@ async def test_many_refused_transactions_in_a_row_are_diverted_together(
         with source.connect() as connection:
             for n in range(COUNT):
                 connection.execute(f"insert into t values ({n}, '{'good' if n % 7 else 'bad'}')")
-        monkeypatch.setattr(DivertingApplier, "check_constraints", counted)
+        monkeypatch.setattr(TargetTransaction, "check_constraints", counted)
         target.execute(
             "insert into streamer.request (relation_id, action)"
             " select id, 'resume' from streamer.relation; notify streamer"

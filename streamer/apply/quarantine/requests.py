@@ -15,7 +15,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload
-from streamer.apply.quarantine.writer import READ_ROWS, DivertingApplier
+from streamer.apply.quarantine.writer import READ_ROWS, QuarantineWriter
 from streamer.decode.pgoutput import from_datetime
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import Retry, StreamerError
@@ -50,23 +50,23 @@ _COUNT_SQL: Final = "select count(*) from streamer.quarantine where relation_id 
 
 
 async def fulfil(
-    request: QuarantineRequest, lane: Lane, applier: DivertingApplier, planner: Planner
+    request: QuarantineRequest, lane: Lane, writer: QuarantineWriter, planner: Planner
 ) -> None:
     """Fulfil *request*. Raises what passes; what does not is written to the rows."""
     mapped = request.mapped
     if request.is_retry:
-        attempt = _Attempt(request, lane, applier, planner)
+        attempt = _Attempt(request, lane, writer, planner)
         try:
-            await applier.begin()
+            await writer.begin()
             await attempt.run()
-            await applier.target.execute(_DONE_SQL, request.request_id)
-            await applier.commit({})
+            await writer.target.execute(_DONE_SQL, request.request_id)
+            await writer.transaction.commit({})
         except StreamerError as exc:
-            await applier.rollback()
+            await writer.rollback()
             if exc.retry is Retry.TIMED:
                 raise
             # No row is at fault: the table is missing, say, or may not be written to.
-            await _leave_all(request, applier, exc)
+            await _leave_all(request, writer, exc)
         else:
             log.info(
                 "rows in quarantine were applied again",
@@ -76,28 +76,28 @@ async def fulfil(
                 left=attempt.left_count,
             )
     else:
-        await applier.begin()
-        dropped = await applier.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
-        await applier.target.execute(_DONE_SQL, request.request_id)
-        await applier.commit({})
+        await writer.begin()
+        dropped = await writer.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
+        await writer.target.execute(_DONE_SQL, request.request_id)
+        await writer.transaction.commit({})
         log.warning(
             "rows in quarantine were given up",
             source=lane.owner.source.label,
             table=str(mapped.mapping.source),
             rows=dropped,
         )
-    mapped.quarantine.forget(await applier.target.fetch_value(_COUNT_SQL, mapped.relation_id))
+    mapped.quarantine.forget(await writer.target.fetch_value(_COUNT_SQL, mapped.relation_id))
 
 
 async def _leave_all(
-    request: QuarantineRequest, applier: DivertingApplier, error: StreamerError
+    request: QuarantineRequest, writer: QuarantineWriter, error: StreamerError
 ) -> None:
-    await applier.begin()
-    await applier.target.execute(
+    await writer.begin()
+    await writer.target.execute(
         _LEAVE_ALL_SQL, request.mapped.relation_id, request.ids, str(error), None
     )
-    await applier.target.execute(_DONE_SQL, request.request_id)
-    await applier.commit({})
+    await writer.target.execute(_DONE_SQL, request.request_id)
+    await writer.transaction.commit({})
     log.error(
         "rows in quarantine cannot be applied",
         table=str(request.mapped.mapping.source),
@@ -111,7 +111,7 @@ class _Attempt:
 
     request: QuarantineRequest
     lane: Lane
-    applier: DivertingApplier
+    writer: QuarantineWriter
     planner: Planner
     plans: dict[str, ApplyPlan] = field(default_factory=dict)
     applied_count: int = 0
@@ -126,7 +126,7 @@ class _Attempt:
         if self.request.ids is not None:
             ids = await self._with_their_rows(set(self.request.ids))
         last = 0
-        while rows := await self.applier.target.fetch(
+        while rows := await self.writer.target.fetch(
             _PAGE_SQL, self._mapped.relation_id, last, ids, READ_ROWS
         ):
             last = rows[-1]["id"]
@@ -137,7 +137,7 @@ class _Attempt:
         chains = _Chains()
         found: list[tuple[int, int]] = []
         last = 0
-        while rows := await self.applier.target.fetch(
+        while rows := await self.writer.target.fetch(
             _KEYS_SQL, self._mapped.relation_id, last, READ_ROWS
         ):
             for row in rows:
@@ -163,18 +163,18 @@ class _Attempt:
             )
             window.parts.append([(self._mapped, changes, plan)])
         ids = [row["id"] for row in rows]
-        await self.applier.savepoint()
+        await self.writer.savepoint()
         try:
             left = await self._write(window, ids, immediate=False)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
             # A deferred constraint speaks up only at the end, and does not say of which row.
-            await self.applier.rollback_to_savepoint()
+            await self.writer.rollback_to_savepoint()
             left = await self._write(window, ids, immediate=True)
-        await self.applier.release_savepoint()
+        await self.writer.transaction.release_savepoint()
         applied = set(ids) - {row_id for row_id, _, _ in left}
-        execute = self.applier.target.execute
+        execute = self.writer.target.execute
         await execute("delete from streamer.quarantine where id = any ($1::int8[])", list(applied))
         if left:
             await execute(_LEAVE_SQL, *map(list, zip(*left, strict=True)))
@@ -185,8 +185,8 @@ class _Attempt:
         self, window: LaneWindow, ids: list[int], *, immediate: bool
     ) -> list[tuple[int, str, str | None]]:
         """Write rows again; return those that stay, with why."""
-        left = await self.applier.write_again(window, self._mapped, ids[0], immediate=immediate)
-        await self.applier.check_constraints()
+        left = await self.writer.write_again(window, self._mapped, ids[0], immediate=immediate)
+        await self.writer.transaction.check_constraints()
         return [(ids[change.place[0]], change.error, change.code) for change in left]
 
     async def _plan(self, definition: str) -> ApplyPlan:

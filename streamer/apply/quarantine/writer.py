@@ -14,7 +14,6 @@ from typing import Any, Final
 import structlog
 
 from streamer.apply.binary import TEXTUAL
-from streamer.apply.commit import Applier
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
@@ -37,14 +36,17 @@ from streamer.apply.quarantine.changes import (
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.staged import OrderedRun, commit_time_value
 from streamer.apply.sql.statements import CREATE_REFUSED, REFUSED, Statements
-from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
+from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements
+from streamer.apply.transaction import TargetTransaction
+from streamer.apply.writer import Writer
 from streamer.decode.pgoutput import TRUNCATE, to_datetime
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row
 from streamer.errors import StreamerError, UntranslatableTextError
 from streamer.mapping.rules import OnError, SourceLabel, TableType
+from streamer.observability.metrics import Metrics
 from streamer.postgres.sqlstate import is_row_specific
-from streamer.target.connection import TargetConnection
+from streamer.target.connection import TargetAddress, TargetConnection
 
 log = structlog.get_logger()
 
@@ -95,13 +97,25 @@ class _Item:
     keys: Keys
 
 
-class DivertingApplier(Applier):
-    """An applier that knows of quarantine. Only a drainer's does: what it writes is one lane's, and
-    it knows the outcome of each transaction before it begins the next.
+class QuarantineWriter:
+    """Writes windows, and puts changes that the target refuses into quarantine.
+
+    It has a transaction and a writer of its own. Only drainers use one: it serves one lane at a
+    time, and needs the outcome of each transaction before the next begins.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, address: TargetAddress, name: str, metrics: Metrics, *, lock_seconds: float
+    ) -> None:
+        self.transaction = TargetTransaction(
+            address,
+            name,
+            metrics,
+            lock_seconds=lock_seconds,
+            on_committed=self._keep_committed,
+        )
+        """For what does not concern quarantine: the rest has a method here."""
+        self._writer = Writer(self.transaction, self._write_ordered)
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
         """As of what is written in this transaction."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
@@ -117,7 +131,7 @@ class DivertingApplier(Applier):
     @property
     def target(self) -> TargetConnection:
         """The connection. Raises TargetConnectionError if there is none."""
-        return self._target
+        return self.transaction.target
 
     def take_changed(self) -> set[MappedRelation]:
         """Return the relations that have had another number of rows in quarantine since asked."""
@@ -133,11 +147,11 @@ class DivertingApplier(Applier):
             self._blocked.clear()
 
     def disconnect(self) -> None:
-        super().disconnect()
+        self.transaction.disconnect()
         self._is_begun = False
 
     async def begin(self) -> None:
-        await super().begin()
+        await self.transaction.begin()
         self._blocked.clear()
         self._is_begun = True
 
@@ -145,19 +159,19 @@ class DivertingApplier(Applier):
         self._blocked.clear()
         self._ahead.clear()
         self._is_begun = False
-        await super().rollback()
+        await self.transaction.rollback()
 
     async def savepoint(self) -> None:
-        await super().savepoint()
+        await self.transaction.savepoint()
         self._at_savepoint = {m: blocked.copy() for m, blocked in self._blocked.items()}
 
     async def rollback_to_savepoint(self) -> None:
         self._blocked = {m: blocked.copy() for m, blocked in self._at_savepoint.items()}
         self._ahead.clear()
-        await super().rollback_to_savepoint()
+        await self.transaction.rollback_to_savepoint()
 
-    def _set_committed(self) -> None:
-        super()._set_committed()
+    def _keep_committed(self) -> None:
+        """The transaction is committed, and with it the keys that it blocked."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0
@@ -210,7 +224,7 @@ class DivertingApplier(Applier):
 
     def orders_by_keys(self, window: LaneWindow) -> bool:
         """Return whether foreign keys fire between relations of *window*."""
-        return self._orders_by_keys(window)
+        return self._writer.orders_by_keys(window)
 
     def is_followed(self, mapped: MappedRelation) -> bool:
         """Return whether changes of *mapped* may have to follow others into quarantine."""
@@ -237,7 +251,7 @@ class DivertingApplier(Applier):
         keys: set[bytes] = set()
         last = 0
         before = _LAST_ID if self._retried_before is None else self._retried_before
-        while rows := await self._target.fetch(
+        while rows := await self.target.fetch(
             _READ_SQL, mapped.relation_id, last, before, READ_ROWS
         ):
             for row in rows:
@@ -248,7 +262,7 @@ class DivertingApplier(Applier):
     # ---- writing -------------------------------------------------------------------------------
 
     async def write(self, window: LaneWindow) -> None:
-        await super().write(window)
+        await self._writer.write(window)
         for mapped, blocked in self._ahead.items():
             relation = window.relations.get(mapped)
             if relation is not None and relation.is_set:
@@ -273,7 +287,7 @@ class DivertingApplier(Applier):
         self._ahead.clear()
         self._diverts, self._is_immediate = True, immediate
         try:
-            await super().write_in_order(window, start, stop, reverse=reverse)
+            await self._writer.write_in_order(window, start, stop, reverse=reverse)
         finally:
             self._diverts = self._is_immediate = False
         await self._flush()
@@ -305,7 +319,7 @@ class DivertingApplier(Applier):
             mapped.mapping.rule.on_error is OnError.QUARANTINE or self._retried_before is not None
         )
         if not is_diverted and mapped not in self._blocked and not mapped.quarantine.count:
-            await super()._write_ordered(window, mapped, start, stop)
+            await self._writer.write_ordered(window, mapped, start, stop)
             return
         blocked = self._blocked.setdefault(mapped, BlockedKeys())
         segment: list[_Item] = []
@@ -342,18 +356,18 @@ class DivertingApplier(Applier):
         """Write changes of one definition of a relation, those it takes; the others are put in
         *blocked*.
         """
-        statements = statements_in_order(plan)
+        statements = mapped.statements(plan).in_order
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
         for start in range(0, len(items), max(1, size)):
             segment = _Segment(plan, blocked, items[start : start + size], {}, [])
-            async with self._planned_for(mapped, plan):
+            async with self._writer.planned_for(mapped, plan):
                 await self._write_some(statements, segment, is_diverted)
 
     async def _write_some(
         self, statements: Statements, segment: "_Segment", is_diverted: bool
     ) -> None:
         plan, blocked, items = segment.plan, segment.blocked, segment.items
-        await self._stage(statements)
+        await self.transaction.stage(statements)
         run = OrderedRun(plan)
         await self._stage_segment(statements, segment, run, is_diverted)
         if segment.staged:
@@ -361,7 +375,7 @@ class DivertingApplier(Applier):
                 if is_diverted:
                     await self._run_around(statements, segment, run.is_partial)
                 else:
-                    await self._target.execute(statements.ordered(partial=run.is_partial))
+                    await self.target.execute(statements.ordered(partial=run.is_partial))
             except StreamerError as exc:
                 if exc.change_number is not None:
                     exc.share_number = items[segment.staged[exc.change_number]].place[0]
@@ -430,15 +444,15 @@ class DivertingApplier(Applier):
             for n, index in enumerate(chunk)
         ]
         if is_diverted:
-            await self._target.execute("savepoint streamer_stage")
+            await self.target.execute("savepoint streamer_stage")
         try:
-            await self._copy_staged(statements, rows)
+            await self._writer.copy_staged(statements, rows)
         except StreamerError as exc:
             if is_diverted and exc.change_number is not None:
-                await self._target.execute("rollback to savepoint streamer_stage")
+                await self.target.execute("rollback to savepoint streamer_stage")
             raise
         if is_diverted:
-            await self._target.execute("release savepoint streamer_stage")
+            await self.target.execute("release savepoint streamer_stage")
 
     async def _run_around(
         self, statements: Statements, segment: "_Segment", is_partial: bool
@@ -450,8 +464,8 @@ class DivertingApplier(Applier):
         for index in segment.staged:
             found = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
             keys.append((found[0] if found else 0, found[-1] if found else 0))
-        await self._target.execute(CREATE_REFUSED)
-        await self._target.execute(
+        await self.target.execute(CREATE_REFUSED)
+        await self.target.execute(
             statements.ordered_around(
                 partial=is_partial,
                 keys=keys,
@@ -459,7 +473,7 @@ class DivertingApplier(Applier):
                 immediate=self._is_immediate,
             )
         )
-        for row in await self._target.fetch(_REFUSED_SQL):
+        for row in await self.target.fetch(_REFUSED_SQL):
             index = segment.staged[row["seq"]]
             blocked.add(items[index].keys)
             error, code = FOLLOWS, None
@@ -523,10 +537,10 @@ class DivertingApplier(Applier):
         """Return the text of some columns of binary *rows*, column by column."""
         # Types without modifiers, which may be what the target refuses a value for.
         oids = [column.target.type_oid for column in columns]
-        kinds = await self._target.fetch(_PLAIN_TYPES_SQL, oids)
+        kinds = await self.target.fetch(_PLAIN_TYPES_SQL, oids)
         names = [f"c_{n}" for n in range(len(columns))]
         listed = ", ".join(f"{n} {row['kind']}" for n, row in zip(names, kinds, strict=True))
-        await self._target.execute(
+        await self.target.execute(
             "drop table if exists pg_temp.streamer_text; "
             f"create temporary table streamer_text ({listed})"
         )
@@ -535,11 +549,11 @@ class DivertingApplier(Applier):
             [null if row[c.position] is UNCHANGED else row[c.position] for c in columns]
             for row in rows
         )
-        await self._copy_rows("streamer_text", names, items, binary=True)
+        await self._writer.copy_rows("streamer_text", names, items, binary=True)
         texts = ", ".join(f"{name}::text" for name in names)
         # In the order they came: nothing else has touched this table.
-        found = await self._target.fetch(f"select {texts} from pg_temp.streamer_text order by ctid")
-        await self._target.execute("drop table pg_temp.streamer_text")
+        found = await self.target.fetch(f"select {texts} from pg_temp.streamer_text order by ctid")
+        await self.target.execute("drop table pg_temp.streamer_text")
         return list(zip(*(row.values() for row in found), strict=True))
 
     # ---- the table -----------------------------------------------------------------------------
@@ -548,7 +562,7 @@ class DivertingApplier(Applier):
         """Write to the table what goes into quarantine."""
         for mapped, blocked in self._blocked.items():
             if blocked.is_to_clear:
-                blocked.change_count -= await self._target.execute(
+                blocked.change_count -= await self.target.execute(
                     "delete from streamer.quarantine where relation_id = $1", mapped.relation_id
                 )
                 blocked.is_to_clear = False
@@ -591,10 +605,10 @@ class DivertingApplier(Applier):
 
     async def _insert_rows(self, mapped: MappedRelation, rows: list[tuple[Any, ...]]) -> None:
         columns = map(list, zip(*rows, strict=True))
-        await self._target.execute(_INSERT_SQL, mapped.relation_id, *columns)
+        await self.target.execute(_INSERT_SQL, mapped.relation_id, *columns)
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
-        return await self._target.execute(
+        return await self.target.execute(
             _EMPTY_SQL,
             mapped.relation_id,
             str(emptied.transaction.final_lsn),

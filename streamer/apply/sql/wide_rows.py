@@ -32,6 +32,26 @@ def statements_in_order(plan: ApplyPlan) -> Statements:
     return SplitComputedStatements(plan) if plan.has_expressions else SplitStatements(plan)
 
 
+class PlanStatements:
+    """The statements of one plan, kept by its owner: their text is made once."""
+
+    def __init__(self, plan: ApplyPlan) -> None:
+        self.plan = plan
+
+    @cached_property
+    def plain(self) -> Statements:
+        """For rows that need no expression."""
+        return Statements(self.plan)
+
+    @cached_property
+    def sets(self) -> Statements:
+        return statements_for(self.plan)
+
+    @cached_property
+    def in_order(self) -> Statements:
+        return statements_in_order(self.plan)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A temporary table with some values of staged rows: those from *start* to before *stop*."""

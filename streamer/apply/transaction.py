@@ -1,0 +1,296 @@
+"""The target transaction: changes and the progress they stand for, committed together.
+
+A `TargetTransaction` owns one connection and knows neither queues nor changes. A worker or drainer
+begins it, has a writer write windows in it, and commits it with the progress reached. A process
+that dies before the commit leaves the target as it was. One that dies after it leaves progress
+rows, by which a restart skips the changes that are there.
+
+Progress rows are compared before they are set: if another process moved one meanwhile, this one has
+been replaced and its transaction must not commit.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Final
+
+from streamer.apply.counting import table_labels
+from streamer.apply.lane import MappedRelation
+from streamer.apply.sql.statements import Statements
+from streamer.errors import (
+    StreamerError,
+    TargetConnectionError,
+    TargetError,
+    TargetFencedError,
+    TargetMovedError,
+)
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.observability.metrics import Metrics
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress, TargetConnection
+
+STAGES_MAX: Final = 200
+"""Staging tables kept per connection; the least recently used goes first."""
+
+_PROGRESS_SQL: Final = """
+update streamer.relation r set end_lsn = p.new_lsn::pg_lsn
+from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn),
+     unnest($4::int8[], $5::text[]) c (source_id, token), streamer.source s
+where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
+  and s.id = r.source_id and c.source_id = s.id and c.token = s.lock_token
+returning r.id
+"""
+_END_SESSION_SQL: Final = """
+select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
+where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
+"""
+_READ_PROGRESS_SQL: Final = """
+select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::int8[]) for update
+"""
+
+
+class TargetTransaction:
+    """One connection to the target, and the transaction on it.
+
+    *on_committed* is called when the transaction is known to be committed, by COMMIT or by
+    `settle`.
+    """
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        name: str,
+        metrics: Metrics,
+        *,
+        lock_seconds: float,
+        on_committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_committed = on_committed
+        self._address = address
+        self._name = name
+        self._metrics = metrics
+        self._lock_seconds = lock_seconds
+        self._connection: TargetConnection | None = None
+        self._stages: OrderedDict[str, Statements] = OrderedDict()
+        self._used_stages: set[str] = set()
+        self._given_up: int | None = None
+        self._claims: Collection[Claim] = ()
+        self._committing: dict[MappedRelation, Lsn] = {}
+        self._conflicts: list[tuple[MappedRelation, str, int]] = []
+
+    @property
+    def target(self) -> TargetConnection:
+        """The connection. Raises TargetConnectionError if there is none."""
+        if self._connection is None:
+            raise TargetConnectionError("target: not connected")
+        return self._connection
+
+    @property
+    def is_broken(self) -> bool:
+        return self._connection is None or self._connection.is_closed
+
+    async def connect(self, claims: Collection[Claim] | None = None) -> None:
+        """Connect unless connected, to the server where *claims* (those of before, if none are
+        given) were taken.
+
+        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for claims that cannot
+        be proven on a connection that was opened just now.
+        """
+        if claims is not None:
+            self._claims = claims
+        if not self.is_broken:
+            try:
+                await self._prove_claims()
+            except TargetMovedError:
+                self.disconnect()
+            else:
+                return
+        await self._open()
+        await self._prove_claims()
+
+    async def _prove_claims(self) -> None:
+        missing = []
+        for claim in self._claims:
+            try:
+                await self.target.prove(claim)
+            except TargetMovedError as exc:
+                missing.append(claim)
+                error = exc
+        if missing:
+            raise TargetMovedError(error.message, claims=missing)
+
+    async def _open(self) -> None:
+        self._forget_stages()
+        connection = await TargetConnection.connect(self._address, self._name, applies=True)
+        try:
+            milliseconds = int(self._lock_seconds * 1000)
+            await connection.fetch_value(
+                "select set_config('lock_timeout', $1, false)", str(milliseconds)
+            )
+            if self._given_up is not None:
+                # It may not know yet that we are gone, and hold what we are about to lock.
+                await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
+                self._given_up = None
+        except BaseException:
+            connection.terminate()
+            raise
+        self._connection = connection
+
+    def disconnect(self) -> None:
+        """Drop the connection; the server rolls back what was not committed."""
+        if self._connection is not None:
+            self._given_up = self._connection.backend_pid
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+        self._committing = {}  # nobody who comes later has a part in that commit
+
+    # ---- the transaction -----------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        self._used_stages.clear()
+        self._conflicts.clear()
+        # A deferrable constraint is checked at the source's commit at the latest, not before.
+        await self.target.execute("begin; set constraints all deferred")
+
+    def _forget_stages(self) -> None:
+        # Staging tables made in a transaction go with it; asking for them again is cheap.
+        self._stages.clear()
+        self._used_stages.clear()
+
+    async def rollback(self) -> None:
+        """Roll back; a connection that is lost has done so already."""
+        self._forget_stages()
+        if self._connection is None or self._connection.is_closed:
+            self.disconnect()
+            return
+        try:
+            await self._connection.execute("rollback")
+        except TargetError:
+            self.disconnect()
+
+    async def savepoint(self) -> None:
+        await self.target.execute("savepoint streamer")
+
+    async def release_savepoint(self) -> None:
+        await self.target.execute("release savepoint streamer")
+
+    async def rollback_to_savepoint(self) -> None:
+        self._forget_stages()
+        await self.target.execute("rollback to savepoint streamer")
+
+    async def check_constraints(self) -> None:
+        """Make deferred constraints speak now."""
+        await self.target.execute("set constraints all immediate; set constraints all deferred")
+
+    async def commit(self, progress: dict[MappedRelation, Lsn]) -> None:
+        """Store *progress* and commit. Raises TargetFencedError; the transaction is then rolled
+        back.
+
+        When the connection is lost here the outcome is unknown until `settle` has been asked.
+        """
+        moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
+        failpoint("apply.before_progress")
+        if moved:
+            rows = await self.target.fetch(
+                _PROGRESS_SQL,
+                [mapped.relation_id for mapped, _ in moved],
+                [str(mapped.end_lsn) for mapped, _ in moved],
+                [str(lsn) for _, lsn in moved],
+                [claim.source_id for claim in self._claims],
+                [claim.token for claim in self._claims],
+            )
+            found = {row["id"] for row in rows}
+            if fenced := [mapped for mapped, _ in moved if mapped.relation_id not in found]:
+                await self.rollback()
+                raise _fenced(fenced)
+        failpoint("apply.before_commit")
+        self._committing = dict(moved)
+        # Cancelled here, we still learn whether the commit was made: what is durable must be known
+        # so.
+        committing = asyncio.ensure_future(self.target.commit())
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            with contextlib.suppress(StreamerError):
+                await committing
+                self._set_committed()
+            raise
+        except TargetConnectionError:
+            raise
+        except StreamerError:
+            self._committing = {}
+            raise
+        failpoint("apply.after_commit")
+        self._set_committed()
+
+    def _set_committed(self) -> None:
+        for mapped, lsn in self._committing.items():
+            mapped.end_lsn = lsn
+        self._committing = {}
+        for mapped, kind, number in self._conflicts:
+            self._metrics.count_conflict(table_labels(mapped), kind, number)
+        self._conflicts.clear()
+        self._on_committed()
+
+    def forget(self, relations: Collection[MappedRelation]) -> None:
+        """The outcome of a commit no longer matters to *relations*: their source begins again."""
+        for mapped in relations:
+            self._committing.pop(mapped, None)
+
+    async def settle(self) -> bool:
+        """After a lost connection: whether the commit that was under way was made.
+
+        Waits for the old backend, should it still be at it: it holds the progress rows.
+        """
+        if not self._committing:
+            return False
+        rows = await self.target.fetch(
+            _READ_PROGRESS_SQL, [mapped.relation_id for mapped in self._committing]
+        )
+        stored = {row["id"]: Lsn.parse(row["end_lsn"]) for row in rows}
+        done = [stored.get(mapped.relation_id) == lsn for mapped, lsn in self._committing.items()]
+        if all(done):
+            self._set_committed()
+            return True
+        fenced = [m for m in self._committing if stored.get(m.relation_id) != m.end_lsn]
+        self._committing = {}
+        if fenced:
+            raise _fenced(fenced)
+        return False
+
+    # ---- for writers ---------------------------------------------------------------------------
+
+    async def stage(self, statements: Statements) -> None:
+        """Create the staging table of *statements*, or empty it."""
+        stage = statements.stage
+        if stage not in self._stages:
+            while len(self._stages) >= STAGES_MAX:
+                _, oldest = self._stages.popitem(last=False)
+                await self.target.execute(oldest.drop_stage)
+            await self.target.execute(statements.create_stage)
+            self._stages[stage] = statements
+        self._stages.move_to_end(stage)
+        if stage in self._used_stages:
+            await self.target.execute(statements.truncate_stage)
+        self._used_stages.add(stage)
+
+    def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
+        """Count conflicts in the metrics once they are committed."""
+        if number > 0:
+            self._conflicts.append((mapped, kind, number))
+
+
+def _fenced(relations: list[MappedRelation]) -> TargetFencedError:
+    names = ", ".join(sorted(str(mapped.mapping.source) for mapped in relations))
+    return TargetFencedError(
+        f"target: the stored progress of {names} is not where this process left it: another "
+        "process streams this source, or the target lost commits",
+        relations=relations,
+    )
