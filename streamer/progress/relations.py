@@ -175,8 +175,8 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: str)
         )
 
 
-async def demand_copy(bookkeeping: Bookkeeping, relation_id: int) -> None:
-    """A relation that was in step is to be copied again, as by a resync."""
+async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
+    """A relation that was in step, or was being copied, is to be copied again."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = null, needs_resync = false,"
@@ -185,7 +185,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int) -> None:
             " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
             " where id = $1",
             relation_id,
-            json.dumps(Resync().to_json()),
+            json.dumps(resync.to_json()),
         )
 
 

@@ -7,6 +7,7 @@ are compared with the catalogs. The comparison ends in one of these:
 - *keep*: nothing is missing. A plain table may change its key: the stream says so in order.
 - *copy*: the table can be in step again, but only after a copy (it gained a replica identity, or
   identities of partitions changed, which no order tells).
+- *copy*, too: the application dropped the table and created it again while it was copied.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for a person. A table
   whose updates can no longer be published is taken out of the publication of updates first, so
   that the application's own statements work.
@@ -14,13 +15,14 @@ are compared with the catalogs. The comparison ends in one of these:
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import SourceContentionError, SourceDivergedError, SourceRejectedError
 from streamer.hints import command
 from streamer.lsn import EVERYTHING
+from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
@@ -52,7 +54,8 @@ class Verdicts:
     """What follows for relations; those that are not named keep on."""
 
     stopped: dict[MappedRelation, str] = field(default_factory=dict)
-    copied: list[MappedRelation] = field(default_factory=list)
+    copied: dict[MappedRelation, str] = field(default_factory=dict)
+    """With the reason, for the log."""
     blocked: dict[MappedRelation, str] = field(default_factory=dict)
     contention: SourceContentionError | None = None
     """Another session kept us from changing publications; the rest is judged next time."""
@@ -88,6 +91,9 @@ class Publishing:
         """Mapped again: what was not published meanwhile, nobody else took out."""
         self._renewed: set[MappedRelation] = set()
         """Not in step, and published for the copy that is to come."""
+        self._roots: dict[int, int] = {}
+        """The OIDs of tables, by relation id, when they were last seen."""
+        self.is_being_copied: Callable[[MappedRelation], bool] = lambda _: False
         self._lock = asyncio.Lock()
 
     def know(self, record: RelationRecord) -> None:
@@ -121,10 +127,15 @@ class Publishing:
         self._check_there(publications, relations)
         for mapped in relations:
             if _is_in_step(mapped):
-                reason = self._break(mapped, publications, identities.get(mapped.mapping.source))
-                if reason is not None and mapped.relation_id in self._returned:
-                    verdicts.copied.append(mapped)
-                elif reason is not None:
+                identity = identities.get(mapped.mapping.source)
+                reason = self._break(mapped, publications, identity)
+                if reason is None:
+                    continue
+                if mapped.relation_id in self._returned:
+                    verdicts.copied[mapped] = "it was not published while nobody mapped it"
+                elif self._is_of_former_table(mapped, identity):
+                    verdicts.copied[mapped] = "the application replaced it while it was copied"
+                else:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
         # Whoever took a table out of a publication does not find it put in again at once.
         left = {
@@ -165,7 +176,9 @@ class Publishing:
         for mapped, error in verdicts.stopped.items():
             await require_resync(self._bookkeeping, mapped.relation_id, error)
         for mapped in verdicts.copied:
-            await demand_copy(self._bookkeeping, mapped.relation_id)
+            if not self.is_being_copied(mapped):
+                mapped.resync = Resync()
+            await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
 
     async def _read(
         self, plain: Connection, relations: list[MappedRelation]
@@ -213,6 +226,19 @@ class Publishing:
             "publication, or dropped it and made it anew"
         )
 
+    def _is_of_former_table(
+        self, mapped: MappedRelation, identity: RelationIdentity | None
+    ) -> bool:
+        """Whether another table got the name of *mapped* while that was copied.
+
+        The copy may be over by now, and may have read the other table.
+        """
+        if identity is None:
+            return self.is_being_copied(mapped)
+        if self._roots.get(mapped.relation_id) in (None, identity.root.oid):
+            return False
+        return self.is_being_copied(mapped) or mapped.relid == identity.root.oid
+
     def _judge_faults(
         self,
         verdicts: Verdicts,
@@ -249,7 +275,7 @@ class Publishing:
                         error = str(fault.error())
             if error is None or mapped.is_set_aside or mapped in verdicts.stopped:
                 continue
-            if _is_in_step(mapped):
+            if _is_in_step(mapped) and mapped not in verdicts.copied:
                 verdicts.stopped[mapped] = self._with_resync(mapped, error)
             else:
                 verdicts.blocked[mapped] = error
@@ -276,9 +302,9 @@ class Publishing:
                         f"only, run: {self._resync_command(mapped)}"
                     )
                 elif needs_copy(before, identity):
-                    verdicts.copied.append(mapped)
+                    verdicts.copied[mapped] = "its replica identity has changed"
             elif mapped.is_set_aside and before == NONE and identity.is_usable:
-                verdicts.copied.append(mapped)
+                verdicts.copied[mapped] = "it has a replica identity again"
 
     async def _remember(
         self,
@@ -293,6 +319,7 @@ class Publishing:
             before = self._known.get(mapped.relation_id, Known())
             if identity is None:
                 continue
+            self._roots[mapped.relation_id] = identity.root.oid
             known = Known(
                 membership_fingerprint(publications.values(), identity), identity.published
             )

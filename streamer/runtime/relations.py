@@ -45,6 +45,8 @@ class Relations:
         self._services = services
         self._owner = owner
         self._health = health
+        self.missing: set[MappedRelation] = set()
+        """Relations that the source lacked when their copy began."""
         self._by_id: dict[int, MappedRelation] = {}
         self._by_name: dict[RelationName, MappedRelation] = {}
         self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}

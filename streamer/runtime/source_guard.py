@@ -14,7 +14,6 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import fail_copy, require_resync
@@ -77,6 +76,7 @@ class SourceWatch:
         *newest_lsn* returns the end of what was dispatched.
         """
         self._coordinator, self._newest_lsn = coordinator, newest_lsn
+        self._publishing.is_being_copied = coordinator.is_at
 
     async def publish(self, relations: Iterable[MappedRelation]) -> None:
         """See that *relations*, which are to be copied, are published; copy those that are."""
@@ -107,6 +107,7 @@ class SourceWatch:
                 with translating(self._source.label):
                     await self._check_slot(plain)
                     await self._stop_replaced()
+                    self._expect_missing()
                     names = [mapped.mapping.source for mapped in self._relations]
                     seen = await read_digest(plain, self._source, names, self._server.version)
                     if seen != digest or self._is_unsettled:
@@ -131,6 +132,12 @@ class SourceWatch:
             self._replaced.discard(mapped)
             self._stop(mapped, error)
 
+    def _expect_missing(self) -> None:
+        """Request copies as soon as the source has the tables that they lacked."""
+        while self._relations.missing:
+            self._blocked.setdefault(self._relations.missing.pop(), "")
+            self._is_unsettled = True
+
     # ---- verdicts ------------------------------------------------------------------------------
 
     async def _settle(self, plain: Connection) -> Verdicts:
@@ -138,13 +145,14 @@ class SourceWatch:
         self._is_unsettled = verdicts.contention is not None
         for mapped, error in verdicts.stopped.items():
             self._stop(mapped, error)
-        for mapped in verdicts.copied:
+        for mapped, reason in verdicts.copied.items():
             log.warning(
-                "table is copied again, because its replica identity has changed",
+                "table is copied again",
                 source=self._source.label,
                 table=str(mapped.mapping.source),
+                reason=reason,
             )
-            await self._copy_again(mapped)
+            await self._copy_again(mapped, may_begin=mapped not in verdicts.blocked)
         if verdicts.contention is not None:
             log.warning("waiting", source=self._source.label, reason=str(verdicts.contention))
             return verdicts
@@ -162,17 +170,17 @@ class SourceWatch:
         if self._relations.state(mapped) is not State.PAUSED:
             self._relations.set_state(mapped, State.ERROR, error)
 
-    async def _copy_again(self, mapped: MappedRelation) -> None:
+    async def _copy_again(self, mapped: MappedRelation, *, may_begin: bool) -> None:
         self._publishing.renew(mapped)
-        mapped.resync = Resync()
         is_paused = self._relations.state(mapped) is State.PAUSED
         if not is_paused:
             self._relations.set_state(mapped, State.INIT)
         if self._coordinator is None:  # the stream has not begun, and with it come the copies
             self._relations.hold_for_copy(mapped)
             return
+        self._coordinator.give_up(mapped)
         await self._relations.hold_until_settled(mapped, self._newest_lsn())
-        if not is_paused:
+        if not is_paused and may_begin:
             self._coordinator.request(mapped)
 
     async def _block(self, blocked: dict[MappedRelation, str]) -> None:

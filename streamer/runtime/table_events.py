@@ -17,7 +17,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
 from streamer.errors import StreamerError, TargetError
 from streamer.failpoints import failpoint
-from streamer.lsn import NOTHING, Lsn
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.relations import set_streaming_state, set_waiting
 from streamer.progress.tracker import ProgressTracker
@@ -180,7 +180,11 @@ class TableEvents:
     def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
         self.relations.show_wait(mapped, reason)
 
+    def table_missing(self, mapped: MappedRelation) -> None:
+        self.relations.missing.add(mapped)
+
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
+        mapped.skip_through_lsn = EVERYTHING  # it is in step only after another copy
         self.relations.set_state(mapped, State.ERROR, error)
         table = str(mapped.mapping.source)
         log.error("table cannot be copied", source=self.source.label, table=table, error=error)

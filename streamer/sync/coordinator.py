@@ -44,6 +44,10 @@ class SyncCoordinator:
         self._queue.request(mapped)
         self._wanted.set()
 
+    def give_up(self, mapped: MappedRelation) -> None:
+        """End the copy of *mapped* that is wanted or under way, without an error."""
+        self._queue.give_up(mapped)
+
     @property
     def is_copying(self) -> bool:
         """Whether any copy is wanted or under way."""

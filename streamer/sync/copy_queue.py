@@ -36,6 +36,15 @@ class CopyQueue:
         """The copy of *mapped* under way is over."""
         self._copying.discard(mapped)
 
+    def give_up(self, mapped: "MappedRelation") -> None:
+        """Neither begin nor go on with a copy of *mapped*, until it is requested again."""
+        self._waiting.pop(mapped, None)
+        self._copying.discard(mapped)
+
+    def is_copying(self, mapped: "MappedRelation") -> bool:
+        """Whether the round under way copies *mapped*, and nobody gave that up."""
+        return mapped in self._copying and not mapped.is_set_aside
+
     def unfinished(self, batch: "Iterable[MappedRelation]") -> "list[MappedRelation]":
         """Return the relations of *batch* whose copy is neither done nor given up."""
         batch = list(batch)

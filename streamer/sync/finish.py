@@ -97,6 +97,8 @@ class Finisher:
         except StreamerError as exc:
             if copy.is_done:
                 return  # the target was lost after all was done, and others will notice
+            if not self._queue.is_copying(copy.mapped):
+                return  # given up meanwhile: it is requested again
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')

@@ -17,6 +17,7 @@ import asyncio
 import os
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -41,6 +42,11 @@ from streamer.postgres.conninfo import with_password_of
 from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection, translating
+from streamer.source.publication import (
+    Publication,
+    membership_fingerprint,
+    read_publications,
+)
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import read_locked, set_lock_timeout, watched
@@ -121,13 +127,17 @@ class Round:
     def _unfinished(self) -> list[TableCopy]:
         """The copies still to be made.
 
-        A table that was set aside meanwhile misses changes: it waits for an operator's resync.
+        A table that was set aside meanwhile misses changes and waits for an operator's resync. One
+        whose copy was given up is requested again.
         """
+        self._drop_given_up()
+        return [copy for copy in self._copies if not copy.is_done]
+
+    def _drop_given_up(self) -> None:
         for copy in self._copies:
-            if copy.mapped.is_set_aside:
+            if not self._queue.is_copying(copy.mapped):
                 copy.is_done = True
                 self._queue.remove(copy.mapped)
-        return [copy for copy in self._copies if not copy.is_done]
 
     async def _leave_to_next_round(self, copy: TableCopy, reason: str) -> None:
         self._again.append(reason)
@@ -169,7 +179,10 @@ class Round:
                 try:
                     relation = relations.get(name)
                     if relation is None:
-                        raise SyncError(f'table "{name}" is not in the source')
+                        missing = SyncError(f'table "{name}" is not in the source')
+                        await self._finisher.refuse(mapped, missing)
+                        self._context.events.table_missing(mapped)
+                        continue
                     copy = await self._preparation.prepare(source, target, mapped, relation)
                     if mapped.is_to_declare:
                         await self._finisher.declare(target, copy)
@@ -258,6 +271,9 @@ class Round:
         others go on: a table that is rewritten all the time must not keep them from being copied.
         """
         looked = self._unfinished
+        publications = await read_publications(
+            self._snapshot.plain, self._context.source, self._context.server.version
+        )
         for copy in looked:
             locked = self._locked.get(copy)
             plain = self._snapshot.plain if locked is None else locked.plain
@@ -276,16 +292,30 @@ class Round:
                     raise
                 await self._refuse(copy, exc)
             else:
-                if found is not None and is_same(copy.relation, found.relation):
-                    copy.reads(found.relation)
-                    copy.heaps, copy.can_split = found.heaps, found.can_split
-                else:
+                if found is None or not is_same(copy.relation, found.relation):
                     self._queue.rewritten(copy.mapped)
                     reason = f'"{copy.name}" was altered or rewritten as its copy began'
                     await self._leave_to_next_round(copy, reason)
+                elif not self._is_published(found, publications.values()):
+                    reason = f'"{copy.name}" was not published yet as its copy began'
+                    await self._leave_to_next_round(copy, reason)
+                else:
+                    copy.reads(found.relation)
+                    copy.heaps, copy.can_split = found.heaps, found.can_split
             if not plain.closed:  # the locks since the savepoint are let go
                 await plain.execute("rollback to savepoint look")
         await self._reports.tell_waiting([copy.mapped for copy in looked], None)
+
+    def _is_published(self, found: TableSeen, publications: Iterable[Publication]) -> bool:
+        """Whether the stream brings all changes behind the snapshot.
+
+        A table that was dropped and created again is published again by the guard, which needs a
+        moment. PostgreSQL 12 publishes the leaves of a partitioned table instead.
+        """
+        identity = found.relation.identity
+        if identity.is_partitioned and self._context.server.version < 13_00_00:
+            return True
+        return membership_fingerprint(publications, identity) is not None
 
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
@@ -398,6 +428,7 @@ class Round:
 
         Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """
+        self._drop_given_up()
         by_id = {copy.mapped.relation_id: copy for copy in self._copies}
         is_busy = False
         for failure in failures:

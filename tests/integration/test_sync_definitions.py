@@ -292,3 +292,84 @@ async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_sto
             await streamer.eventually(is_said, 60)
             await asyncio.wait_for(streamer.stop(), 30)
             assert (await streamer.status())["state"] == "stopped"
+
+
+@pytest.mark.parametrize("pause", ["none", "while it is gone", "until it is noticed"])
+async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    pause: str,
+) -> None:
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'old')")
+    source.execute("create table u (id int primary key); insert into u values (1)")
+    again = "create table t (id int primary key, v text); insert into t values (1, 'new')"
+    attempt = "select attempt from streamer.relation where source = 'public.t'"
+
+    async def replace(job: Job) -> None:
+        """Replace the table when its parts are planned; let the parts be read late."""
+        before = target.value(attempt)
+        source.execute("drop table t")
+        if pause == "while it is gone":
+
+            async def is_said() -> bool:
+                error = (await streamer.table("public.t"))["error"] or ""
+                return "is not in the source" in error
+
+            asyncio.get_running_loop().create_task(create_when(is_said))
+            return
+        source.execute(again)
+        if pause == "until it is noticed":
+            noticed = f"select attempt > {before} from streamer.relation where source = 'public.t'"
+            await streamer.eventually(lambda: _gives(target, noticed, True), 60)
+
+    async def create_when(is_said: Callable[[], Awaitable[bool]]) -> None:
+        await streamer.eventually(is_said, 60)
+        source.execute(again)
+
+    before_the_first_job(monkeypatch, replace)
+    async with stream("t:\nu:") as streamer:
+        # WHEN the application drops a table and creates it again while it is copied
+        await streamer.table_state("public.u", "ready", 60)
+
+        async def is_copied() -> bool:
+            source.execute("insert into t select coalesce(max(id), 0) + 1, 'later' from t")
+            return bool((await streamer.table("public.t"))["state"] == "ready")
+
+        async def is_back() -> bool:
+            return bool(source.value("select count(*) from pg_class where relname = 't'"))
+
+        await streamer.eventually(is_back, 60)
+        # THEN the new table is copied without a request, and no change of it is missed
+        await streamer.eventually(is_copied, 90)
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+        assert_same(source, target, "u")
+
+
+async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later_one(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream lacks its changes from the snapshot until it was published."""
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    members = "select count(*) from pg_publication_tables where tablename = 't'"
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        missed = asyncio.Event()
+
+        async def unpublish_first(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(round, "create_slot", create_slot)
+            source.execute("alter publication streamer_shop drop table t")
+            exported = await create_slot(*arguments, **options)
+            source.execute("insert into t values (2)")
+            # The guard publishes it again, because it is about to be copied.
+            await streamer.eventually(lambda: _gives(source, members, 1), 60)
+            missed.set()
+            return exported
+
+        monkeypatch.setattr(round, "create_slot", unpublish_first)
+        resync(target)
+        await asyncio.wait_for(missed.wait(), 60)
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")

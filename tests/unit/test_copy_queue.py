@@ -46,3 +46,17 @@ def test_rewrites_in_a_row_ask_for_a_lock_until_the_relation_is_copied() -> None
     assert not queue.needs_lock(mapped_relation(2))
     queue.copied(mapped)
     assert not queue.needs_lock(mapped)
+
+
+def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_requested_again() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    queue.request(mapped)
+    batch = queue.take()
+    assert queue.is_copying(mapped)
+    queue.give_up(mapped)
+    assert not queue.is_copying(mapped)
+    assert queue.unfinished(batch) == []
+    assert queue.is_empty
+    queue.request(mapped)
+    assert not queue.is_copying(mapped), "the round under way does not get it back"
+    assert queue.take() == [mapped]
