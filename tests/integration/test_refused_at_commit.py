@@ -77,7 +77,10 @@ async def test_a_full_disk_of_the_target_shows_in_status_while_it_lasts(
 
         async def waits() -> bool:
             waiting_for = (await streamer.table("public.t"))["waiting_for"]
-            return waiting_for is not None and "take changes again: target: refused" in waiting_for
+            return (
+                waiting_for is not None
+                and "take changes again: target: the server says" in waiting_for
+            )
 
         await streamer.eventually(waits, 40)
         target.execute("truncate refused")
