@@ -5,7 +5,7 @@ the target; for columns and the like, of which that keeps nothing, with the mapp
 changes nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from streamer.commands.check.command import Examination, examine
@@ -104,17 +104,8 @@ class Plan:
         return {
             "changes": self.has_changes,
             "ready": not self.obstacles,
-            "sources": [
-                {name: getattr(source, name) for name in source.__slots__ if name != "tables"}
-                | {
-                    "tables": [
-                        {name: getattr(table, name) for name in table.__slots__}
-                        for table in source.tables
-                    ]
-                }
-                for source in self.sources
-            ],
-            "estimate": {name: getattr(self.estimate, name) for name in self.estimate.__slots__},
+            "sources": [asdict(source) for source in self.sources],
+            "estimate": asdict(self.estimate),
             "findings": [finding.to_json() for finding in self.findings],
             "notes": self.notes,
         }

@@ -48,6 +48,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import OnError
 from streamer.observability.metrics import Metrics
 from streamer.target.connection import TargetAddress
+from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
 
@@ -192,6 +193,7 @@ class Drainer:
             raise
         finally:
             lane.is_draining, lane.backend_pid = False, None
+            lane.changed.set()
             self._idle.append(writer)
 
     def _new_writer(self) -> QuarantineWriter:
@@ -645,6 +647,4 @@ async def _until_may_drain(lane: Lane) -> None:
 async def _until_changed(lane: Lane, seconds: float | None) -> None:
     """Wait until something about *lane* changes, at most *seconds*."""
     lane.changed.clear()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await lane.changed.wait()
+    await wait_for_event(lane.changed, seconds)

@@ -27,6 +27,7 @@ from streamer.errors import Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
@@ -351,12 +352,7 @@ async def _obstacles(
 
 # ---- building ----------------------------------------------------------------------------------
 
-# With PostgreSQL's default of 64 MB the sort of a large index goes through temporary files.
-_ENOUGH_MEMORY_SQL: Final = """
-select case when pg_catalog.pg_size_bytes(m.setting) < 536870912
-            then pg_catalog.set_config('maintenance_work_mem', '512MB', false) end
-from pg_catalog.current_setting('maintenance_work_mem') as m (setting)
-"""
+_ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
 _LEFTOVERS_SQL: Final = """
 select pg_catalog.format('%I.%I', n.nspname, x.relname) as quoted

@@ -46,14 +46,36 @@ TRANSACTION: Final[dict[str, str]] = {
     "jit": "off",
 }
 
-# A server whose client is gone without a word learns of it in a minute; by default it keeps the
-# session, and its locks, for two hours.
-LIVENESS: Final[dict[str, str]] = {
-    "tcp_keepalives_idle": "20",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+KEEPALIVES: Final = {
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
 }
+"""TCP settings of our ends of connections, by libpq's names: seconds, but for ``tcp_user_timeout``.
+
+They detect a peer that vanished within about a minute. A connection string may say otherwise.
+"""
+
+# The same for the server's end. By default a server keeps the session of a client that vanished,
+# and its locks, for two hours.
+LIVENESS: Final[dict[str, str]] = {
+    name if name.startswith("tcp_") else f"tcp_{name}": str(value)
+    for name, value in KEEPALIVES.items()
+}
+
+INDEX_MEMORY_MB: Final = 512
+"""``maintenance_work_mem`` of index builds. By default (64 MB) large sorts use temporary files."""
+
+
+def memory_sql(setting: str, megabytes: int, *, is_local: bool) -> str:
+    """Return SQL that raises a memory setting to *megabytes*, unless it is higher. Pure."""
+    return f"""
+select case when pg_catalog.pg_size_bytes(m.setting) < {megabytes} * 1048576::bigint
+            then pg_catalog.set_config('{setting}', '{megabytes}MB', {str(is_local).lower()}) end
+from pg_catalog.current_setting('{setting}') as m (setting)
+"""  # noqa: S608
+
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 

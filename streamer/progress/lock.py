@@ -17,6 +17,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.source.history import Landmark
 from streamer.target.claim import LOCK_CLASS, Claim
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
@@ -119,11 +120,7 @@ class SourceLock:
     async def guard(self) -> None:
         """Raise TargetConnectionError or TargetFencedError as soon as the lock is lost."""
         while True:
-            try:
-                async with asyncio.timeout(CHECK_SECONDS):
-                    await self._lost.wait()
-            except TimeoutError:
-                pass
+            await wait_for_event(self._lost, CHECK_SECONDS)
             async with self._using:
                 is_ours = await self._held().fetch_value(
                     _CHECK_SQL, self.claim.source_id, self.claim.token

@@ -18,11 +18,13 @@ from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history import HistoryCheck
 
-ALONE_SECONDS: Final = 15.0
-"""How often a position is stored that nothing but our heartbeats moves.
+STORE_SECONDS: Final = 15.0
+"""How often a position is stored that moved a little, without a change for us.
 
-An idle target would otherwise have a commit for each of them.
+An idle target would otherwise have a commit for each heartbeat.
 """
+SMALL_BYTES: Final = 64 * 1024
+"""Less WAL than this is little."""
 
 
 class Acknowledgement:
@@ -43,7 +45,7 @@ class Acknowledgement:
         self.stored_at = 0.0
         """When it last was done."""
         self.is_wanted = False
-        """Somebody waits for it, be it heartbeats only."""
+        """A table has got further, or somebody waits for the position."""
         self._lock = lock
         self._tracker = tracker
         self._history = history
@@ -84,6 +86,5 @@ class Acknowledgement:
     def _is_worth_storing(self, flush_lsn: Lsn, visible_time: datetime | None) -> bool:
         if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:
             return False
-        is_due = time.monotonic() - self.stored_at >= ALONE_SECONDS
-        is_alone = self._heartbeat.wrote_all(self.stored_lsn, flush_lsn)
-        return self.is_wanted or is_due or not is_alone
+        is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
+        return self.is_wanted or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES

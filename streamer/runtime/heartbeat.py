@@ -6,9 +6,6 @@ comes by slot and stream like any other and counts as arrived when everything be
 in the target. One is on its way at a time, so a stream that stands still is not written to; how
 long the present one has taken tells how long it has stood.
 
-The WAL that heartbeats write needs no acknowledgement of its own: where nothing else happens at
-the source, that would be a commit at the target for every beat, see `Heartbeat.wrote_all`.
-
 Times are of our own clock, as those of the two servers may differ, and begin before we ask for the
 commit: on an idle source it may have arrived before we are told that it is made.
 """
@@ -20,7 +17,7 @@ from typing import Final
 import structlog
 
 from streamer.errors import Retry, SourceConnectionError, SourceError
-from streamer.lsn import NOTHING, Lsn
+from streamer.lsn import NOTHING
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.services import Services
@@ -31,10 +28,6 @@ from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
 log = structlog.get_logger()
 
 OVERDUE_SECONDS: Final = 5.0
-COMMIT_BYTES_MAX: Final = 80
-"""What the commit of a heartbeat writes, a page's header included. Where more came behind its
-message, somebody else has committed meanwhile, and may wait for that to be acknowledged.
-"""
 
 
 class Heartbeat:
@@ -52,8 +45,6 @@ class Heartbeat:
         """When the last heartbeat that arrived was sent, in monotonic time."""
         self._sent_at: float | None = None
         self._lsn = NOTHING
-        self._alone_from = self._alone_through = NOTHING
-        self._is_beating = False
 
     async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
         """Beat until cancelled; return at once where that cannot be.
@@ -85,17 +76,8 @@ class Heartbeat:
         log.warning("no heartbeats", source=self._source.label, reason=obstacle)
 
     async def _beat(self, plain: Connection, tracker: ProgressTracker) -> None:
-        self._is_beating = True
         began = time.monotonic()
-        try:
-            beat = await emit_heartbeat(plain, self._source.label)
-        finally:
-            self._is_beating = False
-        if beat.before_lsn != self._alone_through:
-            self._alone_from = beat.before_lsn
-        is_alone = beat.after_lsn - beat.lsn <= COMMIT_BYTES_MAX
-        self._alone_through = beat.after_lsn if is_alone else NOTHING
-        self._lsn, self._sent_at = beat.lsn, began
+        self._lsn, self._sent_at = await emit_heartbeat(plain, self._source.label), began
         self.look(tracker)
 
     def look(self, tracker: ProgressTracker) -> None:
@@ -129,12 +111,3 @@ class Heartbeat:
         """How long the present one has been on its way, if that is too long."""
         waited = max(self.travelling_seconds, self._target.silent_seconds)
         return waited if waited > OVERDUE_SECONDS else None
-
-    def wrote_all(self, from_lsn: Lsn, through_lsn: Lsn) -> bool:
-        """Whether nothing but heartbeats was written at the source between two positions.
-
-        The stream may bring one before we have heard where it ended: until then it may be so.
-        """
-        if self._is_beating:
-            return True
-        return self._alone_from <= from_lsn and through_lsn <= self._alone_through

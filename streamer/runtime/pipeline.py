@@ -412,7 +412,9 @@ def _send_status(session: Session, *, request_reply: bool = False) -> None:
 
 
 async def _store_progress(session: Session) -> None:
-    if not session.reads_slot:  # nothing else keeps a journal from being deleted when it is read
+    # A journal can be deleted as soon as the target has everything in it.
+    if session.tables.has_progress or not session.reads_slot:
+        session.tables.has_progress = False
         session.acknowledgement.is_wanted = True
     await session.acknowledgement.store(session.lag.visible_time)
 

@@ -10,7 +10,6 @@ import asyncio
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Final
 
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
 from streamer.apply.spool import LaneSpool
@@ -28,8 +27,6 @@ from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
 from streamer.target.key_groups import Groups, read_groups
-
-SETTLE_SECONDS: Final = 0.02
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
@@ -304,7 +301,8 @@ async def forget_unmapped(
 async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
     """Wait until nothing of transactions up to *through_lsn* is on its way to the target."""
     while lane.is_applying(through_lsn):
-        await asyncio.sleep(SETTLE_SECONDS)
+        lane.changed.clear()
+        await lane.changed.wait()
 
 
 async def resolve_at(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from streamer.apply.lane import Hold, MappedRelation, QuarantineRequest
+from streamer.apply.lane import Hold, Lane, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import Request, read_quarantine_requests, take_requests
@@ -65,6 +65,12 @@ class Requests:
         if (mapped := self._relations.get(relation_id)) is not None:
             self._relations.lane(mapped).keep(Hold.PAUSED)
 
+    def _end_pause(self, lane: Lane) -> None:
+        """Let *lane* go on, unless one of the tables that share it is paused."""
+        in_lane = self._relations.in_lane(lane)
+        if not any(self._relations.state(other) is State.PAUSED for other in in_lane):
+            lane.release(Hold.PAUSED)
+
     async def _resume(self, mapped: MappedRelation) -> None:
         lane = self._relations.lane(mapped)
         if self._coordinator.is_at(mapped):
@@ -77,7 +83,8 @@ class Requests:
                 await self._publish([mapped])
         elif self._relations.state(mapped) in (State.PAUSED, State.ERROR):
             self._relations.set_state(mapped, State.READY)
-        lane.release(Hold.PAUSED | Hold.ERROR)
+        lane.release(Hold.ERROR)
+        self._end_pause(lane)
 
     async def _resync(self, mapped: MappedRelation, request: Request) -> None:
         if self._coordinator.is_at(mapped):
@@ -90,6 +97,7 @@ class Requests:
         before = self._relations.lane(mapped)
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
+        self._end_pause(before)
         before.changed.set()  # a drainer that waits for more of a large transaction gives it up
         # Nothing of it may still be on its way to the target when the copy begins.
         await until_applied(before, through_lsn)

@@ -21,7 +21,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.hints import command
-from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import require_resync_of_source
@@ -39,6 +39,7 @@ from streamer.source.journal.stream import JournalStream
 from streamer.source.slot import (
     ExportedSnapshot,
     Slot,
+    ahead_of_target,
     check_slot,
     create_slot,
     drop_slot,
@@ -199,23 +200,15 @@ class SlotCheck:
         return given_up
 
     def _check_position(self, slot: Slot | None, start_lsn: Lsn) -> None:
-        # What we acknowledge is stored here first, so a slot that is ahead means that this database
-        # lost something, or that somebody moved the slot. A slot made for us beforehand has nothing
-        # stored yet.
-        acknowledged_lsn = self._record.acknowledged_lsn
-        if acknowledged_lsn != NOTHING and start_lsn > acknowledged_lsn:
-            if slot is not None and slot.active_pid is not None:
-                raise SlotInUseError(
-                    f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
-                    f"{acknowledged_lsn}, which is all that the target has: another process reads "
-                    "it, into its journal"
-                )
-            raise SourceDivergedError(
-                f'replication slot "{self._source.slot}" is at {start_lsn}, ahead of '
-                f"{acknowledged_lsn}, which is all that the target has: "
-                "the target was restored to an earlier time, the slot was moved or made anew, or "
-                "what is missing is in a journal that is not here"
-            )
+        problem = ahead_of_target(self._source.slot, start_lsn, self._record.acknowledged_lsn)
+        if problem is None:
+            return
+        if slot is not None and slot.active_pid is not None:
+            raise SlotInUseError(f"{problem}: another process reads it, into its journal")
+        raise SourceDivergedError(
+            f"{problem}: the target was restored to an earlier time, the slot was moved or made "
+            "anew, or what is missing is in a journal that is not here"
+        )
 
     def another_history(self) -> SourceDivergedError:
         """Return what to raise when the source sends other transactions than it did before."""

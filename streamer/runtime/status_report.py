@@ -5,8 +5,6 @@ whether a heartbeat is overdue. A round every two seconds writes only the values
 The first round writes everything, because the rows of a process that died are stale.
 """
 
-import asyncio
-import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Final
@@ -24,6 +22,7 @@ from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Services
+from streamer.waiting import wait_for_event
 
 REPORT_SECONDS: Final = 2.0
 _QUEUE: Final = (
@@ -57,10 +56,7 @@ async def report_status(
         except TargetError as exc:  # written later: it is no reason to stop a stream
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REPORT_SECONDS):
-                await wanted.wait()
-        if wanted.is_set():
+        if await wait_for_event(wanted, REPORT_SECONDS):
             wanted.clear()
             visible = _visible(relations, tracker)
 

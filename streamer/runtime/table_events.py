@@ -49,6 +49,8 @@ class TableEvents:
         self.relations = Relations(source.label, services, self, health)
         self.advanced = asyncio.Event()
         """Set when the durable position may have moved."""
+        self.has_progress = False
+        """A table has got further since the position was stored last."""
         self._services = services
         self._heartbeat = heartbeat
         self._fail = fail
@@ -82,6 +84,8 @@ class TableEvents:
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self._heartbeat.look(self.tracker)
         count_shares(self._services.metrics, self.source, shares)
+        lane.changed.set()
+        self.has_progress = True
         self.advanced.set()
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
@@ -164,6 +168,7 @@ class TableEvents:
             self.relations.set_state(mapped, State.COPYING)
         mapped.skip_through_lsn = consistent_point
         self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
+        self.has_progress = True
         self.advanced.set()
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:

@@ -10,7 +10,6 @@ answer in time), `refused` (authentication or privileges), `read-only`, `error`.
 """
 
 import asyncio
-import contextlib
 import enum
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from streamer.errors import (
 )
 from streamer.postgres.conninfo import probe_command, reach_hint, server_name
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
 
@@ -187,9 +187,7 @@ class TargetWatch:
         try:
             while True:
                 await self._look()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._woken.wait()
+                await wait_for_event(self._woken, LOOK_SECONDS)
                 self._woken.clear()
                 was_asked, self._was_asked = self._was_asked, False
                 if was_asked or time.monotonic() - polled_at >= REQUEST_POLL_SECONDS:

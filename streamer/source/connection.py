@@ -34,14 +34,9 @@ from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
 
 Connection = psycopg.AsyncConnection[DictRow]
 
-# A peer that vanished without a word is noticed within about a minute, unless the url says
-# otherwise.
 _CONNECTION_DEFAULTS: Final = {
     "connect_timeout": "10",
-    "keepalives_idle": "20",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+    **{name: str(value) for name, value in session.KEEPALIVES.items()},
 }
 
 _BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {

@@ -1,6 +1,5 @@
 """Committing a heartbeat: an empty transaction with a logical message that other readers ignore."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from streamer.lsn import Lsn
@@ -19,19 +18,8 @@ where pronamespace = 'pg_catalog'::pg_catalog.regnamespace and proname = 'pg_log
 # writer. It does not wait for a synchronous standby, because the heartbeat does not measure that.
 _EMIT_SQL: Final = """
 select pg_catalog.set_config('synchronous_commit', 'local', true),
-       pg_catalog.pg_current_wal_insert_lsn()::text as before_lsn,
        pg_catalog.pg_logical_emit_message(true, %s::text, ''::text)::text as lsn
 """
-_AFTER_SQL: Final = "select pg_catalog.pg_current_wal_insert_lsn()::text as after_lsn"
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Where a heartbeat lies in the WAL; ``before_lsn`` and ``after_lsn``: where that ended."""
-
-    before_lsn: Lsn
-    lsn: Lsn
-    after_lsn: Lsn
 
 
 async def heartbeat_obstacle(plain: Connection, server: SourceServer) -> str | None:
@@ -43,8 +31,8 @@ async def heartbeat_obstacle(plain: Connection, server: SourceServer) -> str | N
     return None
 
 
-async def emit_heartbeat(plain: Connection, label: str) -> Beat:
-    """Commit a heartbeat. Raises SourceError."""
+async def emit_heartbeat(plain: Connection, label: str) -> Lsn:
+    """Commit a heartbeat; return where its message lies in the WAL. Raises SourceError."""
     with translating(label):
-        row = await fetch_one(plain, _EMIT_SQL, PREFIX) | await fetch_one(plain, _AFTER_SQL)
-    return Beat(*(Lsn.parse(row[name]) for name in ("before_lsn", "lsn", "after_lsn")))
+        row = await fetch_one(plain, _EMIT_SQL, PREFIX)
+    return Lsn.parse(row["lsn"])

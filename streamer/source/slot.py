@@ -21,7 +21,7 @@ from streamer.errors import (
     SlotWaitError,
     SourceDivergedError,
 )
-from streamer.lsn import Lsn
+from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
@@ -135,6 +135,20 @@ async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) 
 
 
 DROP_SECONDS: Final = 10.0
+
+
+def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
+    """Return the problem of a slot that has discarded changes the target lacks; None if not so.
+
+    The target stores each position before the source receives it. A slot that was created
+    beforehand has nothing stored yet. Pure.
+    """
+    if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
+        return None
+    return (
+        f'replication slot "{name}" is at {confirmed_lsn}, ahead of {acknowledged_lsn}, which is '
+        "all that the target has"
+    )
 
 
 def drop_slot_sql(name: str) -> str:

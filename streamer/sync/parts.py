@@ -71,7 +71,8 @@ class CopyEnds:
 @contextmanager
 def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
     """Connect with settings pinned, for the length of a block."""
-    defaults = {"connect_timeout": "10", "keepalives_idle": "20", "tcp_user_timeout": "60000"}
+    keepalives = {name: str(value) for name, value in session.KEEPALIVES.items()}
+    defaults = {"connect_timeout": "10"} | keepalives
     own = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
     parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]

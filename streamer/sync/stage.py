@@ -10,6 +10,7 @@ from typing import Final
 
 from streamer.errors import ConflictError, TargetRejectedError
 from streamer.postgres.quoting import quote_columns, quote_identifier
+from streamer.postgres.session import memory_sql
 from streamer.sync.exchange import Exchange, WriteMode
 from streamer.target.connection import TargetConnection
 
@@ -17,10 +18,7 @@ LOCK_SECONDS: Final = 5
 """How long an exchange waits for whoever has a row locked, before it tries again later."""
 
 # Comparing sorts and hashes whole tables. With PostgreSQL's default of 4 MB that is done on disk.
-_ENOUGH_MEMORY_SQL: Final = """
-select pg_catalog.set_config('work_mem', '128MB', true)
-where pg_catalog.pg_size_bytes(pg_catalog.current_setting('work_mem')) < 134217728
-"""
+_ENOUGH_MEMORY_SQL: Final = memory_sql("work_mem", 128, is_local=True)
 
 _LEFTOVERS_SQL: Final = """
 select c.relname as name

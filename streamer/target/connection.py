@@ -316,15 +316,16 @@ class TargetConnection:
         if endpoint is None or endpoint.family == socket.AF_UNIX or given.get("keepalives") == 0:
             return
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, name, default in (
-            ("TCP_KEEPIDLE", "keepalives_idle", 20),
-            ("TCP_KEEPINTVL", "keepalives_interval", 10),
-            ("TCP_KEEPCNT", "keepalives_count", 3),
-            ("TCP_USER_TIMEOUT", "tcp_user_timeout", 60_000),
+        values = session.KEEPALIVES | given
+        for option, name in (
+            ("TCP_KEEPIDLE", "keepalives_idle"),
+            ("TCP_KEEPINTVL", "keepalives_interval"),
+            ("TCP_KEEPCNT", "keepalives_count"),
+            ("TCP_USER_TIMEOUT", "tcp_user_timeout"),
         ):
             if hasattr(socket, option):
                 level = getattr(socket, option)
-                endpoint.setsockopt(socket.IPPROTO_TCP, level, given.get(name, default))
+                endpoint.setsockopt(socket.IPPROTO_TCP, level, values[name])
 
     async def _pin(self, applies: bool) -> None:
         settings = dict(session.PINNED)

@@ -13,6 +13,7 @@ from typing import Final
 from streamer.failpoints import failpoint
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.target.connection import TargetConnection, transaction
 
 # Half filled, a table gives autovacuum work that is in vain, and whose lock the indexes wait for.
@@ -115,11 +116,7 @@ select exists (
 """
 
 
-# With PostgreSQL's default of 64 MB the sort of a large index goes through temporary files.
-_ENOUGH_MEMORY_SQL: Final = """
-select pg_catalog.set_config('maintenance_work_mem', '512MB', true)
-where pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem')) < 536870912
-"""
+_ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=True)
 
 
 async def restore_indexes(

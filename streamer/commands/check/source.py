@@ -36,7 +36,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.ownership import obstacle, take_over_hint
-from streamer.source.slot import check_slot, drop_slot_sql
+from streamer.source.slot import ahead_of_target, check_slot, drop_slot_sql
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
@@ -313,12 +313,10 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
 def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:
     if record is not None:
         check_same_history(server, record.system_identifier, record.acknowledged_lsn)
-    position = check_slot(facts.slot, facts.source.slot, server.database)
-    if record is not None and NOTHING != record.acknowledged_lsn < position:
-        raise SourceDivergedError(
-            f'replication slot "{facts.source.slot}" is at {position}, ahead of '
-            f"{record.acknowledged_lsn}, which is all that the target has"
-        )
+    name = facts.source.slot
+    position = check_slot(facts.slot, name, server.database)
+    if record is not None and (problem := ahead_of_target(name, position, record.acknowledged_lsn)):
+        raise SourceDivergedError(problem)
 
 
 def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:

@@ -9,7 +9,6 @@ copied again.
 """
 
 import asyncio
-import contextlib
 import enum
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
 from streamer.source.retained_wal import Retained, read_retained
 from streamer.source.slot import drop_slot
+from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
 
@@ -80,14 +80,21 @@ class Backlog:
         cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
         """Return what is shown when *retained* was measured just now, and *stored* before."""
-        limit = source.max_retained_wal_bytes
-        spooled = 0 if stored is None else int(stored["spooled_bytes"])
-        if limit is None and not spooled:
+        spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
+        if source.max_retained_wal_bytes is None and not spooled_bytes:
             return None
         before = Level.OK if stored is None else Level(stored["state"])
+        return cls.measured(source, retained, spooled_bytes, before)
+
+    @classmethod
+    def measured(
+        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, before: Level
+    ) -> "Backlog":
+        """Return the backlog of a source whose level was *before*."""
+        limit = source.max_retained_wal_bytes
         size = 0 if retained is None else retained.retained_bytes
         level = level_of(size / limit, before) if limit else Level.OK
-        return cls(limit, size, level, source.on_max_retained_wal.value, spooled)
+        return cls(limit, size, level, source.on_max_retained_wal.value, spooled_bytes)
 
     @property
     def ratio(self) -> float:
@@ -208,18 +215,15 @@ class BacklogGuard:
                 await self._pause(backoff.next_seconds())
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await wait_for_event(self._changed, seconds)
 
     async def _judge(self, plain: Connection, retained: Retained | None) -> None:
         limit = self.source.max_retained_wal_bytes
         before = self.backlog.state if self.backlog is not None else Level.OK
-        size = 0 if retained is None else retained.retained_bytes
-        level = level_of(size / limit, before) if limit else Level.OK
-        self.backlog = Backlog(
-            limit, size, level, self.source.on_max_retained_wal.value, self.journaling.size_bytes
+        self.backlog = backlog = Backlog.measured(
+            self.source, retained, self.journaling.size_bytes, before
         )
+        size, level = backlog.retained_bytes, backlog.state
         if level is not before:
             tell = log.info if level is Level.OK else log.warning
             tell(

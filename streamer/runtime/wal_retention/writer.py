@@ -5,7 +5,6 @@ the source sends again what comes behind it.
 """
 
 import asyncio
-import contextlib
 from typing import Final
 
 from streamer.errors import SourceDivergedError
@@ -15,6 +14,7 @@ from streamer.source.feedback import Feedback
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.stream import ReplicationStream
+from streamer.waiting import wait_for_event
 
 GROUP_SECONDS: Final = 0.05
 """How long records gather for one flush."""
@@ -78,10 +78,8 @@ class Journaler:
     async def _write(self) -> None:
         while True:
             # Positions alone, without a change, are in no hurry.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(QUIET_SECONDS):
-                    await self._arrived.wait()
-                    await asyncio.sleep(GROUP_SECONDS)
+            if await wait_for_event(self._arrived, QUIET_SECONDS):
+                await asyncio.sleep(GROUP_SECONDS)
             self._arrived.clear()
             records = self._gatherer.take()
             if not records:

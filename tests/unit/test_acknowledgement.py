@@ -1,0 +1,75 @@
+"""Which positions are stored in the target, and how often."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from streamer.lsn import Lsn
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime import acknowledgement as module
+from streamer.runtime.acknowledgement import SMALL_BYTES, STORE_SECONDS, Acknowledgement
+from streamer.source.history import HistoryCheck
+
+START = 1000
+
+
+class Storing:
+    """An acknowledgement whose lock remembers the positions that it stored."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = mock.Mock(monotonic=lambda: self.now)
+        monkeypatch.setattr(module, "time", clock)
+        self.stored: list[int] = []
+        self.tracker = ProgressTracker(Lsn(START))
+        record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
+        self.acknowledgement = Acknowledgement(
+            mock.Mock(acknowledge=self._acknowledge),
+            record,
+            self.tracker,
+            HistoryCheck(None, Lsn(START)),
+            mock.Mock(arrived_seconds=None),
+        )
+
+    async def _acknowledge(self, stored_lsn: Lsn, lsn: Lsn, *others: object) -> None:
+        assert stored_lsn == (self.stored or [START])[-1]
+        self.stored.append(lsn)
+
+    async def moves_to(self, lsn: int) -> bool:
+        """Let the source be at *lsn*; return whether that is stored."""
+        self.tracker.keepalive(Lsn(lsn))
+        count = len(self.stored)
+        await self.acknowledgement.store(0)
+        return len(self.stored) > count
+
+
+@pytest.fixture
+async def storing(monkeypatch: pytest.MonkeyPatch) -> Storing:
+    made = Storing(monkeypatch)
+    assert await made.moves_to(START + 1), "nothing was stored in this attempt"
+    return made
+
+
+async def test_a_position_that_moves_a_little_is_stored_every_fifteen_seconds(
+    storing: Storing,
+) -> None:
+    assert not await storing.moves_to(START + 200)
+    storing.now += STORE_SECONDS
+    assert await storing.moves_to(START + 300)
+    assert not await storing.moves_to(START + 400)
+
+
+async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Storing) -> None:
+    storing.acknowledgement.is_wanted = True
+    assert await storing.moves_to(START + 200)
+    assert not await storing.moves_to(START + 300)
+
+
+async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storing) -> None:
+    assert await storing.moves_to(START + 1 + SMALL_BYTES)
+
+
+async def test_a_position_that_does_not_move_is_not_stored(storing: Storing) -> None:
+    storing.now += STORE_SECONDS
+    assert not await storing.moves_to(START + 1)

@@ -1,0 +1,90 @@
+"""Requests of operators, on tables that share a lane."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from streamer.apply.lane import Hold, LaneOwner, MappedRelation
+from streamer.lsn import Lsn
+from streamer.mapping.resync import Resync
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.relations import Relations
+from streamer.runtime.requests import Requests
+from streamer.runtime.services import Health
+from streamer.sync.states import State
+from tests.unit.build import mapped_relation
+
+
+class Tables:
+    """Three tables in step that share a lane, and the requests for them."""
+
+    def __init__(self) -> None:
+        services: Any = SimpleNamespace(
+            workers=[mock.Mock()], by_transaction=True, spools=mock.Mock()
+        )
+        self.relations = Relations("shop", services, mock.Mock(spec=LaneOwner), Health())
+        coordinator: Any = mock.Mock(is_at=mock.Mock(return_value=False))
+        record: Any = mock.Mock(source_id=1)
+        self.requests = Requests(
+            mock.Mock(),
+            record,
+            self.relations,
+            coordinator,
+            ProgressTracker(Lsn(0)),
+            mock.AsyncMock(),
+        )
+        self.mapped = [self.add(number) for number in (1, 2, 3)]
+
+    def add(self, number: int) -> MappedRelation:
+        mapped = mapped_relation(number, source=f"public.t{number}")
+        record: Any = SimpleNamespace(
+            state="ready", error=None, quarantined=0, needs_resync=False, snapshot_lsn=None
+        )
+        self.relations.add(mapped, record)
+        return mapped
+
+    def pause(self, mapped: MappedRelation) -> None:
+        self.relations.set_state(mapped, State.PAUSED)
+        self.requests._pause(mapped.relation_id)
+
+    async def resync(self, mapped: MappedRelation) -> None:
+        request: Any = SimpleNamespace(resync=Resync())
+        await self.requests._resync(mapped, request)
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
+    monkeypatch.setattr("streamer.runtime.relations.LaneSpool", mock.Mock())
+    return Tables()
+
+
+async def test_a_resync_of_the_paused_table_lets_the_others_of_its_lane_go_on(
+    tables: Tables,
+) -> None:
+    paused, other, _ = tables.mapped
+    tables.pause(paused)
+    shared = tables.relations.lane(other)
+    assert Hold.PAUSED in shared.hold
+    await tables.resync(paused)
+    assert tables.relations.lane(paused) is not shared
+    assert Hold.PAUSED not in shared.hold
+
+
+async def test_a_table_that_is_still_paused_keeps_its_lane(tables: Tables) -> None:
+    paused, also_paused, other = tables.mapped
+    tables.pause(paused)
+    tables.pause(also_paused)
+    await tables.resync(paused)
+    assert Hold.PAUSED in tables.relations.lane(other).hold
+
+
+async def test_resume_of_one_table_leaves_another_one_of_its_lane_paused(tables: Tables) -> None:
+    first, second, other = tables.mapped
+    tables.pause(first)
+    tables.pause(second)
+    await tables.requests._resume(first)
+    assert Hold.PAUSED in tables.relations.lane(other).hold
+    await tables.requests._resume(second)
+    assert Hold.PAUSED not in tables.relations.lane(other).hold

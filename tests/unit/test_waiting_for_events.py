@@ -1,0 +1,33 @@
+"""Waiting for an event, and for a lane, without polling."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from streamer.apply.lane import Lane, LaneOwner, until_idle
+from streamer.lsn import Lsn
+from streamer.runtime.relations import until_applied
+from streamer.waiting import wait_for_event
+
+
+async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
+    event = asyncio.Event()
+    assert not await wait_for_event(event, 0)
+    event.set()
+    assert await wait_for_event(event, None)
+
+
+async def test_who_waits_for_a_lane_hears_that_its_worker_has_settled_everything() -> None:
+    owner = mock.Mock(spec=LaneOwner)
+    lane = Lane("shop", mock.Mock(), owner, mock.Mock())
+    shares: list[Any] = [SimpleNamespace(end_lsn=Lsn(1)), SimpleNamespace(end_lsn=Lsn(2))]
+    for share in shares:
+        lane.dispatch(share)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as waiting:
+        waiting.create_task(until_idle(lane))
+        waiting.create_task(until_applied(lane, Lsn(9)))
+        for share in shares:
+            await asyncio.sleep(0)
+            lane.applied([share])
+    assert lane.queued_count == 0
