@@ -117,6 +117,7 @@ PURE = {
     "postgres.row_values",
     "postgres.sqlstate",
     "hints",
+    "quantities",
 }
 """Modules that decide, with all their imports. A module outside this list may call itself alone
 pure.
@@ -153,7 +154,7 @@ def test_the_tree_was_found() -> None:
 # ---- which way imports point -------------------------------------------------------------------
 
 LAYERS = [
-    {"", "lsn", "errors", "hints", "backoff"},
+    {"", "lsn", "errors", "hints", "quantities", "backoff"},
     {"containment", "failpoints", "migrations", "waiting"},
     {"postgres"},
     {"decode", "mapping"},

@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LoginSession:
     """Somebody who is logged in. ``csrf`` goes into forms and the header."""
 
     name: str
@@ -67,17 +67,17 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class UserIdentity:
     """Who asks. ``name`` is written to the audit."""
 
     name: str
     role: Role
-    session: Session | None = None
+    session: LoginSession | None = None
 
 
 def actor_of(request: HTTPConnection) -> str:
     """Return the name of the client, as the audit has it."""
-    identity: Identity | None = getattr(request.state, "identity", None)
+    identity: UserIdentity | None = getattr(request.state, "identity", None)
     return identity.name if identity is not None else "nobody"
 
 
@@ -151,7 +151,7 @@ class Access:
         self._had_stored = False
         self._nobody = ""
         self._csrf = secrets.token_urlsafe(32)
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._throttle = Throttle(clock)
         # A hash takes 64 MB while it is computed.
         self._hashing = asyncio.Semaphore(2)
@@ -182,24 +182,24 @@ class Access:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def identify(self, request: HTTPConnection) -> Identity | None:
+    def identify(self, request: HTTPConnection) -> UserIdentity | None:
         """Say who asks; None for nobody. Raises UnauthenticatedError, ForbiddenError,
         ThrottledError for who claims to be somebody, or comes from elsewhere.
         """
         if self.is_open:
             _check_host(request)
-            return Identity("local", Role.ADMIN)
+            return UserIdentity("local", Role.ADMIN)
         authorization = request.headers.get("authorization")
         if authorization is not None:
             return self._check_token(authorization, _address(request))
         session = self.session(request)
         if session is not None:
-            return Identity(session.name, session.role, session)
+            return UserIdentity(session.name, session.role, session)
         return None
 
     def authorize(
         self, request: HTTPConnection, method: str, needed: Role = Role.ADMIN
-    ) -> Identity:
+    ) -> UserIdentity:
         """Return who asks, if they may; *needed* is the role that a change takes.
 
         Raises UnauthenticatedError, ForbiddenError, ThrottledError.
@@ -219,7 +219,7 @@ class Access:
         return identity
 
     def authorize_form(
-        self, request: HTTPConnection, identity: Identity, needed: Role, csrf: str
+        self, request: HTTPConnection, identity: UserIdentity, needed: Role, csrf: str
     ) -> None:
         """Raise ForbiddenError unless *identity* may do what a form of ours asks for.
 
@@ -233,13 +233,13 @@ class Access:
             )
         _check_role(identity, needed)
 
-    def csrf_of(self, identity: Identity) -> str | None:
+    def csrf_of(self, identity: UserIdentity) -> str | None:
         """Return what forms for *identity* have to carry; where nobody logs in, all the same."""
         if identity.session is not None:
             return identity.session.csrf
         return self._csrf if self.is_open else None
 
-    def check_csrf(self, session: Session, token: str | None) -> None:
+    def check_csrf(self, session: LoginSession, token: str | None) -> None:
         """Raise ForbiddenError unless *token* is that of *session*."""
         if not _is_equal(token or "", session.csrf):
             raise ForbiddenError(
@@ -247,15 +247,15 @@ class Access:
                 hint="send what /api/session says as X-CSRF-Token",
             )
 
-    def _check_token(self, authorization: str, address: str) -> Identity:
+    def _check_token(self, authorization: str, address: str) -> UserIdentity:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
             # A right one is taken in any case: there is nothing to guess any more.
             if _is_same(given, self._settings.token):
-                return Identity("token", Role.ADMIN)
+                return UserIdentity("token", Role.ADMIN)
             if _is_same(given, self._settings.viewer_token):
-                return Identity("viewer token", Role.VIEWER)
+                return UserIdentity("viewer token", Role.VIEWER)
         self._throttle.check(f"address {address}", FAILURES_MAX)
         self._throttle.count(f"address {address}")
         log.warning("a request with a wrong token was refused", address=address)
@@ -268,7 +268,7 @@ class Access:
 
     async def log_in(
         self, request: HTTPConnection, name: str, password: str
-    ) -> tuple[str, Session]:
+    ) -> tuple[str, LoginSession]:
         """Return a session and the value of its cookie. Raises UnauthenticatedError,
         ThrottledError.
         """
@@ -286,7 +286,7 @@ class Access:
                 raise UnauthenticatedError("name or password is wrong")
         self._throttle.forget(f"name {name}")
         cookie = secrets.token_urlsafe(32)
-        session = Session(
+        session = LoginSession(
             user.name,
             user.role,
             secrets.token_urlsafe(32),
@@ -302,7 +302,7 @@ class Access:
         if cookie := request.cookies.get(COOKIE):
             self._sessions.pop(_digest(cookie), None)
 
-    def session(self, request: HTTPConnection) -> Session | None:
+    def session(self, request: HTTPConnection) -> LoginSession | None:
         """Return the session whose cookie a request has."""
         cookie = request.cookies.get(COOKIE)
         if not cookie:
@@ -362,7 +362,7 @@ def _digest(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode(errors="replace")).digest()
 
 
-def _check_role(identity: Identity, needed: Role) -> None:
+def _check_role(identity: UserIdentity, needed: Role) -> None:
     if needed is Role.ADMIN and identity.role is not Role.ADMIN:
         raise ForbiddenError(
             f'"{identity.name}" may look, but not change anything',

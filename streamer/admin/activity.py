@@ -20,7 +20,7 @@ class TableActivity:
     changes_per_second: float
 
 
-class Activity:
+class ChangeActivity:
     """Keeps two earlier counts, so that a rate is never that of a moment."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ EVENT_SECONDS: Final = 60.0
 PER_PAGE: Final = 500
 
 
-class Client(Protocol):
+class MappingClient(Protocol):
     """What the command line asks for."""
 
     async def rows(self, kind: str, filters: Row) -> list[Row]: ...
@@ -259,7 +259,7 @@ def _refusal(status: int, body: bytes, url: str) -> AdminError:
 @asynccontextmanager
 async def open_client(
     settings: Settings, config: Path, mapping: Mapping, url: str | None
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[MappingClient]:
     """Have what the command line asks: the process at *url*, or the one that runs, or the file.
 
     Raises AdminError, ConfigurationError.

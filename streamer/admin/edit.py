@@ -7,7 +7,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from streamer.admin.client import Client
+from streamer.admin.client import MappingClient
 from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
 from streamer.commands.check.findings import Fix, found_lines, one_line
 from streamer.errors import InvalidError, NotFoundError
@@ -16,7 +16,7 @@ from streamer.postgres.passwords import with_password
 Row = dict[str, Any]
 
 
-async def add_source(client: Client, database: str, url: str, sid: str | None) -> Row:
+async def add_source(client: MappingClient, database: str, url: str, sid: str | None) -> Row:
     """Add a url, and the database if that is new. Raises AdminError."""
     found = await client.rows("database", {"name": database})
     group = found[0] if found else await client.create("database", {"name": database})
@@ -29,7 +29,7 @@ async def add_source(client: Client, database: str, url: str, sid: str | None) -
 
 
 async def set_source(
-    client: Client,
+    client: MappingClient,
     database: str,
     sid: str | None,
     *,
@@ -59,7 +59,7 @@ async def set_source(
     return await client.patch("url", row["id"], of_url) if of_url else row
 
 
-async def remove_source(client: Client, database: str, sid: str | None) -> None:
+async def remove_source(client: MappingClient, database: str, sid: str | None) -> None:
     """Remove the url of a sid, or else a whole database. Raises AdminError."""
     group = await _database(client, database)
     if sid is None:
@@ -69,7 +69,7 @@ async def remove_source(client: Client, database: str, sid: str | None) -> None:
     await client.delete("url", row["id"])
 
 
-async def add_table(client: Client, database: str, fields: Row, settings: list[str]) -> Row:
+async def add_table(client: MappingClient, database: str, fields: Row, settings: list[str]) -> Row:
     """Add a table; *settings* are others of it, as ``name=YAML``. Raises AdminError."""
     group = await _database(client, database)
     more = dict(_setting(text) for text in settings)
@@ -77,7 +77,7 @@ async def add_table(client: Client, database: str, fields: Row, settings: list[s
 
 
 async def set_table(
-    client: Client, database: str, table: str, fields: Row, settings: list[str]
+    client: MappingClient, database: str, table: str, fields: Row, settings: list[str]
 ) -> Row:
     """Change *fields* and *settings* (``name=YAML``) of a table. Raises AdminError."""
     row = await _table(client, database, table)
@@ -89,13 +89,13 @@ async def set_table(
     return await client.patch("table", row["id"], changes)
 
 
-async def remove_table(client: Client, database: str, table: str) -> None:
+async def remove_table(client: MappingClient, database: str, table: str) -> None:
     """Remove a table. Raises AdminError."""
     row = await _table(client, database, table)
     await client.delete("table", row["id"])
 
 
-async def _table(client: Client, database: str, table: str) -> Row:
+async def _table(client: MappingClient, database: str, table: str) -> Row:
     group = await _database(client, database)
     pattern = table_pattern(table, None)
     filters = {
@@ -112,7 +112,7 @@ async def _table(client: Client, database: str, table: str) -> Row:
     return rows[0]
 
 
-async def _url(client: Client, group: Row, database: str, sid: str | None) -> Row:
+async def _url(client: MappingClient, group: Row, database: str, sid: str | None) -> Row:
     """Return the url of *sid*; without one, the only url."""
     filters = {"database_id": group["id"]} | ({} if sid is None else {"sid": sid})
     rows = await client.rows("url", filters)
@@ -128,7 +128,7 @@ async def _url(client: Client, group: Row, database: str, sid: str | None) -> Ro
     )
 
 
-async def _database(client: Client, name: str) -> Row:
+async def _database(client: MappingClient, name: str) -> Row:
     rows = await client.rows("database", {"name": name})
     if not rows:
         raise NotFoundError(

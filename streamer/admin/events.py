@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from streamer.admin.activity import Activity, TableActivity
+from streamer.admin.activity import ChangeActivity, TableActivity
 from streamer.admin.trends import Point, Trend, Trends
 from streamer.errors import StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
@@ -58,7 +58,7 @@ class Watched(Protocol):
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenState:
     """What everything was like at the last look."""
 
     states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
@@ -100,10 +100,10 @@ class Events:
         self._engine = engine
         self._address = address
         self._listeners: set[asyncio.Queue[Event | None]] = set()
-        self._seen = Seen()
+        self._seen = SeenState()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
-        self._activity = Activity()
+        self._activity = ChangeActivity()
         self._trends = Trends()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -133,7 +133,7 @@ class Events:
         """Return lag, rate and retained WAL of a source over the last hours."""
         return self._trends.of(source)
 
-    def _remember_trends(self, now: Seen) -> None:
+    def _remember_trends(self, now: SeenState) -> None:
         """Add a point of each source that is due."""
         self._trends.keep_only(supervisor.source.label for supervisor in self._engine.supervisors)
         for supervisor in self._engine.supervisors:
@@ -248,7 +248,7 @@ class Events:
         finally:
             await bookkeeping.close()
 
-    def _remember(self, now: Seen) -> None:
+    def _remember(self, now: SeenState) -> None:
         """Keep rates and errors."""
         self._remember_trends(now)
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
@@ -261,7 +261,7 @@ class Events:
             del self._rates[label]
         self._remember_errors(now)
 
-    def _remember_errors(self, now: Seen) -> None:
+    def _remember_errors(self, now: SeenState) -> None:
         for (label, table), (_, error) in now.states.items():
             before_error = self._seen.states.get((label, table), ("", None))[1]
             if error is not None and error != before_error:
@@ -292,8 +292,8 @@ class Events:
             ],
         }
 
-    def _look(self) -> Seen:
-        seen = Seen(at=asyncio.get_running_loop().time(), target=self._engine.target.to_json())
+    def _look(self) -> SeenState:
+        seen = SeenState(at=asyncio.get_running_loop().time(), target=self._engine.target.to_json())
         applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:
             label, health = supervisor.source.label, supervisor.health
@@ -362,7 +362,7 @@ def _progress(copy: CopyProgress) -> dict[str, Any]:
     }
 
 
-def changes_between(before: Seen, now: Seen) -> Iterable[Event]:
+def changes_between(before: SeenState, now: SeenState) -> Iterable[Event]:
     if now.target is not None and now.target != before.target:
         yield "target", now.target
     for key, value in now.states.items():

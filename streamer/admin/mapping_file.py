@@ -29,7 +29,7 @@ _RESTORE: Final = (
     "streamer import backup.yaml, then streamer apply"
 )
 
-Identity = tuple[int, int]
+FileIdentity = tuple[int, int]
 """Device and inode of a file."""
 
 
@@ -102,7 +102,7 @@ def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
     )
 
 
-def _touch(path: Path) -> Identity:
+def _touch(path: Path) -> FileIdentity:
     """Make the file; SQLite gives its journal the same mode."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -110,7 +110,7 @@ def _touch(path: Path) -> Identity:
     return found.st_dev, found.st_ino
 
 
-def _find_other_file(path: Path, identity: Identity) -> str | None:
+def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
     """Return what has become of the file at *path*; None while it is the one with *identity*."""
     try:
         found = path.stat()

@@ -79,7 +79,7 @@ EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_i
 _EMPTY: Final[Content] = {"databases": [], "urls": [], "tables": [], "settings": {}}
 
 
-class Applier(Protocol):
+class RunningEngine(Protocol):
     """What goes over to another mapping while it runs: an engine."""
 
     async def apply(self, mapping: Mapping) -> None: ...
@@ -116,7 +116,7 @@ class AdminService:
         self.mapping = mapping
         """What runs, all of it, also where this process runs some of its sources only."""
         self.is_static = is_static
-        self.engine: Applier | None = None
+        self.engine: RunningEngine | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
         self.find_lost: Callable[[], MappingTrouble | None] = lambda: None
         self.on_change: Callable[[str, Row], None] = lambda name, data: None

@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from streamer.admin.client import find_process
-from streamer.admin.events import Event, Seen, as_state, changes_between, read_copies
-from streamer.commands.screen import format_bytes, format_seconds
+from streamer.admin.events import Event, SeenState, as_state, changes_between, read_copies
 from streamer.config.settings import Settings
 from streamer.errors import AdminConnectionError, Retry, StreamerError
 from streamer.observability.logs import redact
@@ -20,6 +19,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
+from streamer.quantities import format_bytes, format_latency
 from streamer.target.connection import TargetAddress
 
 LOOK_SECONDS: Final = 1.0
@@ -86,8 +86,8 @@ async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
         await bookkeeping.close()
 
 
-async def _look(bookkeeping: Bookkeeping) -> Seen:
-    seen = Seen()
+async def _look(bookkeeping: Bookkeeping) -> SeenState:
+    seen = SeenState()
     if not await is_installed(bookkeeping):
         return seen
     labels = {}
@@ -113,7 +113,7 @@ def as_line(event: Event, now: datetime) -> str:
         case "progress":
             text = _progress(data)
         case "lag":
-            behind = format_seconds(data["lag_seconds"])
+            behind = format_latency(data["lag_seconds"])
             text = f"lag {format_bytes(data['lag_bytes'])}, {behind}"
         case "rate":
             text = f"{data['changes_per_second']:,.0f} changes/s"
@@ -130,5 +130,5 @@ def _progress(data: dict[str, Any]) -> str:
         text += f" of about {data['rows_total']:,}"
     text += " rows"
     if data.get("seconds_left") is not None:
-        text += f", {format_seconds(data['seconds_left'])} left"
+        text += f", {format_latency(data['seconds_left'])} left"
     return text

@@ -24,7 +24,7 @@ from streamer.mapping.rules import Mapping, SourceLabel
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from streamer.admin.client import Client
+    from streamer.admin.client import MappingClient
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_h
 admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)
 
 
-def _ask(url: str | None, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+def _ask(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
     """Run *work* on the mapping of the running process, or of the file if none runs."""
     from streamer.admin.client import open_client
 

@@ -21,11 +21,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from streamer.commands.screen import format_bytes, format_seconds, lag_style, until_interrupted
+from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.hints import command
 from streamer.observability.logs import redact
 from streamer.progress.lost import MappingTrouble
+from streamer.quantities import format_bytes, format_latency
 from streamer.runtime.target_watch import TargetHealth
 
 STATE_STYLES = {
@@ -132,10 +133,10 @@ def _heading(status: SourceStatus) -> Text:
         title.append(f", lag {format_bytes(status.lag_bytes)}")
     if status.lag_seconds is not None:
         seconds = status.lag_seconds
-        title.append(", ").append(format_seconds(seconds), lag_style(seconds))
+        title.append(", ").append(format_latency(seconds), lag_style(seconds))
     if status.heartbeat_seconds is not None:
         seconds = status.heartbeat_seconds
-        title.append(", heartbeat ").append(format_seconds(seconds), lag_style(seconds))
+        title.append(", heartbeat ").append(format_latency(seconds), lag_style(seconds))
     retained = status.retained_wal_bytes
     title.append(f", WAL retained {'?' if retained is None else format_bytes(retained)}")
     if status.backlog is not None:
@@ -228,7 +229,7 @@ def _copied(row: TableStatus) -> str:
     if row.rows_per_second is not None:
         text += f", {row.rows_per_second:,.0f} rows/s"
     if row.seconds_left is not None:
-        text += f", {format_seconds(row.seconds_left)} left"
+        text += f", {format_latency(row.seconds_left)} left"
     return text
 
 

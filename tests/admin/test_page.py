@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
-from streamer.admin.activity import Activity
+from streamer.admin.activity import ChangeActivity
 from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding, overview
 from streamer.admin.trends import POINT_SECONDS, POINTS_MAX, Point, Trends
@@ -571,7 +571,7 @@ async def test_a_table_that_is_copied_shows_its_last_change_and_its_rate(
 
 def test_the_rate_of_a_table_is_that_of_the_last_half_minute_at_least() -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
-    activity, key = Activity(), ("shop", "public.t")
+    activity, key = ChangeActivity(), ("shop", "public.t")
 
     def rate(changes: int, seconds: float) -> float:
         now = begin + timedelta(seconds=seconds)

@@ -16,7 +16,14 @@ from streamer.commands import requests as requests_command
 from streamer.commands.check import source_facts
 from streamer.commands.check.command import check
 from streamer.commands.check.conversion import type_risk
-from streamer.commands.check.findings import Finding, Place, Report, Severity, at_source, warning
+from streamer.commands.check.findings import (
+    CheckReport,
+    Finding,
+    Place,
+    Severity,
+    at_source,
+    warning,
+)
 from streamer.commands.check.source import check_capacity, check_server, check_settings
 from streamer.commands.check.source_facts import SourceFacts, Usage
 from streamer.commands.embedded import Server, free_port
@@ -48,7 +55,7 @@ ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _numbers = itertools.count(1)
 
 
-async def run_check(path: Path) -> Report:
+async def run_check(path: Path) -> CheckReport:
     return await check(*static.load(path))
 
 

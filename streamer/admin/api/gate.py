@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamer.admin.access import (
     SAFE_METHODS,
     Access,
-    Identity,
+    UserIdentity,
     changes_mapping,
     check_origin,
     needed_role,
@@ -58,7 +58,7 @@ class Gate:
                 return
         await self._app(scope, _bounded(receive), send)
 
-    def _let_in(self, request: Request, path: str) -> Identity | None:
+    def _let_in(self, request: Request, path: str) -> UserIdentity | None:
         if path in OPEN_PATHS:
             if self._access.is_open:
                 self._access.identify(request)  # refuses other hosts

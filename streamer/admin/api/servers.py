@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from streamer.admin import models
-from streamer.admin.access import Access, Identity, actor_of
+from streamer.admin.access import Access, UserIdentity, actor_of
 from streamer.admin.api.parameters import Number, Text
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
@@ -118,7 +118,7 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         """Tell what happens, as server-sent events: snapshot, state, lag, progress, draft,
         applied.
         """
-        identity: Identity = request.state.identity
+        identity: UserIdentity = request.state.identity
 
         def may_go_on() -> bool:
             return identity.session is None or access.session(request) is not None

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin import models
-from streamer.admin.access import COOKIE, CSRF_COOKIE, Access, Identity, Session
+from streamer.admin.access import COOKIE, CSRF_COOKIE, Access, LoginSession, UserIdentity
 
 
 def add_sessions(router: APIRouter, access: Access) -> None:
@@ -29,12 +29,12 @@ def add_sessions(router: APIRouter, access: Access) -> None:
     @router.get("/session", tags=["session"], response_model=models.WhoAmI)
     async def get_session(request: Request) -> Any:
         """Say who asks."""
-        identity: Identity = request.state.identity
+        identity: UserIdentity = request.state.identity
         csrf = identity.session.csrf if identity.session is not None else None
         return {"name": identity.name, "role": identity.role, "csrf": csrf}
 
 
-def set_cookies(request: Request, response: Response, cookie: str, session: Session) -> None:
+def set_cookies(request: Request, response: Response, cookie: str, session: LoginSession) -> None:
     """Give a browser its session, and the token that it has to send beside it."""
     # uvicorn says https for X-Forwarded-Proto only where the proxy is one that is trusted.
     secure = request.url.scheme == "https"

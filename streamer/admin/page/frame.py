@@ -22,7 +22,7 @@ from streamer.admin import models
 from streamer.admin.access import (
     SAFE_METHODS,
     Access,
-    Identity,
+    UserIdentity,
     changes_mapping,
     needed_role,
 )
@@ -65,7 +65,7 @@ class Frame:
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
         """Answer with a page."""
-        identity: Identity = request.state.identity
+        identity: UserIdentity = request.state.identity
         draft = await self.service.draft()
         may_change = identity.role is Role.ADMIN and not self.service.is_static
         note = self._notes.get(request.query_params.get("note", ""))

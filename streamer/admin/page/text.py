@@ -1,10 +1,12 @@
 """Numbers and times as people read them. Pure."""
 
+import re
 from datetime import datetime
 from typing import Final
 
+from streamer.quantities import format_bytes, format_duration, format_latency
+
 NOTHING: Final = "\u2013"
-_BYTES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def count(value: float | None) -> str:
@@ -16,38 +18,22 @@ def count(value: float | None) -> str:
 
 def size(value: float | None) -> str:
     """Write a number of bytes."""
-    if value is None:
-        return NOTHING
-    for unit in _BYTES:
-        if value < 1000 or unit == _BYTES[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f}\u00a0{unit}" if unit == "B" or value >= 100 else f"{value:.1f}\u00a0{unit}"
+    return NOTHING if value is None else _unbroken(format_bytes(value))
 
 
 def duration(seconds: float | None) -> str:
-    """Write a length of time: 0.3 s, 12 s, 4 min, 2 h 10 min, 3 d 4 h."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 9.95:
-        return f"{seconds:.1f}\u00a0s"
-    if seconds < 90:
-        return f"{seconds:.0f}\u00a0s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes}\u00a0min"
-    if minutes < 48 * 60:
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}\u00a0h {minutes}\u00a0min" if minutes else f"{hours}\u00a0h"
-    days, hours = divmod(round(minutes / 60), 24)
-    return f"{days}\u00a0d {hours}\u00a0h" if hours else f"{days}\u00a0d"
+    """Write a length of time."""
+    return NOTHING if seconds is None else _unbroken(format_duration(seconds))
 
 
 def latency(seconds: float | None) -> str:
     """Write a length of time that is most often far below a second."""
-    if seconds is None or seconds >= 0.9995:
-        return duration(seconds)
-    return f"{seconds * 1000:.0f}\u00a0ms"
+    return NOTHING if seconds is None else _unbroken(format_latency(seconds))
+
+
+def _unbroken(text: str) -> str:
+    """Return a text in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) ", "\u00a0", text)
 
 
 def rate(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 from streamer.apply import drainer
 from streamer.apply.check_expressions import confirm_expressions
-from streamer.commands.check.findings import TARGET, Report, from_error, in_order
+from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.source import (
     check_capacity,
     check_heartbeat,
@@ -44,12 +44,12 @@ SOURCES_AT_ONCE: Final = 16
 class Examination:
     """The facts and the findings. ``target`` is None if the target could not be read."""
 
-    report: Report
+    report: CheckReport
     sources: list[SourceFacts]
     target: TargetFacts | None
 
 
-async def check(settings: Settings, mapping: Mapping) -> Report:
+async def check(settings: Settings, mapping: Mapping) -> CheckReport:
     """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
     require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
@@ -63,7 +63,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
     address = TargetAddress.parse(settings.target.url)
     create_tables = settings.target.create_tables
     sources = await _read_sources(mapping)
-    report = Report(
+    report = CheckReport(
         source_count=len(sources),
         table_count=sum(len(facts.mappings) for facts in sources),
         is_reachable=not any(facts.is_out_of_reach for facts in sources),

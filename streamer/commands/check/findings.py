@@ -160,7 +160,7 @@ def some_of(names: Iterable[str]) -> str:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """The findings of a check. ``is_reachable``: every server is there and accepts streamer."""
 
     findings: list[Finding] = field(default_factory=list)

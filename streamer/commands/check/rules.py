@@ -33,7 +33,7 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTable:
     """A relation of a source, whether or not it can be replicated.
 
     ``root``: of a partition, the namespace and name of its root table. ``parents``: other tables
@@ -68,7 +68,7 @@ class Seen:
 
 
 def resolve_rules(
-    source: SourceMapping, seen: Iterable[Seen], target_namespace: str
+    source: SourceMapping, seen: Iterable[SeenTable], target_namespace: str
 ) -> tuple[list[RelationMapping], list[Finding]]:
     """Apply *source*'s rules to all relations *seen*; their problems become findings.
 
@@ -112,7 +112,7 @@ def _resolve_each(
     return mapped, findings
 
 
-def _missing(source: SourceMapping, name: RelationName, relations: list[Seen]) -> Finding:
+def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTable]) -> Finding:
     """Say why the table of an exact rule is not there to be replicated."""
     place = Place(source.label, str(name))
     for relation in relations:
@@ -144,7 +144,10 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[Seen]) -
 
 
 def _check_pattern(
-    source: SourceMapping, rule: TableRule, relations: list[Seen], mapped: list[RelationMapping]
+    source: SourceMapping,
+    rule: TableRule,
+    relations: list[SeenTable],
+    mapped: list[RelationMapping],
 ) -> list[Finding]:
     """Name the relations that a pattern matches but streamer does not replicate."""
     findings: list[Finding] = []
@@ -190,7 +193,7 @@ def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) 
 
 
 def _check_parents(
-    source: SourceMapping, relations: list[Seen], mapped: set[RelationName]
+    source: SourceMapping, relations: list[SeenTable], mapped: set[RelationName]
 ) -> list[Finding]:
     """Find tables whose rows show in a mapped table that they inherit from, but only there."""
     findings = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.commands.check.findings import Finding
-from streamer.commands.check.rules import Seen, resolve_rules
+from streamer.commands.check.rules import SeenTable, resolve_rules
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
@@ -109,7 +109,7 @@ class SourceFacts:
     slot: Slot | None = None
     found: Found | None = None
     """Whose slot and publications those are."""
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenTable] = field(default_factory=list)
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
     relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
@@ -174,7 +174,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         before = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
         facts.found = await read_found(plain, source)
-        facts.seen = [Seen(**row) for row in await fetch_all(plain, _SEEN_SQL)]
+        facts.seen = [SeenTable(**row) for row in await fetch_all(plain, _SEEN_SQL)]
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)
         facts.publications = await read_publications(plain, source, server.version)

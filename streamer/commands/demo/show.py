@@ -30,8 +30,8 @@ from streamer.commands.demo.stage import (
     check_java,
     in_thread,
 )
-from streamer.commands.demo.view import Report, StreamView, View
-from streamer.commands.demo.watch import Bookkeeping, Metrics, Sample
+from streamer.commands.demo.view import DemoReport, StreamView, View
+from streamer.commands.demo.watch import CopyWatch, Sample, ScrapedMetrics
 from streamer.commands.demo.workload import Workload
 from streamer.config import static
 from streamer.config.settings import ENVIRONMENT_PREFIX
@@ -74,7 +74,7 @@ def _first_error(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _on_signals(task: "asyncio.Task[Report]", view: View) -> Iterator[None]:
+def _on_signals(task: "asyncio.Task[DemoReport]", view: View) -> Iterator[None]:
     """Cancel *task* at the first SIGINT, SIGTERM or SIGHUP; those that follow change nothing."""
     loop = asyncio.get_running_loop()
     asked = False
@@ -96,7 +96,7 @@ def _on_signals(task: "asyncio.Task[Report]", view: View) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _show(view: View, seconds: float, *, keep: bool) -> Report:
+async def _show(view: View, seconds: float, *, keep: bool) -> DemoReport:
     await in_thread(check_java)
     stage = Stage()
     is_kept = False
@@ -111,7 +111,7 @@ async def _show(view: View, seconds: float, *, keep: bool) -> Report:
             await stage.stop()
 
 
-async def _play(stage: Stage, view: View, seconds: float) -> Report:
+async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
     titles = {sid: f"{shop.DATABASE}:{sid}, PostgreSQL {major}" for sid, major in SOURCES.items()}
     view.say(f"{' and '.join(titles.values())}, into one warehouse, PostgreSQL {TARGET}")
     with view.working("starting three servers"):
@@ -121,8 +121,8 @@ async def _play(stage: Stage, view: View, seconds: float) -> Report:
     stage.write_config()
     stage.start_streamer()
     view.say(f"its page: {stage.page}")
-    report = Report()
-    async with Bookkeeping(stage.target.url(shop.WAREHOUSE)) as bookkeeping:
+    report = DemoReport()
+    async with CopyWatch(stage.target.url(shop.WAREHOUSE)) as bookkeeping:
         await _watch_sync(stage, view, bookkeeping, rows, report)
     with view.stream(seconds, titles) as stream:
         await _watch_stream(stage, stream, seconds, report)
@@ -150,7 +150,7 @@ async def _make_shops(stage: Stage) -> int:
 
 
 async def _watch_sync(
-    stage: Stage, view: View, bookkeeping: Bookkeeping, rows: int, report: Report
+    stage: Stage, view: View, bookkeeping: CopyWatch, rows: int, report: DemoReport
 ) -> None:
     began = time.monotonic()
     tables = len(shop.TABLES) * len(SOURCES)
@@ -175,9 +175,11 @@ async def _watch_sync(
     )
 
 
-async def _watch_stream(stage: Stage, stream: StreamView, seconds: float, report: Report) -> None:
+async def _watch_stream(
+    stage: Stage, stream: StreamView, seconds: float, report: DemoReport
+) -> None:
     """Let the shops be busy, then wait until the warehouse has it all."""
-    metrics = Metrics(stage.http_port)
+    metrics = ScrapedMetrics(stage.http_port)
     workload = Workload({sid: server.url(shop.DATABASE) for sid, server in stage.sources.items()})
     first = await metrics.read()
 

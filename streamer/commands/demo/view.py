@@ -25,7 +25,8 @@ from rich.text import Text
 
 from streamer.commands.demo.compare import Comparison
 from streamer.commands.demo.watch import Flow, Sample, SyncProgress
-from streamer.commands.screen import format_bytes, format_seconds, lag_style
+from streamer.commands.screen import lag_style
+from streamer.quantities import format_bytes, format_latency
 
 LINE_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 2.0
@@ -33,7 +34,7 @@ RATE_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True)
-class Report:
+class DemoReport:
     """How it went."""
 
     rows_copied: int = 0
@@ -141,7 +142,7 @@ class View:
 
     # ---- the end -------------------------------------------------------------------------------
 
-    def summarize(self, report: Report) -> None:
+    def summarize(self, report: DemoReport) -> None:
         """Show how it went."""
         sids = list(report.comparisons[0].rows) if report.comparisons else []
         table = Table(title="source and target", title_justify="left", expand=False)
@@ -166,13 +167,13 @@ class View:
                 self._console.print(f"{c.table.source}: {difference}", markup=False, soft_wrap=True)
         latency = ""
         if report.commit_to_visible_seconds is not None:
-            latency = f", visible {format_seconds(report.commit_to_visible_seconds)} after commit"
+            latency = f", visible {format_latency(report.commit_to_visible_seconds)} after commit"
         self.say(
             f"rows copied      {report.rows_copied:,} in {report.sync_seconds:.1f} s,"
             " the start of Spark included\n"
             f"changes streamed {report.changes:,} in {report.transactions:,} transactions,"
             f" {report.changes_per_second:,.0f} a second{latency}\n"
-            f"peak lag         {format_seconds(report.peak_lag_seconds)},"
+            f"peak lag         {format_latency(report.peak_lag_seconds)},"
             f" {format_bytes(report.peak_lag_bytes)};"
             f" nothing left {report.drain_seconds:.1f} s after the last commit\n"
             f"equal            {'yes' if report.is_equal else 'NO'}"
@@ -272,7 +273,7 @@ class StreamView:
                 f"{self.transaction_rate(sid):,.0f}",
                 f"{self.change_rate(sid):,.0f}",
                 f"{flow.changes:,}",
-                Text(format_seconds(flow.lag_seconds), lag_style(flow.lag_seconds)),
+                Text(format_latency(flow.lag_seconds), lag_style(flow.lag_seconds)),
                 format_bytes(flow.lag_bytes),
             )
         bar = Table.grid(padding=(0, 1))
@@ -301,7 +302,7 @@ class _StreamLines:
         parts = [
             f"{sid} {stream.transaction_rate(sid):,.0f} commits/s"
             f" {stream.change_rate(sid):,.0f} changes/s"
-            f" lag {format_seconds(stream.flow(sid).lag_seconds)}"
+            f" lag {format_latency(stream.flow(sid).lag_seconds)}"
             f" {format_bytes(stream.flow(sid).lag_bytes)}"
             for sid in stream.titles
         ]

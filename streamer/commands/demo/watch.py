@@ -32,7 +32,7 @@ class SyncProgress:
     tables_ready: int = 0
 
 
-class Bookkeeping:
+class CopyWatch:
     """The bookkeeping in the target, read over a separate connection."""
 
     def __init__(self, url: str) -> None:
@@ -143,7 +143,7 @@ def parse_metrics(text: str) -> dict[str, Flow]:
     return flows
 
 
-class Metrics:
+class ScrapedMetrics:
     """The program's ``/metrics``."""
 
     def __init__(self, port: int) -> None:

@@ -26,7 +26,7 @@ ARCHIVED_ORDERS: Final = 3_000
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
-class Client:
+class ShopClient:
     """One connection to a shop, and the customer who uses it."""
 
     def __init__(self, sid: str, url: str, number: int) -> None:
@@ -47,10 +47,10 @@ class Client:
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
             self._connection = connection
             while (now := time.monotonic()) < ends_at:
-                action: Callable[[Client], Awaitable[None]]
+                action: Callable[[ShopClient], Awaitable[None]]
                 if self._is_manager and now >= next_sale:
                     next_sale += SALE_SECONDS
-                    action = Client._hold_a_sale
+                    action = ShopClient._hold_a_sale
                 else:
                     (action,) = self._random.choices(actions, weights)
                 await self._transact(action)
@@ -58,7 +58,7 @@ class Client:
                 due = max(due + self._random.expovariate(TRANSACTIONS_PER_SECOND), now - 0.2)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _transact(self, action: "Callable[[Client], Awaitable[None]]") -> None:
+    async def _transact(self, action: "Callable[[ShopClient], Awaitable[None]]") -> None:
         assert self._connection is not None
         try:
             async with self._connection.transaction():
@@ -216,18 +216,18 @@ class Client:
         )
 
 
-_ACTIONS: Final[tuple[tuple[Callable[[Client], Awaitable[None]], float], ...]] = (
-    (Client._order, 35),
-    (Client._pay, 20),
-    (Client._ship, 12),
-    (Client._cancel, 5),
-    (Client._register, 6),
-    (Client._move, 6),
-    (Client._change_price, 8),
-    (Client._end_price, 2),
-    (Client._describe, 2),
-    (Client._fill_cart, 6),
-    (Client._sweep_carts, 0.5),
+_ACTIONS: Final[tuple[tuple[Callable[[ShopClient], Awaitable[None]], float], ...]] = (
+    (ShopClient._order, 35),
+    (ShopClient._pay, 20),
+    (ShopClient._ship, 12),
+    (ShopClient._cancel, 5),
+    (ShopClient._register, 6),
+    (ShopClient._move, 6),
+    (ShopClient._change_price, 8),
+    (ShopClient._end_price, 2),
+    (ShopClient._describe, 2),
+    (ShopClient._fill_cart, 6),
+    (ShopClient._sweep_carts, 0.5),
 )
 
 
@@ -236,7 +236,7 @@ class Workload:
 
     def __init__(self, urls: dict[str, str]) -> None:
         self.clients = {
-            sid: [Client(sid, url, number) for number in range(CLIENTS_PER_SHOP)]
+            sid: [ShopClient(sid, url, number) for number in range(CLIENTS_PER_SHOP)]
             for sid, url in urls.items()
         }
 

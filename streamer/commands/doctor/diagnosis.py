@@ -23,12 +23,12 @@ from streamer.commands.check.findings import (
     run_here,
     warning,
 )
-from streamer.commands.screen import format_seconds
 from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Mapping
+from streamer.quantities import format_latency
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
 from streamer.target.connection import TargetAddress
 
@@ -98,7 +98,7 @@ def judge_status(status: SourceStatus) -> Iterable[Finding]:
         yield from _judge_table(status, table)
     heartbeat = status.heartbeat_seconds
     if heartbeat is not None and heartbeat > OVERDUE_SECONDS:
-        problem = f"commits have not become visible for {format_seconds(heartbeat)}"
+        problem = f"commits have not become visible for {format_latency(heartbeat)}"
         words = "see the messages about its tables; without one, the target is too slow"
         yield warning(place, problem, in_words(words))
 
@@ -121,7 +121,7 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
             yield warning(place, f"is paused{held}", run_here(command("resume")))
         case "init" | "copying" | "catching_up":
             left = table.seconds_left
-            pace = f", {format_seconds(left)} left" if left is not None else ""
+            pace = f", {format_latency(left)} left" if left is not None else ""
             waits = f"; it waits: {table.error}" if table.error else ""
             yield info(place, f"is being copied{pace}{waits}")
     if table.quarantined:
