@@ -48,7 +48,7 @@ async def enduring(
                 await run()
             return
         except StreamerError as exc:
-            backoff.log(log, f"{work} ended and begins again", exc)
+            backoff.log(log, f"{work} ended and restarts", exc)
             if failed is not None:
                 await failed(exc)
         await backoff.wait()

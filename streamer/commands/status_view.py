@@ -107,10 +107,10 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
         if row.waiting_for:
             yield Text(f"{where}: waits for {redact(row.waiting_for)}")
         if not row.error and row.identity == "none":
-            yield Text(f"{where}: only inserts are replicated; streamer check says why")
+            yield Text(f"{where}: only inserts are replicated; streamer check has the reason")
         if not row.error and row.state == "paused":
             resume = command("resume", row.source, database=status.database, sid=status.sid)
-            yield Text.assemble(f"{where} (", _state(row.state), f"): it goes on with: {resume}")
+            yield Text.assemble(f"{where} (", _state(row.state), f"): continue it with: {resume}")
         if row.quarantined:
             yield Text(
                 f"{where}: {row.quarantined} changes are in quarantine; "

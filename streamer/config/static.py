@@ -140,7 +140,7 @@ class MappingBuilder:
                 if any(source.label == known.label for known in sources):
                     raise self._error(
                         location,
-                        f'"{source.label}" is there twice, and both would write the same rows',
+                        f'"{source.label}" occurs twice, and both would write the same rows',
                         hint="give each url of a database a sid of its own",
                     )
                 sources.append(source)

@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
     except OSError as exc:
         raise SettingsError(
             f"cannot read {path}: {exc.strerror}",
-            hint="name the configuration with --config; config.example.yaml shows what goes in it",
+            hint="name the configuration with --config; config.example.yaml is an example",
         ) from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text") from None

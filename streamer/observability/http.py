@@ -116,7 +116,8 @@ async def serving(
     except OSError as exc:
         raise SettingsError(
             f"http.listen: cannot listen on {listen}: {exc.strerror}",
-            hint="stop what uses that port, or choose another; an empty string switches HTTP off",
+            hint="stop the program on that port, or choose another; an empty string switches HTTP "
+            "off",
         ) from None
     task = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     try:

@@ -178,7 +178,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     target.execute(statement)
     stay(page)
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("The table is asked to go on")).to_be_visible()
+    expect(page.get_by_text("The table is requested to resume")).to_be_visible()
     expect(page.locator(".head .state")).to_have_text("ready")
     eventually(lambda: target.value("select v from t where id = 1") == "one")
     expect(

@@ -197,7 +197,7 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
     report = await run_check(checker.path)
     assert report.exit_code == 3
     (found,) = matching(report.findings, ERROR, "shop:us: ", "Connection refused")
-    assert "correct its url, or see that its server runs" in str(found)
+    assert "correct its url, or check that its server runs" in str(found)
     assert matching(report.findings, WARNING, "shop:eu public.keyless: ")
 
     checker.configure("keyless:")
@@ -587,7 +587,7 @@ async def test_a_slot_that_is_ahead_of_the_target(checker: Checker, stream: Make
     )
     found = await checker.finds(ERROR, "ahead of", "need a resync: public.items")
     await run_resync(checker, found)
-    await checker.finds(WARNING, "nothing depends on it, so `run` makes it anew")
+    await checker.finds(WARNING, "nothing depends on it, so `run` re-creates it")
 
 
 async def test_an_invalidated_slot(server_directory: Path, tmp_path: Path) -> None:
@@ -829,7 +829,7 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     checker.configure("items: {}\nmore: {target: inner_.more}\n")
     await checker.mends(ERROR, "may not make temporary tables")
     checker.configure("items: {}\nmore: {target: nowhere_yet.more}\n")
-    await checker.finds(ERROR, 'schema "nowhere_yet": is not there', "create schema")
+    await checker.finds(ERROR, 'schema "nowhere_yet": is missing, and streamer may not create it', "create schema")
     checker.configure("items: {}\nmore: {target: inner_.more}\n")
     await checker.mends(ERROR, "may not use language plpgsql")
     target.execute("drop extension plpgsql")

@@ -82,7 +82,7 @@ def _of_source(source: Row) -> Iterable[Row]:
     backlog = source.get("backlog")
     if backlog and backlog.get("state") not in (None, "ok"):
         kind = "bad" if backlog["state"] == "over" else "warning"
-        what = f"the WAL it keeps for us is {_BACKLOG.get(backlog['state'], backlog['state'])}"
+        what = f"the WAL that it retains is {_BACKLOG.get(backlog['state'], backlog['state'])}"
         yield _item(label, what, page, kind, "wal", hints.command("doctor"))
 
 

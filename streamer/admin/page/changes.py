@@ -44,7 +44,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         mark = mark_of(await service.store.content())
         if not hmac.compare_digest(form_text(form, "mark").encode(errors="replace"), mark.encode()):
             return frame.redirect(
-                "/plan", "The draft was changed meanwhile: this is its plan now", "warning"
+                "/plan", "The draft has changed meanwhile: this is its new plan", "warning"
             )
         result = await service.apply(actor_of(request), force=form_text(form, "force") == "on")
         status.forget()

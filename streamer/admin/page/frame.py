@@ -191,7 +191,7 @@ def _route_class(frame: Frame) -> type[APIRoute]:
     return PageRoute
 
 
-_WHO: Final = "nobody is logged in"
+_WHO: Final = "no user is logged in"
 
 
 async def _let_in(frame: Frame, request: Request) -> None:

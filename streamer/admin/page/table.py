@@ -24,7 +24,7 @@ from streamer.mapping.rules import parse_name
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
     "pause": "The table is asked to pause",
-    "resume": "The table is asked to go on",
+    "resume": "The table is requested to resume",
     "resync": "The table is asked to be copied again; the others keep streaming",
 }
 

@@ -134,7 +134,7 @@ def from_error(place: Place, exc: StreamerError) -> Finding:
     side = f'source "{place.source}"' if place.source else "target"
     hint = exc.hint
     if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
-        hint = "correct its url, or see that its server runs and can be reached from here"
+        hint = "correct its url, or check that its server runs and is reachable from here"
     return error(place, exc.message.removeprefix(f"{side}: "), in_words(hint) if hint else None)
 
 

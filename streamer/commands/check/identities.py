@@ -57,7 +57,7 @@ def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
         return in_words("add a primary key, or a unique index over NOT NULL columns, that has none")
     words = "or, which is faster, add a primary key"
     if root.has_deferrable_primary_key:
-        words = "or, which is faster, make the primary key anew without DEFERRABLE"
+        words = "or, which is faster, re-create the primary key without DEFERRABLE"
     return _fix(relation, details, FULL, own="full", words=words)
 
 

@@ -141,7 +141,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
             "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED; "
             "changes of an unlogged table are not in the WAL, and streamer does not notice a "
             "table that was unlogged for less than two seconds or while `run` was down",
-            in_words("make the publication anew with a list of tables"),
+            in_words("re-create the publication with a list of tables"),
         )
     for identity in _identities(facts):
         if identity.is_usable or identity.name in publication.members:
@@ -151,7 +151,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
                 Place(facts.label, str(identity.name)),
                 f'publication "{publication.name}" names no tables and publishes updates of this '
                 "one, so the application's own UPDATE and DELETE of it fail",
-                in_words("make the publication anew with a list of tables"),
+                in_words("re-create the publication with a list of tables"),
             )
 
 

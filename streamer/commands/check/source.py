@@ -110,15 +110,15 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
     if 0 < timeout < TIMEOUT_MILLISECONDS_LOW:
         yield warning(
             place,
-            f"wal_sender_timeout is {timeout} ms: any longer silence of ours ends the stream",
+            f"wal_sender_timeout is {timeout} ms: a longer silence of streamer ends the stream",
             at_source(f"alter role {role} set wal_sender_timeout = '60s'"),
         )
     kept = settings.get("max_slot_wal_keep_size", -1)
     if kept >= 0:
         yield warning(
             place,
-            f"max_slot_wal_keep_size is {kept} MB: when more WAL than that waits for us, the slot "
-            "is lost and everything must be copied again",
+            f"max_slot_wal_keep_size is {kept} MB: if more WAL than that waits for streamer, the "
+            "slot is lost and all tables must be copied again",
             at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
         )
     idle = settings.get("idle_replication_slot_timeout", 0)
@@ -307,7 +307,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             resync = command("resync", "*.*", database=source.database, sid=source.sid)
             yield error(place, problem, run_here(resync))
         else:
-            yield warning(place, f"{exc.message}; nothing depends on it, so `run` makes it anew")
+            yield warning(place, f"{exc.message}; nothing depends on it, so `run` re-creates it")
 
 
 def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:

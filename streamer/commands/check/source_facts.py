@@ -151,7 +151,7 @@ async def read_source(source: SourceMapping, target_namespace: str) -> SourceFac
     except TimeoutError:
         facts.error = SourceConnectionError(
             f"its catalogs did not answer in {READ_SECONDS:g} s",
-            hint="something may hold a lock on a table: look at pg_locks there",
+            hint="a session may hold a lock on a table: see pg_locks there",
         )
     except StreamerError as exc:
         facts.error = exc

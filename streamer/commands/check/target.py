@@ -154,7 +154,7 @@ def check_namespaces(
         if there is None:
             if namespace in makes and not facts.server.may_create:
                 fix = at_target(f"create schema {quoted} authorization {role}")
-                yield error(place, "is not there, and may not be made by us", fix)
+                yield error(place, "is missing, and streamer may not create it", fix)
             continue
         if not there.may_use:
             grant = at_target(f"grant usage on schema {quoted} to {role}")

@@ -83,7 +83,7 @@ def _on_signals(task: "asyncio.Task[DemoReport]", view: View) -> Iterator[None]:
         nonlocal asked
         if not asked:
             asked = True
-            view.say("stopping what was started")
+            view.say("stopping servers and streamer")
             task.cancel()
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -177,7 +177,8 @@ sources:
 # PIDs are used again: a process is ours only if its command line names our directory.
 _STOP_SCRIPT: Final = """\
 #!/bin/sh
-# Ends what `streamer demo --keep` left running, the program before its servers, and removes it.
+# Ends the processes of `streamer demo --keep`, the program before its servers, and removes its
+# files.
 directory={directory}
 end() {{
   case "$(ps -ww -o args= -p "$2")" in *"$directory"*) ;; *) return ;; esac
