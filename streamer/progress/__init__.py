@@ -1,1 +1,1 @@
-"""What is remembered: which changes are durable, and the bookkeeping tables in the target."""
+"""Memory: which changes are durable, and the bookkeeping tables in the target."""

@@ -15,10 +15,10 @@ from streamer.target.connection import TargetConnection
 
 @dataclass(frozen=True, slots=True)
 class BegunCopy:
-    """What the bookkeeping says as a copy begins.
+    """The state of a table's bookkeeping when a copy begins.
 
-    ``is_filling``: the one before filled the target itself, and did not finish. ``owns_rows``: what
-    is in the target of this source is ours.
+    ``is_filling``: the copy before filled the target directly and did not finish. ``owns_rows``:
+    streamer wrote this source's rows in the target.
     """
 
     attempt: int
@@ -74,7 +74,7 @@ async def hand_over(
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the parts of a copy add up to; ``heap_bytes``: as large as they are at the source."""
+    """Sums over the parts of a copy; ``heap_bytes``: their size at the source."""
 
     rows: int
     bytes: int
@@ -85,7 +85,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RunningParts:
-    """What the parts that are being copied have brought so far."""
+    """The progress of the parts that are being copied."""
 
     rows: int
     bytes: int
@@ -93,7 +93,7 @@ class RunningParts:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far a copy is. What is copied but not yet committed counts."""
+    """The progress of a copy. Rows that are copied but not committed count."""
 
     rows: int
     rows_total: int | None
@@ -226,7 +226,7 @@ update streamer.relation set
 where id = $1 and not needs_resync
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
-# The copy has what was in quarantine, too.
+# The copy includes the rows of changes in quarantine.
 _HAND_OVER_SQL: Final = """
 with gone as (
     delete from streamer.quarantine where relation_id = $1)
@@ -268,7 +268,7 @@ where w.datname = pg_catalog.current_database() and w.usename = current_user
                     where d.datname = pg_catalog.current_database())
   and n.nspname not in ('pg_catalog', 'pg_toast')
 """
-# By the names of tables: what parts of several sources write at once is told by who they are.
+# By name of the table; parts of several sources differ by their sessions.
 _RUNNING_SQL: Final = """
 select a.application_name, n.nspname as namespace, c.relname as name,
        sum(p.tuples_processed)::int8 as rows, sum(p.bytes_processed)::int8 as bytes,

@@ -1,8 +1,8 @@
-"""Relations that are no longer mapped. What is known of them is kept: their rows in the target stay
+"""Relations that the mapping lost. The bookkeeping remembers that their rows in the target are
 streamer's.
 
-A relation that comes back goes on where it was if nothing was acknowledged to its source since, and
-is copied over its own rows otherwise.
+A relation that returns to the mapping continues if streamer has acknowledged nothing to its source
+meanwhile. Otherwise it is copied over its own rows.
 """
 
 import json
@@ -45,7 +45,7 @@ where f.source_id = $1 and f.source = $2 and r.target = $3
 
 
 async def keep_former(connection: TargetConnection, relation_id: int) -> None:
-    """Keep what is known of a relation that is about to be forgotten."""
+    """Remember a relation that the mapping is about to lose."""
     await connection.execute(_KEEP_FORMER_SQL, relation_id)
 
 

@@ -46,14 +46,14 @@ def _held_record(row: Any) -> HeldRecord:
 
 
 async def read_held(bookkeeping: Bookkeeping) -> dict[int, HeldRecord]:
-    """Return what is held of relations, by their id, as their process said last."""
+    """Return the held changes of relations, by id, as their process reported them last."""
     async with bookkeeping.connection() as connection:
         records = map(_held_record, await connection.fetch(_HELD_SQL))
         return {record.relation_id: record for record in records}
 
 
 async def set_held(bookkeeping: Bookkeeping, source_id: int, held: Collection[HeldRecord]) -> None:
-    """Say what is held of the relations of a source: of those that are not named, nothing."""
+    """Store the held changes of a source's relations; unnamed relations hold none."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             _SET_HELD_SQL,

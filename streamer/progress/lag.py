@@ -1,5 +1,5 @@
-"""What the bookkeeping holds of tables that lag: since when, and up to where they are visible; and
-which sessions at the target hold them up.
+"""Lagging tables in the bookkeeping: start of the lag, visible position, and the sessions at the
+target that cause it.
 """
 
 import re

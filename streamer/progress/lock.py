@@ -1,9 +1,9 @@
-"""The right to run a source: an advisory lock in the target, held by a session of its own.
+"""The right to run a source: an advisory lock in the target, held by a separate session.
 
-Who loses the session loses the right. So what a source may be told is stored over this session and
-no other, and the session never does anything that takes long. Its holder stores a token, by which
-all other connections of this process prove that they are on the same server
-(`streamer.target.claim`); what was written with an earlier token no longer counts.
+A process that loses the session loses the right. So acknowledgements are stored over this session
+and no other, and the session never runs a slow statement. Its holder stores a token, with which all
+other connections of this process prove that they are on the same server (`streamer.target.claim`).
+Writes with an earlier token no longer count.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class SourceLock:
 
     @property
     def claim(self) -> Claim:
-        """What the lock entitles to; there is one from `try_acquire` on."""
+        """The rights of the lock's holder; they exist from `try_acquire` on."""
         if self._claim is None:
             raise TargetConnectionError("target: the lock on this source is not held")
         return self._claim

@@ -13,7 +13,7 @@ _SAVE_FIRST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MappingTrouble:
-    """What is wrong with the mapping as a whole, and what an operator can do."""
+    """A fault of the mapping as a whole, and the operator's next step."""
 
     error: str
     hint: str

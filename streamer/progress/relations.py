@@ -162,7 +162,7 @@ async def require_resync_of_source(bookkeeping: Bookkeeping, source_id: int, err
 
 
 async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
-    """Changes of a relation are missing for good: it waits for somebody to ask for a copy."""
+    """Changes of a relation are missing for good: it waits until an operator requests a copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = $2, needs_resync = true, changed_at = now(),"
@@ -203,7 +203,7 @@ async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: str) -> N
 async def set_waiting(
     bookkeeping: Bookkeeping, relation_ids: list[int], reason: str | None
 ) -> None:
-    """Store what relations wait for, or that they wait no longer."""
+    """Store the obstacles of waiting relations, and clear those that are gone."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set waiting_for = $2 where id = any ($1::int8[])"
@@ -218,7 +218,7 @@ async def read_known_leaves(
 ) -> dict[int, dict[int, str]]:
     """Return the partitions whose rows are copied or streamed, of relations that have some.
 
-    With each, what attached it; empty where an older version did not store that.
+    Each comes with the transactions that attached it; empty if an older version did not store them.
     """
     async with bookkeeping.connection() as connection:
         rows = await connection.fetch(
@@ -235,7 +235,9 @@ async def read_known_leaves(
 
 
 async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[int, str]) -> None:
-    """Store the partitions whose rows are copied or streamed, and what attached each."""
+    """Store the partitions whose rows are copied or streamed, with the transactions that attached
+    them.
+    """
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",
@@ -246,7 +248,7 @@ async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[in
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: str) -> bool:
-    """Show what a relation in step lacks, if nothing else is shown of it; tell whether that is
+    """Show the gap of a ready relation unless it shows an error already; return whether it is
     new.
     """
     async with bookkeeping.connection() as connection:

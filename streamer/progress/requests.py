@@ -20,7 +20,7 @@ WAITING_FOR_TABLES: Final = "wait tables"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A row of streamer.request: what an operator asks for."""
+    """A row of streamer.request: an operator's request."""
 
     request_id: int
     relation_id: int
@@ -95,10 +95,10 @@ async def make_requests(
 async def take_requests(
     bookkeeping: Bookkeeping, source_id: int, pause: Callable[[int], None] = lambda _: None
 ) -> list[Request]:
-    """Take the requests for a source's relations, in order, storing the states they ask for.
+    """Take the requests for a source's relations, in order, storing the requested states.
 
-    *pause* is called with each relation that is to be paused, before anybody can see that it
-    is. Requests that concern rows in quarantine stay, see `quarantine_requests`.
+    *pause* is called with each relation to pause before readers can see that it is paused. Requests
+    about rows in quarantine stay, see `quarantine_requests`.
     """
     async with bookkeeping.connection() as connection, transaction(connection):
         rows = await connection.fetch(
@@ -131,7 +131,7 @@ def _request(row: Any) -> Request:
 
 
 async def _take_resync(connection: TargetConnection, request: Request) -> Request:
-    """Store that a resync is wanted; return what will be done."""
+    """Store the request for a resync; return its effect."""
     stored = await connection.fetch_value(
         _RESYNC_SQL, request.relation_id, json.dumps(Resync.from_json(request.options).to_json())
     )

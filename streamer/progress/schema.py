@@ -39,7 +39,7 @@ async def migrate(bookkeeping: Bookkeeping) -> None:
     are.
     """
     migrations = read_migrations("target")
-    # All or none: who looks at the bookkeeping meanwhile must not find it half made.
+    # All or none: other readers of the bookkeeping must not find it half created.
     async with bookkeeping.connection() as connection, transaction(connection):
         await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
         await connection.execute(
@@ -82,8 +82,9 @@ async def read_installation(bookkeeping: Bookkeeping) -> str:
 
 
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
-    """Drop the bookkeeping and our replication origins when no source is left in it; the
-    schema, too, if nobody else has anything there.
+    """Drop the bookkeeping and our replication origins when no source is left in it.
+
+    The schema goes too, if it has no objects of other programs.
     """
     async with bookkeeping.connection() as connection, transaction(connection):
         if not await connection.fetch_value("select exists (select from streamer.source)"):

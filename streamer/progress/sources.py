@@ -33,7 +33,7 @@ class SourceRecord:
     visible_time: datetime | None
     last_transaction: Landmark | None
     backlog: dict[str, Any] | None
-    """What was stored of it last: see `set_backlog`."""
+    """The values stored last: see `set_backlog`."""
     heartbeat_seconds: float | None
     heartbeat_overdue_seconds: float | None
     holder: str | None = None
@@ -151,7 +151,7 @@ async def reset_acknowledged(bookkeeping: Bookkeeping, source_id: int, lsn: Lsn)
 async def set_backlog(
     bookkeeping: Bookkeeping, source_id: int, backlog: dict[str, Any] | None
 ) -> None:
-    """Store what is known of a source's backlog; copies go by its ``throttled``."""
+    """Store the state of a source's backlog; copies obey its ``throttled``."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.source set backlog = $2::text::jsonb where id = $1",

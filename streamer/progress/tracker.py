@@ -72,7 +72,7 @@ class LanePending:
 
 
 class ProgressTracker:
-    """Knows what may be acknowledged to one source."""
+    """Computes the position to acknowledge to one source."""
 
     def __init__(self, start_lsn: Lsn) -> None:
         self.newest_lsn = start_lsn

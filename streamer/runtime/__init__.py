@@ -1,1 +1,1 @@
-"""Who runs: pipelines of sources, the shared parts, and their supervision."""
+"""The running parts: pipelines of sources, shared services, and their supervision."""

@@ -1,8 +1,8 @@
-"""The long-running process: what all sources share, and a supervisor for each source.
+"""The long-running process: services that all sources share, and a supervisor for each source.
 
-Stopping has two phases. First intake ends and what was dispatched becomes durable; then the source
-hears of it, so a restart does not bring it again. What takes longer is given up: nothing is lost,
-because what is not durable was never acknowledged.
+Stopping has two phases. First intake ends and dispatched changes become durable; then the pipelines
+acknowledge them, so that a restart does not repeat them. After a time limit the rest is dropped.
+Nothing is lost, because changes that are not durable were never acknowledged.
 """
 
 import asyncio
@@ -136,8 +136,8 @@ class Engine:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Run to the end. Raises StreamerError for what ends the process, ExceptionGroup for
-        defects.
+        """Run to the end. Raises StreamerError for an error that ends the process, ExceptionGroup
+        for defects.
         """
         _raise_file_limit()
         # Windows hold hundreds of thousands of rows, none of them in a cycle: looking for cycles at
@@ -416,15 +416,15 @@ class Engine:
         return self._guards[source.label][0]
 
     def _guarded(self, source: SourceMapping) -> SourceMapping:
-        """Return what to guard: nothing new where a source is only to be brought up to a point."""
+        """Return the sources to guard: none if the source only runs up to a point."""
         if self._condition.lsn is None:
             return source
         return replace(source, max_retained_wal_bytes=None)
 
     async def _remove(self, supervisor: Supervisor) -> None:
-        """Stop a source, take away what was made there, and forget it; the target keeps its rows.
+        """Stop a source, remove its objects there, and forget it; the target keeps its rows.
 
-        A slot that nobody reads would keep the source's WAL until its disk is full.
+        A slot without a reader would retain the source's WAL until its disk is full.
         """
         assert self._services is not None
         await self._stop([supervisor])
@@ -449,8 +449,8 @@ class Engine:
         log.info("source removed", source=source.label)
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
-        """Speak of sources that the target knows and the configuration does not: nobody reads
-        their slots.
+        """Log the sources that the target knows and the configuration lacks: their slots have no
+        reader.
         """
         if self._is_partial:
             return
@@ -482,7 +482,7 @@ class Engine:
         for supervisor in self.supervisors:
             supervisor.look_for_requests(was_asked=was_asked)
 
-    # ---- what operators see --------------------------------------------------------------------
+    # ---- operators' views -----------------------------------------------------------------------
 
     def readiness(self) -> list[dict[str, str]]:
         """Return why not everything is in step; empty when it is."""
@@ -538,9 +538,7 @@ class Engine:
 
 
 async def _check_resolves(mapping: Mapping) -> None:
-    """See that the rules fit what the sources have, as far as they can be reached. Raises
-    MappingError.
-    """
+    """Check that the rules fit the sources that answer. Raises MappingError."""
     for source in mapping.sources:
         try:
             async with connection(source) as plain:

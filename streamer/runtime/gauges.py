@@ -34,7 +34,7 @@ _OF_SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SourceGauges:
-    """What is known of one source. ``values``: by the name of their metric."""
+    """The gauges of one source. ``values``: by the name of their metric."""
 
     names: tuple[str, str]
     values: dict[str, float]
@@ -46,7 +46,7 @@ class SourceGauges:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one scrape shows. ``backlogs``: values by name, for sources that are guarded."""
+    """The facts of one scrape. ``backlogs``: values by name, for guarded sources."""
 
     is_target_well: bool
     target_silent_seconds: float
@@ -57,7 +57,7 @@ class Facts:
 def read_facts(
     supervisors: Sequence[Supervisor], guards: Sequence[BacklogGuard], target: TargetHealth
 ) -> Facts:
-    """Read what a scrape shows; in the event loop, and quickly."""
+    """Read the facts of a scrape; in the event loop, and quickly."""
     facts = Facts(target.is_well, target.silent_seconds)
     for guard in guards:
         if (backlog := guard.backlog) is not None:

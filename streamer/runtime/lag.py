@@ -20,7 +20,7 @@ class Lag:
 
     @property
     def visible_time(self) -> int:
-        """What was committed at the source before then is visible; 0 if that is not known."""
+        """Commits at the source before this time are visible; 0 if unknown."""
         oldest = self._tracker.oldest_time
         return self._received_time if oldest is None else oldest
 

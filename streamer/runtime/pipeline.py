@@ -6,13 +6,13 @@
       → worker    apply/worker.py          shares to windows, windows to target transactions
         or drainer apply/drainer.py        the same for lanes that are held
       → events    runtime/table_events.py  a lane reports what it has committed
-      → tracker   progress/tracker.py      what is durable before the first gap
+      → tracker   progress/tracker.py      the durable LSN before the first gap
       → feedback  here                     stored in the target, then acknowledged to the source
 
 A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session`), and runs
-the tasks that stream. It ends when the source is lost, an error needs a person, or a stop is asked
-for. A stop ends the reader first, then lets dispatched changes become durable, and then tells the
-source how far the target is.
+the tasks that stream. It ends when the source is lost, an error needs an operator, or a stop is
+asked for. A stop ends the reader first, then lets dispatched changes become durable, and then tells
+the source how far the target is.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Pipeline:
         """The open session while the source streams."""
 
     async def run(self) -> None:
-        """Stream until `stop` is set. Raises StreamerError for what ends this attempt."""
+        """Stream until `stop` is set. Raises StreamerError for an error that ends this attempt."""
         try:
             if not await self._wait_for_lock():
                 return

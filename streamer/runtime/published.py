@@ -43,7 +43,7 @@ from streamer.source.publication import (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was stored of a relation when it was last seen."""
+    """The stored facts of a relation when it was last seen."""
 
     mark: str | None = None
     identity: str | None = None
@@ -51,7 +51,7 @@ class Known:
 
 @dataclass(slots=True)
 class Verdicts:
-    """What follows for relations; those that are not named keep on."""
+    """The consequences for relations; unnamed relations continue."""
 
     stopped: dict[MappedRelation, str] = field(default_factory=dict)
     copied: dict[MappedRelation, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Publishing:
         self._relations = relations
         self._known: dict[int, Known] = {}
         self._returned: set[int] = set()
-        """Mapped again: what was not published meanwhile, nobody else took out."""
+        """Mapped again: streamer itself took it out of the publication, no other session did."""
         self._renewed: set[MappedRelation] = set()
         """Not in step, and published for the copy that is to come."""
         self._roots: dict[int, int] = {}
@@ -97,7 +97,7 @@ class Publishing:
         self._lock = asyncio.Lock()
 
     def know(self, record: RelationRecord) -> None:
-        """Take what is stored of a relation."""
+        """Take the stored facts of a relation."""
         if record.has_returned:
             self._returned.add(record.relation_id)
         self._known[record.relation_id] = Known(record.publication_mark, record.identity)
@@ -107,14 +107,14 @@ class Publishing:
         self._source = source
 
     def renew(self, mapped: MappedRelation) -> None:
-        """A new copy of *mapped* is wanted: what was published before no longer matters."""
+        """A new copy of *mapped* is wanted: earlier gaps in its publication no longer matter."""
         self._renewed.discard(mapped)
 
     async def settle(self, plain: Connection) -> Verdicts:
-        """Publish every relation as its identity allows; say what follows for each.
+        """Publish every relation as its identity allows; return the consequences for each.
 
-        What follows is stored before this returns. Raises SourceDivergedError when a publication
-        that was in use is gone, and SourceRejectedError.
+        The consequences are stored before this returns. Raises SourceDivergedError when a
+        publication that was in use is gone, and SourceRejectedError.
         """
         async with self._lock:
             with translating(self._source.label):
@@ -137,7 +137,7 @@ class Publishing:
                     verdicts.copied[mapped] = "the application replaced it while it was copied"
                 else:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
-        # Whoever took a table out of a publication does not find it put in again at once.
+        # A session that took a table out of a publication does not find it back at once.
         left = {
             mapped.mapping.source
             for mapped in relations
@@ -189,7 +189,7 @@ class Publishing:
     def _check_there(
         self, publications: dict[str, Publication], relations: list[MappedRelation]
     ) -> None:
-        """Refuse to go on without a publication: what the slot still has to decode needs it."""
+        """Refuse to stream without a publication: the slot needs it to decode the rest."""
         there = {publication.oid for publication in publications.values()}
         lost = []
         for mapped in relations:
@@ -200,7 +200,7 @@ class Publishing:
             tables = ", ".join(str(mapped.mapping.source) for mapped in lost)
             resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
             raise SourceDivergedError(
-                f'publications of source "{self._source.label}" were dropped by somebody else, so '
+                f'publications of source "{self._source.label}" were dropped by another session, so '
                 "changes may be missing",
                 hint=f"these tables need a resync: {tables}; run: {resync}",
             )

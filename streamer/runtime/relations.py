@@ -57,7 +57,7 @@ class Relations:
 
     @property
     def table_waits(self) -> dict[str, str]:
-        """What tables wait for at the target, by the source's name."""
+        """The obstacles of tables at the target, by the source's name of the table."""
         return self._health.table_waits
 
     def __iter__(self) -> Iterator[MappedRelation]:
@@ -73,7 +73,7 @@ class Relations:
         return self._by_id.get(relation_id)
 
     def find(self, relation: Relation) -> MappedRelation | None:
-        """Return what a RELATION message speaks of, if that is mapped."""
+        """Return the relation that a RELATION message describes, if it is mapped."""
         known = self._by_relid.get(relation.relid)
         if known is not None and known[0] is relation:
             return known[1]
@@ -102,8 +102,8 @@ class Relations:
         error: str | None = None,
         hint: str | None = None,
     ) -> None:
-        """Set what is shown; the caller stores it. *hint*: the part of *error* that says what to
-        do.
+        """Set the state to show; the caller stores it. *hint*: the part of *error* with the next
+        step.
         """
         table = str(mapped.mapping.source)
         self._states[mapped] = state
@@ -212,8 +212,9 @@ class Relations:
         await until_applied(before, through_lsn)
 
     def set_aside(self, mapped: MappedRelation) -> None:
-        """Drop the changes of *mapped* from now on: only a copy that somebody asks for brings it
-        into step, so they need not keep WAL at the source.
+        """Drop the changes of *mapped* from now on, so that they retain no WAL at the source.
+
+        Only a copy that an operator requests makes it ready again.
         """
         mapped.skip_through_lsn = EVERYTHING
         mapped.is_set_aside = True
@@ -308,10 +309,10 @@ async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
 async def resolve_at(
     plain: Connection, source: SourceMapping, target_namespace: str
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
-    """Apply the rules of *source* to what it has. Raises MappingError.
+    """Apply the rules of *source* to its relations. Raises MappingError.
 
-    Tables that rules name and that are not there are mapped as well, without a definition: their
-    trouble is not that of the others.
+    Tables that rules name and the source lacks are mapped too, without a definition, so that they
+    do not disturb the others.
     """
     names = await read_relation_names(plain)
     names += source.exact_names.keys() - set(names)
@@ -331,6 +332,6 @@ def relation_source(
     claim: Claim,
     conversion: TextConversion | None = None,
 ) -> RelationSource:
-    """Return what applying changes needs to know of a relation; little, if it is not there."""
+    """Return the facts about a relation that applying needs; few, if the source lacks it."""
     facts = RelationSource(source.database, source.sid, claim, binary_types, conversion=conversion)
     return facts if relation is None else facts.with_definition(relation)

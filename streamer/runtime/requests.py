@@ -1,4 +1,4 @@
-"""What operators ask for while a source streams: pause, resume, resync, and quarantined changes."""
+"""Operators' requests while a source streams: pause, resume, resync, and quarantined changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from streamer.sync.states import State
 
 
 class Requests:
-    """Does what is asked of one source, for one attempt to stream it."""
+    """Fulfils the requests for one source, for one attempt to stream it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Requests:
         self._publish = publish
 
     async def follow(self, arrived: asyncio.Event) -> None:
-        """Do what operators ask for, as soon as they do."""
+        """Fulfil requests as soon as they arrive."""
         while True:
             await arrived.wait()
             arrived.clear()
@@ -61,7 +61,7 @@ class Requests:
                     )
 
     def _pause(self, relation_id: int) -> None:
-        """Hold what comes from now on. Who sees that a table is paused may go by that."""
+        """Hold later changes. A reader who sees that the table is paused may rely on that."""
         if (mapped := self._relations.get(relation_id)) is not None:
             self._relations.lane(mapped).keep(Hold.PAUSED)
 

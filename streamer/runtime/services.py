@@ -51,7 +51,7 @@ SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
 
 @dataclass(slots=True)
 class Health:
-    """What a running pipeline knows of itself; read by metrics and readiness."""
+    """A running pipeline's knowledge of itself; read by metrics and readiness."""
 
     state: str = "starting"
     error: str | None = None
@@ -65,5 +65,5 @@ class Health:
     table_hints: dict[str, str] = field(default_factory=dict)
     """The parts of these errors that this program made, and that hold no values of rows."""
     table_waits: dict[str, str] = field(default_factory=dict)
-    """What tables wait for whose state does not say so: a lock at the target."""
+    """The obstacles of tables whose state does not show them: a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)

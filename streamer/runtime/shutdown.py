@@ -1,7 +1,7 @@
-"""Signals: the first asks to stop in order, the second ends at once.
+"""Signals: the first requests an orderly stop, the second ends the process at once.
 
-Stopping in order is bounded: a server that answers nobody must not keep us. Ending abruptly loses
-nothing, because what is not durable was never acknowledged.
+An orderly stop is bounded: a server that does not answer must not delay it. An abrupt end loses
+nothing, because changes that are not durable were never acknowledged.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""Who owns a source's slot and publications, decided before anything is changed there.
+"""The owner of a source's slot and publications, decided before any change there.
 
-Two parts of the program use the slot. The pipeline claims it once the target is reached. The
-backlog guard drops it or reads it into a journal, also while the target is away, and needs a proof
-each time: the id of this installation in the publications' comments, or a claim of the pipeline.
+Two parts of the program use the slot. The pipeline claims it once it has reached the target. The
+backlog guard drops it or reads it into a journal, also while the target is away. The guard needs a
+proof each time: the id of this installation in the publications' comments, or a claim of the
+pipeline.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""Guards what the promise of one source rests on: its slot, its publications, replica identities.
+"""Guards the preconditions of one source: its slot, its publications, replica identities.
 
-The guard has a connection of its own, reads nothing but catalogs and waits for no lock on a user's
-table. What merely looks (partitions, heartbeats) has another connection and another task, see
-`streamer.runtime.source_survey`: a locked table keeps nobody from noticing a lost slot.
+The guard has its own connection, reads only catalogs and waits for no lock on a user's table. Mere
+observations (partitions, heartbeats) have another connection and another task, see
+`streamer.runtime.source_survey`. So a locked table cannot hide a lost slot.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
 
 class SourceWatch:
-    """The guard of one attempt to stream a source, and what follows from its verdicts."""
+    """The guard of one attempt to stream a source, and the consequences of its verdicts."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SourceWatch:
         self._replaced: set[MappedRelation] = set()
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped*, which needs a copy, is published and nobody has to ask for the copy."""
+        """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
         return not mapped.is_set_aside and mapped not in self._blocked
 
     async def begin(self, plain: Connection) -> None:
@@ -73,7 +73,7 @@ class SourceWatch:
     def follow(self, coordinator: SyncCoordinator, newest_lsn: Callable[[], Lsn]) -> None:
         """Let *coordinator* make the copies that become possible or necessary from now on.
 
-        *newest_lsn* returns the end of what was dispatched.
+        *newest_lsn* returns the end of the dispatched changes.
         """
         self._coordinator, self._newest_lsn = coordinator, newest_lsn
         self._publishing.is_being_copied = coordinator.is_at
@@ -112,7 +112,7 @@ class SourceWatch:
                     seen = await read_digest(plain, self._source, names, self._server.version)
                     if seen != digest or self._is_unsettled:
                         await self._settle(plain)
-                        digest = seen  # read before: what came meanwhile is seen next time
+                        digest = seen  # read before: the next look sees later changes
                 took = time.monotonic() - began
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))

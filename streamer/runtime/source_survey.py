@@ -1,7 +1,7 @@
-"""What merely looks at a source: heartbeats, partitions that brought rows, and the backlog's size.
+"""Mere observations of a source: heartbeats, partitions that brought rows, and the backlog's size.
 
-It may wait for a lock that a user's session holds, though not for long; nothing that the promise
-rests on waits with it, see `streamer.runtime.source_guard`.
+They may wait for a lock of a user's session, though not for long. No guard waits with them, see
+`streamer.runtime.source_guard`.
 """
 
 import asyncio

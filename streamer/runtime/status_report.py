@@ -109,7 +109,7 @@ class _StatusReport:
     async def _write_waiting(self) -> None:
         """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
 
-        Between two attempts a drainer waits for nobody, and what was written last stands.
+        Between two attempts a drainer waits for no session, and the last report stands.
         """
         busy: dict[int, MappedRelation] = {}
         reasons: dict[MappedRelation, str] = {}

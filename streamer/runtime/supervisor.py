@@ -1,9 +1,9 @@
-"""Keeps pipelines running, each on its own: one source's trouble is not the others'.
+"""Keeps pipelines running, each on its own: an error of one source does not disturb the others.
 
-What an error asks for decides what happens: a passing one is tried again after a back-off; one that
-a person must mend leaves the source in state ``error``, and is looked at again now and then, or at
-once when an operator asks for something. An error without a class of ours is a defect: it ends the
-source's attempt like one that a person must mend.
+The class of an error decides the reaction. After a transient error the supervisor retries with a
+back-off. An error that an operator must fix leaves the source in state ``error``; the supervisor
+retries now and then, and at once after an operator's request. An error that is no StreamerError is
+a defect, and ends the source's attempt like an error for the operator.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
-"""An attempt that held so long was no failed attempt: what ends it is new."""
+"""An attempt that lasted this long did not fail; its end is a new error."""
 
 
 class Supervisor:
@@ -95,7 +95,7 @@ class Supervisor:
             return time.monotonic() - self._confirmed_at
         return None if heartbeat is None else heartbeat.seconds
 
-    # ---- what the backlog guard asks (Runner) --------------------------------------------------
+    # ---- for the backlog guard (Runner) ---------------------------------------------------------
 
     @property
     def is_streaming(self) -> bool:
@@ -125,13 +125,13 @@ class Supervisor:
         else:
             self._may_stream.clear()
 
-    # ---- what operators ask --------------------------------------------------------------------
+    # ---- for operators --------------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> None:
-        """Go over to another url or other rules for this source.
+        """Switch to another url or other rules for this source.
 
-        Where that is possible, what stays goes on meanwhile. Raises StreamerError, and this
-        source then goes on as before.
+        If possible, unaffected relations continue meanwhile. Raises StreamerError; the source then
+        continues as before.
         """
         before, self.source = self.source, source
         self._lock.source = source
@@ -159,9 +159,7 @@ class Supervisor:
             self.begin_anew()
 
     def look_for_requests(self, *, was_asked: bool) -> None:
-        """See what operators ask for; with *was_asked* there is something, of this source or
-        another.
-        """
+        """Take operators' requests; with *was_asked* there is one, for this source or another."""
         if was_asked:
             self._requested.set()
         if self.pipeline is not None:
@@ -269,7 +267,9 @@ class Supervisor:
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what ended a pipeline: a defect before an error, an error before a cancellation."""
+    """Return the error that ended a pipeline: a defect before an error, an error before a
+    cancellation.
+    """
     leaves: list[BaseException] = []
 
     def collect(exc: BaseException) -> None:

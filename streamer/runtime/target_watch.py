@@ -53,7 +53,7 @@ class TargetState(enum.StrEnum):
 
 @dataclass(slots=True)
 class TargetHealth:
-    """What one process knows of the target. ``confirmed_at``: the monotonic time of its last
+    """One process's knowledge of the target. ``confirmed_at``: the monotonic time of its last
     answer.
     """
 
@@ -63,7 +63,7 @@ class TargetHealth:
     hint: str | None = None
     commands: list[str] = field(default_factory=list)
     since: datetime | None = None
-    """When the state began; None if nobody saw that."""
+    """When the state began; None if it began before this process."""
     confirmed_at: float | None = None
 
     @property
@@ -87,7 +87,7 @@ class TargetHealth:
         self._enter(TargetState.REACHABLE, None)
 
     def judge(self, error: StreamerError, address: TargetAddress) -> None:
-        """Take the state that *error* stands for, with what an operator can do about it."""
+        """Take the state for *error*, with the operator's next step."""
         match error:
             case TargetConnectionError():
                 state = TargetState.UNREACHABLE
@@ -111,7 +111,7 @@ class TargetHealth:
         self.state, self.error = state, error
 
     def to_json(self) -> dict[str, Any]:
-        """Return what status, readiness and page show."""
+        """Return the state for status, readiness and page."""
         return {
             "name": self.name,
             "state": self.state.value,

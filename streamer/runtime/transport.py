@@ -1,8 +1,8 @@
 """Text or binary: decided for a source at each start of its stream.
 
-One column that does not fit makes all of a source's values come as text, because that is how
-pgoutput is asked. What changes later is noticed when changes are planned
-(`streamer.apply.planner`); the source then begins again.
+One column that does not fit makes all values of a source come as text, because pgoutput takes one
+option for the stream. The planner notices later changes (`streamer.apply.planner`); the source then
+starts again.
 """
 
 from collections.abc import Iterable

@@ -829,7 +829,9 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     checker.configure("items: {}\nmore: {target: inner_.more}\n")
     await checker.mends(ERROR, "may not make temporary tables")
     checker.configure("items: {}\nmore: {target: nowhere_yet.more}\n")
-    await checker.finds(ERROR, 'schema "nowhere_yet": is missing, and streamer may not create it', "create schema")
+    await checker.finds(
+        ERROR, 'schema "nowhere_yet": is missing, and streamer may not create it', "create schema"
+    )
     checker.configure("items: {}\nmore: {target: inner_.more}\n")
     await checker.mends(ERROR, "may not use language plpgsql")
     target.execute("drop extension plpgsql")

@@ -1,13 +1,13 @@
 """When a source's journal is written, when it is read, and when it is deleted.
 
-A journal begins where the slot stands (`begin`), and from then on the slot is read into it, whether
-or not there is a target. The pipeline reads from it as long as it exists. When the target has
-caught up, writing stops (`stop_writing`), the pipeline takes in what is left and begins anew; it
-then finds that nothing in the journal is needed (`settle`), deletes it, and reads the slot itself.
+A journal begins at the slot's position (`begin`). From then on the slot is read into it, with or
+without a target. The pipeline reads from it as long as it exists. When the target has caught up,
+writing stops (`stop_writing`), the pipeline reads the rest and restarts. It then finds that nothing
+in the journal is needed (`settle`), deletes it, and reads the slot itself.
 
-What counts after a crash is `judge`: a journal is gone on with exactly if it holds everything
-between what the target has and what the source may have discarded. Nothing else says that there is
-no hole: a journal that is lost is found out because the slot is ahead of the target, as ever.
+After a crash, `judge` decides. streamer continues a journal if and only if it holds everything
+between the target's position and the position that the source may have discarded. No other check
+proves that there is no gap. A lost journal shows because the slot is ahead of the target.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ BEGIN_SECONDS: Final = 10.0
 
 
 class Verdict(enum.Enum):
-    """What is to be done about a journal."""
+    """The next step for a journal."""
 
     READ = enum.auto()
     NOT_NEEDED = enum.auto()
@@ -57,8 +57,10 @@ class Verdict(enum.Enum):
 
 
 def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Lsn) -> Verdict:
-    """Say what to do when the target has everything up to *acknowledged_lsn*, the journal what
-    comes from *start_lsn* to *end_lsn*, and the slot what comes from *confirmed_lsn* on. Pure.
+    """Return the next step for a journal.
+
+    The target has everything up to *acknowledged_lsn*, the journal everything from *start_lsn* to
+    *end_lsn*, and the slot everything from *confirmed_lsn* on. Pure.
     """
     if acknowledged_lsn == NOTHING:  # a target that has nothing begins with all there is
         acknowledged_lsn = start_lsn
@@ -68,7 +70,7 @@ def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Ls
 
 
 class Journaling:
-    """The journal of one source, if it has one. `run` belongs to whoever guards the source."""
+    """The journal of one source, if it has one. `run` belongs to the source's guard."""
 
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
@@ -170,11 +172,11 @@ class Journaling:
         await asyncio.to_thread(try_directory, self._path)
 
     def begin(self) -> None:
-        """Have the slot read into the journal from now on, as soon as nobody else reads it."""
+        """Have the slot read into the journal from now on, as soon as it has no other reader."""
         self._wanted.set()
 
     async def stop_writing(self) -> None:
-        """Leave the slot alone. Returns when nobody reads it."""
+        """Leave the slot alone. Returns when no task reads it."""
         self._wanted.clear()
         if self._writing is not None:
             self._writing.cancel()
@@ -191,7 +193,7 @@ class Journaling:
             start_lsn = await self._check(plain, server)
             if self.journal is not None:
                 await asyncio.to_thread(self.journal.rewind)
-            # Whole transactions only, in order, as text: what was sent can always be applied.
+            # Whole transactions only, in order, as text: they can always be applied.
             options = StreamOptions.for_version(
                 server.version,
                 source,
@@ -203,7 +205,7 @@ class Journaling:
             )
             try:
                 failpoint("journal.slot_taken")
-                # Nobody can move it any more.
+                # No other program can move it any more.
                 start_lsn = await self._check(plain, server)
                 await self._create(server, start_lsn)
                 await self._run(stream, server, start_lsn)
@@ -257,7 +259,7 @@ class Journaling:
         )
         await journaler.run()
 
-    # ---- what the pipeline asks ----------------------------------------------------------------
+    # ---- for the pipeline -----------------------------------------------------------------------
 
     async def settle(
         self, plain: Connection, server: SourceServer, acknowledged_lsn: Lsn
@@ -273,14 +275,14 @@ class Journaling:
         except TimeoutError:
             raise SlotInUseError(
                 f'the journal of "{self.source.label}" has not begun: '
-                f"{self.error or 'somebody else reads the slot'}"
+                f"{self.error or 'another program reads the slot'}"
             ) from None
         journal = self.journal
         slot = await read_slot(plain, self.source.slot)
         if slot is None or slot.confirmed_flush_lsn is None:
             return None
         if self._is_damaged and slot.confirmed_flush_lsn <= acknowledged_lsn:
-            await self.discard()  # whatever was in it, the target has it or the source
+            await self.discard()  # the target or the source has all of its changes
         if journal is None or journal.identity.system_identifier != server.system_identifier:
             return None
         verdict = judge(

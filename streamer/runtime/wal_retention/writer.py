@@ -1,7 +1,7 @@
 """Reads a slot into a journal: frames in, flushed records and status updates out.
 
-Needs nothing of the target. What is acknowledged is on disk here, and that alone: whatever fails,
-the source sends again what comes behind it.
+It needs nothing of the target. Acknowledged changes are on disk here and nowhere else. After any
+failure the source sends everything behind them again.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Journaler:
             if not records:
                 continue
             before = self._journal.end_lsn
-            # A thread cannot be cancelled, and nobody else may touch the files before it ends.
+            # A thread cannot be cancelled, and no other task may touch the files before it ends.
             writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write, records))
             try:
                 await asyncio.shield(writing)
