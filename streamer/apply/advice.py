@@ -1,7 +1,6 @@
-"""What helps when the target refuses a change. The command that works for this SQLSTATE goes first.
+"""Help for a change that the target rejects. The command that works for this SQLSTATE goes first.
 
-The drainer tries again by itself every few seconds, so no command is needed after the cause is
-gone. Pure.
+The drainer retries every few seconds, so no command is needed after the cause is gone. Pure.
 """
 
 import re
@@ -28,7 +27,7 @@ _QUARANTINE = "set `on_error: quarantine` for this table"
 
 
 def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
-    """Complete *error*, raised by a change of *mapped*, with its row and what helps."""
+    """Complete *error*, raised by a change of *mapped*, with its row and the next step."""
     error.message = _located(error)
     if plan is None or (error.hint is not None and not isinstance(error, IdentityError)):
         return

@@ -13,13 +13,13 @@ from streamer.mapping.rules import RelationMapping
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import SID
 
-# From pg_type, which says the same of these in versions 12 to 18 (of multiranges, from 14 on).
-# Taken is what has OIDs that were assigned by hand, functions to send and receive that are each
-# other's inverse, and values that mean the same in every database. So not here: regclass and its
+# From pg_type, which is the same for these in versions 12 to 18 (multiranges: from 14 on). A type
+# qualifies if its OID was assigned by hand, its send and receive functions are each other's
+# inverse, and its values mean the same in every database. So these are missing: regclass and its
 # like (an OID of this database), aclitem (no functions), pg_node_tree and statistics (cannot be
-# received), int2vector and oidvector (for catalogs), tsquery (an empty one is sent, but not
-# received), whatever an extension or a user made, and domains, which have OIDs of their own. An
-# array carries the OID of its elements, and sends them as they would be.
+# received), int2vector and oidvector (for catalogs), tsquery (an empty one can be sent, but not
+# received), types of extensions and users, and domains, which have OIDs of their own. An array
+# carries the OID of its elements, and sends them in their own format.
 BINARY_TYPES: Final = {
     "bool": (16, 1000),
     "bytea": (17, 1001),
@@ -88,7 +88,7 @@ INTERVALS: Final = frozenset(BINARY_TYPES["interval"])
 
 _ALL: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
 TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
-"""Types that receive the bytes of a text: what a ``sid`` may be."""
+"""Types that receive the bytes of a text: the possible types of ``sid``."""
 
 VERSION_MIN: Final = 14_00_00
 """Of a source that can send binary."""

@@ -9,7 +9,7 @@ import asyncio
 from typing import Final, Protocol
 
 SOURCE_BYTES_MIN: Final = 1024 * 1024
-"""What a source may queue however many there are."""
+"""Bytes that each source may queue, regardless of the number of sources."""
 
 
 class Queued(Protocol):
@@ -20,7 +20,7 @@ class Queued(Protocol):
 
 
 class Budget:
-    """Counts what is queued. `take` and `give` never wait."""
+    """Counts queued bytes. `take` and `give` never wait."""
 
     def __init__(self, bytes_max: int, source_min: int = SOURCE_BYTES_MIN) -> None:
         self._bytes_max = bytes_max

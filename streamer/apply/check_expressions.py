@@ -10,10 +10,11 @@ from streamer.target.connection import TargetConnection
 async def confirm_expressions(
     connection: TargetConnection, plan: ApplyPlan, source_types: dict[str, str]
 ) -> None:
-    """Raise MappingError for an expression of *plan* that the target refuses, or whose value has
-    another type there than at the source: *source_types*, by the target's columns.
+    """Raise MappingError for an expression of *plan* that the target rejects, or whose value has
+    another type there than at the source.
 
-    Nothing is executed, and nothing planned: that might evaluate what is constant.
+    *source_types*: the types at the source, by target column. Nothing is executed or planned,
+    because planning might evaluate constants.
     """
     mapping = plan.mapping
     if plan.filter is not None:
@@ -61,6 +62,6 @@ async def _describe(connection: TargetConnection, plan: ApplyPlan, place: str, s
         raise MappingError(
             f'{place} of table "{plan.mapping.source}" is refused by the target: '
             f"{exc.message.removeprefix('target: ')}",
-            hint="it must mean the same there as at the source: correct it, or make there what it "
-            "needs",
+            hint="it must mean the same there as at the source: correct it, or create its types "
+            "and collations there",
         ) from exc

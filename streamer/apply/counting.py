@@ -1,4 +1,4 @@
-"""Counts what workers and drainers have committed, for the metrics."""
+"""Counts the commits of workers and drainers, for the metrics."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,15 +1,15 @@
-"""Applying what held lanes have, carefully and without making anybody wait.
+"""Applies the changes of held lanes, carefully and without delaying others.
 
-A drainer task runs for each held lane; a few of them work at a time, each on a connection of its
-own. It tries a window as a set; if the target does not take it, in exact order, up to the
-transaction at fault, or around the changes at fault if these go into quarantine. A lane of which
-rows are in quarantine stays held, because what follows them has to be told from the rest. A passing
-trouble (a lock, a deadlock, a full disk) is tried again with a back-off, and so is everything else,
-every few seconds: whoever mends the cause need not tell. When nothing is left the lane goes live
-again.
+A drainer task runs for each held lane. A few of them work at the same time, each on its own
+connection. A drainer tries a window as a set. If the target rejects it, the drainer writes in exact
+order, up to the transaction at fault, or around the changes at fault if these go into quarantine. A
+lane with rows in quarantine stays held, because later changes of these rows must follow them. The
+drainer retries a transient error (a lock, a deadlock, a full disk) with a back-off, and any other
+error every few seconds, so an operator who fixes the cause need not report it. When nothing is left
+the lane becomes live again.
 
-A share larger than memory is written in pieces inside one target transaction, while the rest of it
-may still be arriving. Dying, or losing the source, in the middle of it rolls all of it back.
+A lane transaction larger than memory is written in pieces inside one target transaction, while the
+rest of it may still arrive. A crash, or the loss of the source, rolls all of it back.
 """
 
 import asyncio
@@ -176,7 +176,7 @@ class Drainer:
             self._slots.release()
 
     async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
-        """Apply some of what *lane* holds, on a connection of the pool."""
+        """Apply some of the changes that *lane* holds, on a connection of the pool."""
         writer = self._idle.pop() if self._idle else self._new_writer()
         lane.is_draining = True
         try:
@@ -269,7 +269,7 @@ class _Turn:
                 if exc.retry is Retry.TIMED:
                     raise
                 await self._writer.rollback()
-                # With the plans there are now: what was refused may be so by a former definition.
+                # With the present plans: an earlier definition may have caused the rejection.
                 for share in shares:
                     self._planner.forget(share)
                 window, error = await self._window(shares)
@@ -282,7 +282,7 @@ class _Turn:
                 await self._writer.rollback()
             raise
         finally:
-            # Also when cancelled: what is not durable stays in the lane.
+            # Also when cancelled: changes that are not durable stay in the lane.
             self._lane.drained(done)
             if done:
                 self._durable(window, done)
@@ -490,9 +490,9 @@ class _Turn:
     async def _looking_ahead(
         self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
     ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
-        """Read what follows *piece*, if it is not the last one, while that is being written.
+        """Read the piece after *piece*, if it is not the last one, while *piece* is being written.
 
-        So the target has something to do while we prepare, and we while it works.
+        So the target works while this process prepares, and the other way round.
         """
         if piece.end_lsn is not None:
             yield None
@@ -520,7 +520,7 @@ class _Turn:
         for mapped, changes, plan in window.parts[0]:
             for start in range(0, len(changes.payloads), AHEAD_ROWS):
                 window.relations[mapped].add(plan, changes.payloads[start : start + AHEAD_ROWS])
-                await asyncio.sleep(0)  # what is being written goes first
+                await asyncio.sleep(0)  # the write in progress goes first
         return shares, window
 
     async def _write_piece(

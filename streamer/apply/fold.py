@@ -1,10 +1,9 @@
-"""A window of changes to net changes: what is left to do when all changes of a key are folded into
-one.
+"""A window of changes to net changes: the result of folding all changes of a key into one.
 
 Rows of different keys do not depend on each other, so within one target transaction the order
 between keys does not matter: deletes first, then updates, then inserts. Values are folded column by
-column, because an unchanged TOAST value must not overwrite one that came earlier in the window.
-Whatever cannot be folded without changing the outcome raises `NotFoldable`; the window is then
+column, because an unchanged TOAST value must not overwrite one that came earlier in the window. A
+change that cannot be folded without changing the outcome raises `NotFoldable`; the window is then
 applied in exact order, which also finds the change at fault.
 
 A key alone does not prove that a change is about the pending row of that key: a source whose key is
@@ -236,7 +235,7 @@ class Fold:
             self.deletes[key] = None
 
     def _move(self, old_key: Any, key: Any, row: Row) -> None:
-        """Take a row from *old_key* to *key*, which nobody else may hold any more."""
+        """Move a row from *old_key* to *key*, which no other row may hold any more."""
         origin = old_key
         older: Row | None = None
         if old_key in self.inserts:

@@ -1,15 +1,15 @@
 """Lanes: sequences of changes that are applied in order.
 
-With ``consistency: table`` every mapped relation has a lane of its own; with ``consistency:
-transaction`` the relations of a source that are in step share one, so that a source transaction
-becomes visible as a whole. A lane is either *live*, its shares going to an apply worker's queue, or
-*held*: its shares go to a spool on disk, from where a drainer applies them on a connection of its
-own, when it may. Holding is how one relation waits (for its copy, for a lock, for an operator, for
-a target that takes a row again, for the end of a transaction too large for memory) without the
-others waiting with it.
+With ``consistency: table`` every mapped relation has its own lane. With ``consistency:
+transaction`` the ready relations of a source share one, so that a source transaction becomes
+visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
+worker. A held lane sends them to a spool on disk, from which a drainer applies them on its own
+connection when it may. A relation is held while it waits: for its copy, for a lock, for an
+operator, for the target to accept a row again, for the end of a transaction too large for memory.
+The others do not wait with it.
 
-Order never depends on who applies: a drainer begins after everything handed to the worker is
-settled, and a lane goes live again only when its spool is empty.
+Order never depends on worker and drainer: a drainer begins after everything handed to the worker is
+settled, and a lane becomes live again only when its spool is empty.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class RelationSource:
     """Facts about a relation's source that its plans need and RELATION messages lack.
 
     ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
-    ``conversion``: what turns its text into UTF-8, where the source sends another encoding.
+    ``conversion``: converts its text to UTF-8, if the source sends another encoding.
     ``unique_keys``: columns whose values no two rows share, not even within a transaction.
     """
 
@@ -72,10 +72,10 @@ class RelationSource:
 
 
 class MappedRelation:
-    """A source relation that is mapped: its place in the bookkeeping and how far the target has it.
+    """A mapped source relation: its place in the bookkeeping, and the target's progress.
 
-    ``end_lsn`` is the value that the progress row has now; only whoever commits changes of this
-    relation moves it. ``plans``: how its changes are applied, by definition, newest last.
+    ``end_lsn`` is the present value of the progress row; only the task that commits changes of this
+    relation moves it. ``plans``: the ways to apply its changes, by definition, newest last.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class MappedRelation:
         self.skip_through_lsn = end_lsn
         """Changes of transactions that end here or before are in the target already."""
         self.is_set_aside = False
-        """Changes are missing, so those that come are of no use until somebody asks for a copy."""
+        """Changes are missing, so later ones are of no use until an operator requests a copy."""
         self.relid: int | None = None
         """Oid of the source's table that the target has; another one of that name is another table.
         """
@@ -144,7 +144,7 @@ class MappedRelation:
         return None
 
     def set_plan(self, plan: ApplyPlan) -> None:
-        """Apply what comes next by *plan*."""
+        """Apply later changes by *plan*."""
         self.plan = plan
         self._confirmed.clear()
 
@@ -159,7 +159,7 @@ class MappedRelation:
         self._confirmed = [*self._confirmed[1 - CONFIRMED_MAX :], relation]
 
     def forget(self, plan: ApplyPlan) -> None:
-        """Make another plan for what comes next."""
+        """Make another plan for later changes."""
         if self.plan is plan:
             self.plan = None
 
@@ -171,7 +171,7 @@ class MappedRelation:
         self.resync = Resync()
 
     def fills_like(self, mapping: RelationMapping | None) -> bool:
-        """Whether what *mapping* would fill the target with is what is there."""
+        """Whether the target's rows are those that *mapping* would produce."""
         own = self.mapping
         return mapping is not None and (
             (own.target, own.type, own.rule.expressions_mark)
@@ -227,7 +227,7 @@ BLOCKING = Hold.SYNC | Hold.PAUSED
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRequest:
-    """What an operator asks for of rows in quarantine: some of a relation, or all."""
+    """An operator's request about rows in quarantine: some rows of a relation, or all."""
 
     request_id: int
     mapped: MappedRelation
@@ -257,7 +257,7 @@ class ShareQueue(Protocol):
 
 
 class LaneOwner(Protocol):
-    """Who owns lanes and hears how they fare: the pipeline."""
+    """The owner of lanes, which hears of their progress: the pipeline."""
 
     @property
     def source(self) -> SourceMapping:
@@ -341,7 +341,8 @@ class Lane:
     """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
     has_open_share: bool = False
     is_ending: bool = False
-    """Its pipeline ends: what is not applied yet comes again, in a lane of the next attempt."""
+    """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
+    """
     requests: deque[QuarantineRequest] = field(default_factory=deque)
     """Fulfilled by the drainer, before anything else."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -468,7 +469,7 @@ class Lane:
         spool.rewind()
 
     def discard_open(self) -> None:
-        """The connection was lost inside a transaction; what came of it will come again."""
+        """The connection was lost inside a transaction; the source sends its changes again."""
         if self.has_open_share:
             assert self.spool is not None
             self.spool.discard_open()

@@ -1,9 +1,8 @@
-"""How the changes of one relation become changes of its target: decided once per definition of
-either.
+"""The translation of one relation's changes into changes of its target: decided once per
+definition.
 
-A plan combines what RELATION said about the source, what the mapping wants and what the target's
-catalogs show. It is immutable; a new RELATION message or a change of the target makes a new one.
-Pure.
+A plan combines the RELATION message of the source, the rule of the mapping and the catalogs of the
+target. It is immutable; a new RELATION message or a change of the target leads to a new plan. Pure.
 """
 
 import enum
@@ -46,10 +45,11 @@ class Identity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column that is written: where its value is in the source's row, and where it goes.
+    """A column of the target that is written: the position of its value in the source's row, and
+    its name.
 
-    ``expression``: what is written in place of that value; there may be none, and then ``position``
-    is negative.
+    ``expression``: the SQL in place of that value; without a source value, ``position`` is
+    negative.
     """
 
     position: int
@@ -62,7 +62,7 @@ class PlanColumn:
 
     @property
     def cast(self) -> str:
-        """What turns an expression's value into one of the column's type, at the target."""
+        """The cast from an expression's value to the column's type, at the target."""
         return computed_cast(self.target, of_target=True)
 
 
@@ -80,11 +80,11 @@ class PlanInput:
 
 
 def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
-    """Return what makes an expression's value fit a column, on either side.
+    """Return the cast that makes an expression's value fit a column, on either side.
 
-    Both sides must get the same from it, so it is one and the same cast, to the column's type where
-    every server has that, else to text, which the target reads as a value of the column's type. The
-    type's modifier is left to the writing itself, which refuses what a cast would cut off.
+    Both sides must compute the same value, so they use the same cast: to the column's type if every
+    server has it, else to text, which the target reads as a value of the column's type. The write
+    itself applies the type's modifier, because it rejects values that a cast would truncate.
     """
     if 0 < target.base_oid < STABLE_OIDS_END:
         return f"::{target.plain_type}"
@@ -114,7 +114,7 @@ class ApplyPlan:
     number: int = field(default=0, compare=False)
     inputs: tuple[PlanInput, ...] = ()
     conversion: TextConversion | None = None
-    """What turns the source's text into UTF-8, if the source sends another encoding."""
+    """Converts the source's text to UTF-8, if the source sends another encoding."""
 
     @property
     def filter(self) -> Expression | None:
@@ -260,12 +260,11 @@ def make_plan(
 
     *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
     its unique indexes that are not deferrable. *has_partial_key*: columns of the key are generated,
-    so they are not sent and the others tell no rows apart. *is_partitioned*: its
-    partitions may have replica identities of their own. *type_names*: the source's types by column,
-    to name in an ALTER TABLE. *input_types*: the same, with their collations, for columns that
-    expressions use; *computed_types*: what expressions give, by the target's columns. Raises
-    TargetSchemaError with what to run at the target, MappingError for an expression that does not
-    fit the source.
+    so they are not sent and the others do not identify rows. *is_partitioned*: its partitions may
+    have replica identities of their own. *type_names*: the source's types by column, to name in an
+    ALTER TABLE. *input_types*: the same, with their collations, for columns that expressions use.
+    *computed_types*: the types of expressions, by target column. Raises TargetSchemaError with the
+    statement to run at the target, MappingError for an expression that does not fit the source.
     """
     if target is None:
         raise TargetSchemaError(
@@ -322,7 +321,7 @@ def _inputs(
         position = names.index(name)
         kind = types.get(name, "text")
         there = stored.get(position)
-        # A type that differs in the least may not give back what it was given.
+        # A slightly different type may not return the value that it was given.
         same = there is not None and there.type == kind.partition(" collate ")[0]
         inputs.append(PlanInput(position, name, kind, there.name if there and same else None))
     return tuple(inputs)
@@ -336,7 +335,7 @@ def _with_computed(
     *,
     has_sid: bool,
 ) -> tuple[PlanColumn, ...]:
-    """Put in what `set` computes: in place of the source's own value, or beside."""
+    """Add the computed columns of `set`: in place of the source's own value, or beside."""
     by_name = {column.name: column for column in columns}
     ours: tuple[str, ...] = (SID,) if has_sid else ()
     if mapping.type is TableType.HISTORY:
@@ -461,7 +460,7 @@ def match_columns(
             is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
             if not is_ignored and not mapping.is_optional(column.name):
                 missing.append((column.name, name))
-        elif not there.generated:  # what the target computes, it computes
+        elif not there.generated:  # the target computes its own generated columns
             columns.append(PlanColumn(position, there))
     return tuple(columns), missing
 

@@ -40,7 +40,7 @@ from streamer.target.connection import (
 )
 
 AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
-"""Asks the source of a database and sid what columns a table has now."""
+"""Asks the source of a database and sid for the present columns of a table."""
 
 AskRelation = Callable[[str, str | None, RelationName], Awaitable[SourceRelation | None]]
 """Asks the source of a database and sid for the definition of a table; None if it is not there."""
@@ -62,7 +62,7 @@ _TARGETS_SQL: Final = "select distinct target from streamer.relation"
 
 
 class Planner:
-    """Makes plans and keeps the newest of each relation. Shared by all who apply changes."""
+    """Makes plans and keeps the newest of each relation. Workers and drainers share it."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class Planner:
         self._numbers = itertools.count(1)
 
     async def plans(self, share: LaneTransaction) -> list[ApplyPlan | None]:
-        """Return a plan for each of a share's changes; None for those that the target has.
+        """Return a plan for each of a lane transaction's changes; None for changes that the target
+        has.
 
-        May add columns to the target, which waits for whoever is writing there. Raises
-        TargetSchemaError when the target does not fit, TransportError when it does but not in
-        binary, TargetContentionError, TargetConnectionError.
+        May add columns to the target, which waits for sessions that write there. Raises
+        TargetSchemaError if the target does not fit, TransportError if it fits but not in binary,
+        TargetContentionError, TargetConnectionError.
         """
         plans: list[ApplyPlan | None] = []
         for mapped, changes in share.changes:
@@ -181,10 +182,10 @@ class Planner:
         return plan
 
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
-        """Refuse a table whose deletes would change rows of another table of ours.
+        """Refuse a table whose deletes would change rows of another mapped table.
 
-        Tables are written side by side: such an action may meet rows that the source has inserted
-        again since, and nobody would notice.
+        Workers write tables in parallel, so such an action may delete rows that the source has
+        inserted again since, without an error.
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return
@@ -264,7 +265,7 @@ class Planner:
         )
 
     async def _describe(self, mapped: MappedRelation) -> ExpressionFacts:
-        """Return what the source says of expressions."""
+        """Return the source's verdict on expressions."""
         mapping = mapped.mapping
         if not mapping.rule.expressions:
             return ExpressionFacts({}, {})
@@ -284,7 +285,7 @@ class Planner:
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
     ) -> dict[str, str]:
-        """Return what the types of columns are called; without those that nobody knows."""
+        """Return the names of the columns' types, without those that neither server knows."""
         source = mapped.source
         keys = type_keys(relation, names)
         async with self._target(mapped) as connection:
@@ -335,7 +336,7 @@ def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
 def judge_added(
     names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
 ) -> dict[str, AddedColumn]:
-    """Say what columns are that the target lacks, by the numbers of those that it was filled with.
+    """Return the definitions of columns that the target lacks, by their numbers at the last copy.
 
     A column that the source no longer has by that name is left out. Pure.
     """

@@ -1,11 +1,10 @@
-"""Changes on disk, in order: what a held lane has, and streamed transactions that have not
-committed.
+"""Changes on disk, in order: those of a held lane, and streamed transactions before their commit.
 
-Nothing here is durable, and nothing needs to be: what is spooled counts as in flight, so after a
-crash the source sends it again. Files live in a directory of the process's own, which is removed at
-its end, or by the next process when it died.
+Nothing here is durable, and nothing needs to be: spooled changes count as in flight, so after a
+crash the source sends them again. Files live in a directory of the process, which it removes at its
+end, or the next process after a crash.
 
-A lane's spool is a row of segment files. It is read from one position while it is written at the
+A lane's spool is a row of segment files. It is read at one position while it is written at the
 other; segments that were read and released are deleted.
 """
 
@@ -320,7 +319,7 @@ class LaneSpool:
 
     @property
     def held(self) -> Held:
-        """What is not released."""
+        """The part that is not released."""
         return self._held
 
     def read(self, size: int) -> list[LaneTransaction]:
@@ -445,12 +444,12 @@ class _ShareReader:
         return share
 
     def take_piece(self) -> LaneTransaction | None:
-        """Return what has been read of a share whose end has not been, if that is anything."""
+        """Return the part of a lane transaction that was read before its end, if any."""
         if self._transaction is None or self._size == 0:
             return None
         mapped, changes = self._changes[-1]
         piece = self._take_share(None)
-        # What follows belongs to the same relation until the spool says otherwise.
+        # Later changes belong to the same relation until the spool names another.
         self._changes.append((mapped, Changes(changes.relation, self._payloads)))
         return piece
 
@@ -477,7 +476,7 @@ class StreamedSpool:
         self._segment.append(rest)
 
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what was appended, in that order, some at a time."""
+        """Yield the appended messages, in order, some at a time."""
         position = 0
         while position < self._segment.size:
             data = self._segment.read(position)

@@ -130,7 +130,8 @@ class TargetTransaction:
                 "select set_config('lock_timeout', $1, false)", str(milliseconds)
             )
             if self._given_up is not None:
-                # It may not know yet that we are gone, and hold what we are about to lock.
+                # The server may not have noticed yet that the client is gone, and hold locks that
+                # the next attempt needs.
                 await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
                 self._given_up = None
         except BaseException:
@@ -139,7 +140,7 @@ class TargetTransaction:
         self._connection = connection
 
     def disconnect(self) -> None:
-        """Drop the connection; the server rolls back what was not committed."""
+        """Drop the connection; the server rolls back uncommitted changes."""
         if self._connection is not None:
             self._given_up = self._connection.backend_pid
             self._connection.terminate()
@@ -149,7 +150,7 @@ class TargetTransaction:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
-        self._committing = {}  # nobody who comes later has a part in that commit
+        self._committing = {}  # later callers have no part in that commit
 
     # ---- the transaction -----------------------------------------------------------------------
 
@@ -212,8 +213,7 @@ class TargetTransaction:
                 raise _fenced(fenced)
         failpoint("apply.before_commit")
         self._committing = dict(moved)
-        # Cancelled here, we still learn whether the commit was made: what is durable must be known
-        # so.
+        # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
         committing = asyncio.ensure_future(self.target.commit())
         try:
             await asyncio.shield(committing)

@@ -1,13 +1,13 @@
 """An apply worker: a queue, a window that fills, and a window that is being committed.
 
 While one window is written to the target, the next is decoded and folded, so Python and the server
-work at the same time. A window closes when ``commit_interval`` has passed since its first change,
-when it is large, or when the worker has run dry. It always ends at source commits.
+work at the same time. A window closes ``commit_interval`` after its first change, when it is large,
+or when the queue is empty. It always ends at source commits.
 
-The worker knows one way to apply a window. A lane whose changes the target does not take that way,
-for whatever reason, is given back: it is then held, and a drainer (`streamer.apply.drainer`) finds
-out what is wrong without making the other lanes wait. A lost connection is retried here, with the
-same window.
+The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
+worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drainer`) finds
+the cause without delaying the other lanes. The worker itself retries after a lost connection, with
+the same window.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _LINGER_SECONDS_MIN: Final = 0.002
 
 @dataclass(slots=True)
 class Window:
-    """What goes into one target transaction."""
+    """The changes of one target transaction."""
 
     lanes: dict[Lane, LaneWindow] = field(default_factory=dict)
     opened_at: float = 0.0
@@ -152,7 +152,7 @@ class Worker:
     # ---- filling -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Apply what is queued until cancelled."""
+        """Apply queued changes until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._fill(), name=f"apply-{self.number}-fill")
@@ -163,7 +163,7 @@ class Worker:
     async def _fill(self) -> None:
         turn_began = time.monotonic()
         while True:
-            while not self._queue:  # what arrived may have been taken back before this task ran
+            while not self._queue:  # queued changes may have been taken back before this task ran
                 self._arrived.clear()
                 await self._arrived.wait()
                 turn_began = time.monotonic()
@@ -203,7 +203,7 @@ class Worker:
                 self._metrics.count_error(exc, source.database, source.sid)
                 await backoff.wait()
             except StreamerError:
-                # A drainer will meet the same and report it. What is being committed now comes
+                # A drainer will meet the same error and report it. The commit in progress goes
                 # first.
                 break
         self._give_back(lane)
@@ -309,9 +309,9 @@ class Worker:
 
     @contextlib.contextmanager
     def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
-        """*lane* is written in this block: end that if it takes long and others wait for it.
+        """*lane* is written in this block: end that if it takes long while others wait for it.
 
-        A drainer then begins it again, and makes nobody wait.
+        A drainer then starts it again, without delaying others.
         """
         loop = asyncio.get_running_loop()
 

@@ -335,10 +335,10 @@ class Writer:
             await self._check_types(plan)
 
     async def _check_types(self, plan: ApplyPlan) -> None:
-        """Make sure that values were received as what they are.
+        """Make sure that values arrived with the type that they were sent as.
 
-        A text that does not fit is refused, but four bytes are an integer and a float alike. What
-        COPY has locked cannot change any more before the transaction ends.
+        The target rejects a text that does not fit, but four bytes are an integer and a float
+        alike. Tables that COPY has locked cannot change any more before the transaction ends.
         """
         unchanged = await self._transaction.target.fetch_value(
             _SAME_TYPES_SQL,

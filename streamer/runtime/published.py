@@ -200,8 +200,8 @@ class Publishing:
             tables = ", ".join(str(mapped.mapping.source) for mapped in lost)
             resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
             raise SourceDivergedError(
-                f'publications of source "{self._source.label}" were dropped by another session, so '
-                "changes may be missing",
+                f'publications of source "{self._source.label}" were dropped by another session, '
+                "so changes may be missing",
                 hint=f"these tables need a resync: {tables}; run: {resync}",
             )
 
@@ -222,8 +222,8 @@ class Publishing:
         if known.mark in (None, mark) or needs_copy(known.identity, identity):
             return None
         return (
-            f'table "{mapped.mapping.source}" was not published all the time: somebody changed its '
-            "publication, or dropped it and made it anew"
+            f'table "{mapped.mapping.source}" was not published all the time: a session '
+            "changed its publication, or dropped and re-created it"
         )
 
     def _is_of_former_table(

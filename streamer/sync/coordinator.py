@@ -29,7 +29,9 @@ log = structlog.get_logger()
 
 
 class SyncCoordinator:
-    """Copies relations of one source. `run` belongs to its pipeline; `request` is for everybody."""
+    """Copies relations of one source. `run` belongs to its pipeline; any task may call
+    `request`.
+    """
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
@@ -103,8 +105,8 @@ class SyncCoordinator:
             self.request(mapped)
 
     async def _restore_leftovers(self) -> None:
-        """Clear up after a process that died: restore deferred indexes where nobody copies any
-        more, and drop staging tables.
+        """Clear up after a crashed process: restore deferred indexes without a running copy, and
+        drop staging tables.
         """
         await self._context.end_former_tasks()
         async with self._context.target() as target:

@@ -1,13 +1,13 @@
 """SQL that exchanges the rows of a target table for those of a staging table.
 
-Both are compared, or one is put in the other's place, inside one transaction, so readers see the
-rows of before or those of after. Nothing but row locks is taken: no TRUNCATE, no other table under
-the old name. Indexes, grants, views and foreign keys are never touched.
+One transaction compares both, or replaces the rows, so readers see the old rows or the new ones. It
+takes row locks only: no TRUNCATE, no other table under the old name. Indexes, grants, views and
+foreign keys stay untouched.
 
-Rows are compared as the text of their values, which tells apart what a type's own ``=`` does not
-(1.0 and 1.00) and works for types that have none. Where the target has a key, rows of one key are
-compared and a row that differs is updated. Where it has none, equal rows are counted: of three
-equal rows here and two there, one goes.
+Rows are compared as the text of their values. That finds differences which a type's own ``=``
+ignores (1.0 and 1.00), and works for types without one. If the target has a key, rows of one key
+are compared and a row that differs is updated. If it has none, equal rows are counted: of three
+equal rows in the target and two in the staging table, one goes.
 
 In the statements, t is the target and s the staging table. Pure.
 """
@@ -30,15 +30,15 @@ class WriteMode(enum.Enum):
     DIFFERENCE = "difference"
     """Those that differ."""
     KEEP = "keep"
-    """Those that differ, and what only the target has stays."""
+    """Rows that differ are written; rows that only the target has stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """See the module.
+    """An exchange of one table, see the module.
 
-    ``columns``: what a copy writes, the sid and a history's columns among them. ``key``: columns
-    that tell rows apart, with the operator that says equal; may be empty. ``fixed``: columns that
+    ``columns``: the columns that a copy writes, with the sid and a history's columns. ``key``:
+    columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
     no UPDATE may set. ``is_history``: only open versions are compared. ``at``: the source's time.
     """
 
@@ -113,10 +113,10 @@ class Exchange:
     # ---- whole tables --------------------------------------------------------------------------
 
     def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
-        """Return what to run, in order.
+        """Return the statements to run, in order.
 
         Without *by_update* rows that differ are deleted and inserted: a unique constraint other
-        than the key's may be in the way of updates that it allows in another order.
+        than the key's can reject updates that it allows in another order.
         """
         if mode is WriteMode.REPLACE:
             return [f"delete from {self.table} t where {self._own}", self._insert("true")]

@@ -32,7 +32,7 @@ _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class SparkLauncher:
-    """The Spark process of this process. `run` is its owner's task; `submit` is for everybody."""
+    """The Spark process of this process. `run` is its owner's task; any task may call `submit`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class SparkLauncher:
             await self._stop()
 
     async def _run_process(self) -> bool:
-        """Run a process to its end; tell whether it did what it was started for."""
+        """Run a process to its end; return whether it did its work."""
         if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
             self._wanted.clear()  # until the submitter asks again
             for waiting in self._waiting.values():

@@ -1,11 +1,11 @@
-"""Tells of what no change brings: gaps of tables in step.
+"""Reports gaps of ready tables that no change closes.
 
-One is a partition that was attached to a published table with rows in it, or that was detached for
-a while. The other is a column that was dropped and added again, or took another's name: rows from
-before keep its former values.
+One kind is a partition that was attached to a published table with rows in it, or that was detached
+for a while. The other is a column that was dropped and added again, or took another's name: older
+rows keep its former values.
 
-What the snapshot of a copy sees is known; what is there later, came with rows and is not known, is
-said in the table's status until the table is copied again.
+The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
+table's status until the table is copied again.
 """
 
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ async def _look(
     leaves: list[Leaf],
     known: dict[int, str] | None,
 ) -> None:
-    # What was not looked at when it was copied, by an older version, is taken as it is.
+    # An older version copied without recording partitions: the present ones are taken as known.
     new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
     brought = [await brought_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
@@ -79,7 +79,7 @@ async def _look(
     source, name = mapped.source, str(mapped.mapping.source)
     parts = [
         (gaps, "came as a partition with rows in it, which do not travel"),
-        (away, "was detached and attached again, and what changed in it meanwhile does not travel"),
+        (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
     reasons = [f"{_names(its)} {what}" for its, what in parts if its]
     resync = command("resync", name, "--mode", "diff", database=source.database, sid=source.sid)

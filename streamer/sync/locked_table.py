@@ -1,13 +1,13 @@
 """Copies a table that is rewritten faster than a copy can end, under one lock.
 
-An ordinary part locks its table only while it reads, and so the application can truncate the table
+An ordinary part locks its table only while it reads, so the application can truncate the table
 between the snapshot and the part. A lock in another session does not help: the application's
 TRUNCATE queues for that lock, and the parts queue behind the TRUNCATE. Here one session imports the
-snapshot, locks the table and reads all parts. Nobody waits behind a lock that he holds himself.
+snapshot, locks the table and reads all parts. A session never waits behind its own lock.
 
 The application's TRUNCATE waits for the copy meanwhile, and every later statement on that table
-waits for the TRUNCATE. So a table is copied this way after several
-rounds only (`streamer.sync.copy_queue`).
+waits for the TRUNCATE. So a table is copied this way only after several rounds
+(`streamer.sync.copy_queue`).
 """
 
 import asyncio

@@ -1,17 +1,17 @@
 """Copying one part: bytes from the source's COPY to the target's, untouched.
 
-Runs inside a Spark task, blocking, with psycopg. Rows are never decoded: what the server wrote is
-what the other server reads, so no value can suffer on the way, and passing bytes on costs a
-fiftieth of decoding them. The part's row in ``streamer.sync_partition`` is locked first and marked
-in the transaction of the copy, so a task that Spark runs twice, or that outlived the process that
-wanted it, copies once or not at all.
+It runs inside a Spark task, blocking, with psycopg. Rows are never decoded: one server reads the
+other's bytes, so no value can change on the way, and forwarding bytes costs a fiftieth of decoding
+them. The task first locks the part's row in ``streamer.sync_partition``, and marks it in the
+transaction of the copy. So a task that Spark runs twice, or that outlived its process, copies once
+or not at all.
 
-A part locks its table at the source while it reads, no longer, and makes sure first that the table
-still has the storage and the columns that the plan is about. A table that was rewritten, or whose
-columns were renamed, has to be copied anew; DDL of the application need not wait for a whole copy.
+A part locks its table at the source only while it reads. It first makes sure that the table still
+has the storage and the columns of the plan. A table that was rewritten, or whose columns were
+renamed, has to be copied again; DDL of the application need not wait for a whole copy.
 
-This module and what it imports (`streamer.sync.spark_job` ships them) is all that an executor on
-another machine has of us, besides psycopg.
+An executor on another machine has only this module and its imports of streamer
+(`streamer.sync.spark_job` ships them), besides psycopg.
 """
 
 import json
@@ -82,12 +82,12 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
 
 
 class NotCopiedError(Exception):
-    """A part cannot be copied as it was planned. ``kind``: what the coordinator is told.
+    """A part cannot be copied as it was planned. ``kind``: the reason, for the coordinator.
 
     ``snapshot``: the snapshot is gone, and with it the round. ``elsewhere``: a connection reached
-    another server, or another process has taken the source over. ``changed``: the table is not what
-    the snapshot has. ``busy``: another session at the source holds a lock on it. ``refused``: a
-    server refuses what the part does.
+    another server, or another process has taken the source over. ``changed``: the table is not the
+    one of the snapshot. ``busy``: another session at the source holds a lock on it. ``refused``: a
+    server rejects the part.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -98,15 +98,17 @@ class NotCopiedError(Exception):
 class PassingError(Exception):
     """A part could not be copied now; Spark runs its task again.
 
-    Says what the server said in one line and no more: Spark shows it in its UI and event log, and
-    the rest of a driver's message may hold values of rows or a connection string.
+    It has the server's message in one line and no more: Spark shows it in its UI and event log, and
+    the rest of a driver's message may contain values of rows or a connection string.
     """
 
 
 def copy_tasks(
     part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds | str
 ) -> Iterator[dict[str, Any]]:
-    """Copy the parts of tasks; yield what a server refused. *ends*: or the file that holds them."""
+    """Copy the parts of tasks; yield the rejections of a server. *ends*: or the file that holds
+    them.
+    """
     if isinstance(ends, str):
         ends = CopyEnds.from_json(json.loads(Path(ends).read_text(encoding="utf-8")))
     for parts in part_lists:
@@ -114,9 +116,9 @@ def copy_tasks(
 
 
 def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
-    """Copy a task's parts; yield those that are not copied, with why: see `NotCopiedError`.
+    """Copy a task's parts; yield those that are not copied, with the reason: see `NotCopiedError`.
 
-    Raises PassingError for what passes.
+    Raises PassingError for a transient error.
     """
     given_up: set[int] = set()
     remaining = list(parts)
@@ -178,7 +180,7 @@ def copy_over(
 
 
 def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """Return what the coordinator is told of a part that is not copied."""
+    """Return the report to the coordinator about a part that is not copied."""
     kind = error.kind if isinstance(error, NotCopiedError) else "refused"
     return {"relation_id": part["relation_id"], "kind": kind, "error": _describe(error)}
 
@@ -254,7 +256,7 @@ class PartCopier:
             if row is not None and is_wanted:
                 self._pace.begin(is_throttled=row[1])
                 self._copy_held(part)
-        # What was locked since the savepoint is let go; a table that is read needs no commit.
+        # The locks since the savepoint end here; reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
         return is_wanted
 
@@ -285,10 +287,10 @@ class PartCopier:
         failpoint("sync.part_copied")
 
     def _hold(self, part: dict[str, Any]) -> None:
-        """Lock a part's table, and make sure that it is what the part was planned for.
+        """Lock a part's table, and make sure that it is still the one of the plan.
 
-        Under the snapshot the catalogs show what was; `pg_relation_filenode` and the columns of a
-        query show what is.
+        Under the snapshot the catalogs show the past; `pg_relation_filenode` and the columns of a
+        query show the present.
         """
         try:
             self._source.execute(part["lock"].encode())
@@ -376,10 +378,10 @@ class PartCopier:
         )
 
     def _check_types(self, types_out: str, types_in: str) -> None:
-        """Make sure that binary values were received as what they are.
+        """Make sure that binary values arrived with the type that they were sent as.
 
         Four bytes are an integer and a float alike. The tables are locked, the target's by COPY, so
-        what they are now they were before.
+        their types have not changed since.
         """
         if types_out and _types(self._source, types_out) != _types(self._target, types_in):
             raise psycopg.errors.DatatypeMismatch("a column's type was changed meanwhile")
@@ -555,7 +557,7 @@ def _await_data(pgconn: "pq.abc.PGconn") -> None:
 
 
 def _flush(pgconn: "pq.abc.PGconn") -> None:
-    """Wait until everything is sent. What the server sends meanwhile must be taken: it may wait
+    """Wait until everything is sent. The server's data must be read meanwhile, because it may wait
     for that.
     """
     while pgconn.flush():

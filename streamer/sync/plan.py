@@ -41,12 +41,12 @@ class Heap:
 class CopyPart:
     """One piece of work, small and free of secrets.
 
-    ``lock``: what keeps the table as it is while the part is read. ``stores`` and ``numbers``: what
-    it was when the part was planned, see `Heap`; ``look``: a query without rows whose columns have
-    these numbers.
+    ``lock``: the lock that keeps the table unchanged while the part is read. ``stores`` and
+    ``numbers``: its storage and columns when the part was planned, see `Heap`; ``look``: a query
+    without rows whose columns have these numbers.
 
-    ``types_out`` and ``types_in``: queries without rows whose columns show what is copied and what
-    it is copied into; they must be the same. Empty where that does not matter, in text.
+    ``types_out`` and ``types_in``: queries without rows whose columns show the types on both sides,
+    which must be the same. Empty in text, where they do not matter.
     """
 
     relation_id: int
@@ -71,7 +71,9 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What one relation's parts have in common: see `cut`. ``into``: the target and its columns."""
+    """The common fields of one relation's parts: see `cut`. ``into``: the target and its
+    columns.
+    """
 
     relation_id: int
     attempt: int
@@ -88,8 +90,8 @@ class CopySource:
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
-    """Cut a relation into parts, at least one. Heaps without a page need none: what the snapshot
-    sees is on a page by now.
+    """Cut a relation into parts, at least one. A heap without pages needs none: every row of the
+    snapshot is on a page by now.
     """
     parts: list[CopyPart] = []
     for heap in [heap for heap in source.heaps if heap.page_count] or source.heaps[:1]:

@@ -1,11 +1,11 @@
-"""Before the rows of a copy come: whether it can be made, and which way it goes.
+"""Before the rows of a copy come: whether it can run, and which way it takes.
 
-*Directly*: COPY fills the target table itself. That is the fast way, for a table that holds nothing
-of this source: nobody misses rows that were never there. ``streamer.relation.filling`` tells that
-it has begun, so what a crash leaves of this source is a part of it, and is cleared.
+*Directly*: COPY fills the target table itself. That is the fast way, for a table without rows of
+this source, so readers miss none. ``streamer.relation.filling`` records the start. After a crash,
+the rows of this source in it are a part only, and are cleared.
 
-*Staged*: rows of this source are there and are read. COPY fills a table of our own, and one
-transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the rows of before.
+*Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
+transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the old rows.
 
 Rows that streamer has not written are removed with consent only.
 """
@@ -95,7 +95,7 @@ class TableCopy:
 
     @property
     def order(self) -> CopyOrder:
-        """What the query of the copy is made from."""
+        """The input of the copy's query."""
         return CopyOrder(
             self.mapped.relation_id,
             self.attempt,
@@ -110,7 +110,7 @@ class TableCopy:
 
     @property
     def sid(self) -> str | None:
-        """What is written to the target's column for it, if anything is."""
+        """The SQL of the target column for it, if it is written."""
         return None if self.plan is None else self.plan.sid
 
     @property
@@ -164,9 +164,9 @@ class Preparation:
         mapped: MappedRelation,
         relation: SourceRelation,
     ) -> TableCopy:
-        """See that both tables are there and fit; the target's is made if need be.
+        """Check that both tables exist and fit; create the target's if need be.
 
-        Raises SyncError, TargetSchemaError and others with what to do.
+        Raises SyncError, TargetSchemaError and others with the next step.
         """
         if not mapped.is_to_declare:
             self._check_readable(relation)
@@ -194,7 +194,7 @@ class Preparation:
         return copy
 
     def _check_readable(self, relation: SourceRelation) -> None:
-        """Refuse what a copy could not read, or not all of."""
+        """Refuse a table that a copy could not read, or not in full."""
         if relation.row_security:
             raise SyncError(
                 f'row level security would hide rows of "{relation.name}" from the copy',
@@ -212,7 +212,9 @@ class Preparation:
     async def _check_fits(
         self, target: TargetConnection, copy: TableCopy, facts: ExpressionFacts
     ) -> None:
-        """Refuse now what the stream would refuse later; add columns as it would."""
+        """Refuse now the definitions that the stream would refuse later; add columns as it
+        would.
+        """
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
         facts_now = mapped.source.with_definition(relation)
@@ -286,7 +288,7 @@ def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
 
 
 def _may_remove(copy: TableCopy) -> bool:
-    """Whether rows of this source may be removed that somebody else wrote."""
+    """Whether rows of this source that other programs wrote may be removed."""
     return copy.mapped.mapping.rule.truncate_target
 
 
@@ -297,8 +299,8 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
             return WriteMode.KEEP
         raise SyncError(
             f'target table "{mapping.target}" already holds rows of this source',
-            hint="empty it, or set `truncate_target: true`, or `initial: keep` to leave alone what "
-            "the source does not have, or `initial: none` if it is in step with the source",
+            hint="empty it, or set `truncate_target: true`, or `initial: keep` to keep rows that "
+            "the source lacks, or `initial: none` if it is in step with the source",
         )
     match mapping.type:
         case TableType.CLONE:

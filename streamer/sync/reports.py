@@ -1,4 +1,4 @@
-"""The status of copies that make no progress: what they wait for, and the error they met."""
+"""The status of copies that make no progress: their obstacles and their errors."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -204,9 +204,9 @@ class Round:
     async def _take_snapshot(
         self, sessions: AsyncExitStack, exported: ExportedSnapshot | None
     ) -> None:
-        """Hold a snapshot, and lock the tables that only a lock keeps as the snapshot has them.
+        """Hold a snapshot, and lock the tables that only a lock keeps equal to the snapshot.
 
-        *sessions* closes what this opens.
+        *sessions* closes the opened sessions.
         """
         context = self._context
         for copy in self._copies:
@@ -401,7 +401,7 @@ class Round:
         if tasks:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
-        # One failure must not keep the others from telling what they did.
+        # One failure must not keep the others from reporting their results.
         results = await asyncio.gather(*work, return_exceptions=True)
         failures: list[dict[str, Any]] = []
         for result in results:
@@ -548,6 +548,6 @@ async def _defer_indexes(target: TargetConnection, copy: TableCopy) -> None:
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:
-    """Look at how *task* ended, where nobody else did: asyncio logs failures that nobody saw."""
+    """Retrieve the outcome of *task*, if no other task did: asyncio logs unretrieved failures."""
     if not task.cancelled():
         task.exception()

@@ -1,13 +1,13 @@
-"""The snapshot of a round of copies, and what the tables are like in it.
+"""The snapshot of a round of copies, and the definitions of the tables in it.
 
-A slot exports its snapshot for as long as its connection does nothing else, and keeps WAL
-meanwhile. So a session of ours imports it and exports it again. Then the slot may go, and a copy
-keeps no WAL, however long it takes. That session holds the snapshot and, between two looks at
-tables, no lock.
+A slot exports its snapshot for as long as its connection does nothing else, and retains WAL
+meanwhile. So a session of the round imports it and exports it again. Then the slot goes, and a copy
+of any length retains no WAL. That session holds the snapshot and, between two looks at tables, no
+lock.
 
-A table's definition is read under this snapshot, and while the table is locked: what a copy reads
-is what its definition says. Both are let go at once. Each part makes sure, under a lock of its own,
-that its table still has the same storage and the same columns (`streamer.sync.parts`), so that the
+A table's definition is read under this snapshot, while the table is locked, so a copy reads exactly
+the columns of its definition. The lock ends at once. Each part makes sure, under its own lock, that
+its table still has the same storage and the same columns (`streamer.sync.parts`). So the
 application's DDL waits for the parts that are being read, not for the copy.
 """
 
@@ -123,8 +123,8 @@ def is_same(one: SourceRelation, other: SourceRelation) -> bool:
 
 
 async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -> TableSeen | None:
-    """Lock a table and read what it is like; None if its pages or columns are not those of the
-    snapshot any more, or if it is gone.
+    """Lock a table and read its definition; None if it is gone, or if its pages or columns differ
+    from the snapshot's.
 
     The lock ends with the caller's savepoint. Raises SourceContentionError.
     """
@@ -143,14 +143,16 @@ async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -
 
 
 def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
-    """Return what keeps a table from being altered and rewritten, with its partitions. Pure."""
+    """Return the statement that keeps a table and its partitions from being altered and rewritten.
+    Pure.
+    """
     only = "" if is_partitioned else "only "
     quoted = quote_qualified(name.namespace, name.name)
     return f"lock table {only}{quoted} in access share mode"
 
 
-# The tree as the snapshot has it: pg_inherits goes by it, functions of partitions do not. Such
-# functions, and those of sizes, show what is there now, which is the same under the lock.
+# The tree of the snapshot: pg_inherits follows it, functions of partitions do not. Such functions,
+# and those of sizes, show the present, which is the same under the lock.
 _HEAPS_SQL: Final = """
 with recursive tree (oid) as (
     select %s::oid
@@ -180,7 +182,9 @@ order by c.oid
 
 
 def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, ...], bool]:
-    """Return what of *relation* has storage, and whether it can be read by ranges of pages."""
+    """Return the relations with storage under *relation*, and whether ranges of pages can be
+    read.
+    """
     tables = [row for row in rows if row["is_table"]]
     if len(tables) == len(rows) and all(row["selectable"] for row in rows):
         heaps = tuple(

@@ -1,18 +1,17 @@
-"""The PySpark program that copies tables: a process of its own, no asyncio.
+"""The PySpark program that copies tables: a separate process, without asyncio.
 
-Two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark_job --serve`` and writes
-``run FILE`` or ``cancel FILE``, a line each, to its standard input; the session stays warm between
-jobs and ends with that input, so it never outlives the process that wanted it. By hand, or with
+There are two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark_job --serve``
+and writes ``run FILE`` or ``cancel FILE``, a line each, to its standard input. The session stays
+warm between jobs and ends with that input, so it never outlives its process. By hand, or with
 spark-submit on a cluster: ``spark_job.py --job FILE``.
 
 Executors on other machines need Python with psycopg, and a way to both databases; the few modules
-of ours that a task runs are shipped. A job file has mode 0600. In local mode a task reads its
-connection strings from a file of the same mode. On a cluster they travel in the task's closure,
-once Spark has proved that it authenticates and encrypts (`spark_security`). They are in no command
-line, configuration or message, and so neither in the UI nor in an event log.
+that a task runs are shipped. A job file has mode 0600. In local mode a task reads its connection
+strings from a file of the same mode. On a cluster they travel in the task's closure, once Spark has
+proved that it authenticates and encrypts (`spark_security`). No command line, configuration or
+message has them, so neither the UI nor an event log shows them.
 
-Events go to standard output as lines of JSON. What was copied is told by
-``streamer.sync_partition``.
+Events go to standard output as lines of JSON. ``streamer.sync_partition`` records the copied parts.
 """
 
 import argparse
@@ -60,7 +59,7 @@ SHIPPED: Final = (
 )
 """All of ours that a task imports, with its packages."""
 
-# Half the time to start: what they run is over before it is worth optimising.
+# Half the time to start: jobs end before optimizing them pays off.
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SETTINGS: Final = {
@@ -76,7 +75,7 @@ SETTINGS: Final = {
     "spark.log.level": "ERROR",
     "spark.python.worker.reuse": "true",
 }
-"""What we ask of Spark where the user's `spark_settings` ask for nothing else."""
+"""Streamer's settings of Spark; the user's `spark_settings` take precedence."""
 
 STARVING_SECONDS: Final = 20.0
 CANCEL_SECONDS: Final = 1.0
@@ -98,10 +97,11 @@ def start_session(
     *,
     allow_insecure: bool = False,
 ) -> SparkSession:
-    """Start or join Spark. *jobs* bounds how many tasks run at a time.
+    """Start or join Spark. *jobs* limits the number of tasks at a time.
 
-    Without a *master* it is spark-submit's. What that was told is kept; otherwise *spark_settings*
-    beat ours. Raises InsecureSparkError for a cluster that does not protect what a job holds.
+    Without a *master* it is spark-submit's, with its settings; otherwise *spark_settings* take
+    precedence over streamer's. Raises InsecureSparkError for a cluster that does not protect the
+    secrets of a job.
     """
     given: dict[str, str] = {}
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit runs us, with a JVM that knows
@@ -133,7 +133,7 @@ class InsecureSparkError(Exception):
 
 
 def _require_secure(session: SparkSession, allow_insecure: bool) -> None:
-    """Look at what Spark runs with, which no file of this machine can say for sure."""
+    """Read the effective settings of Spark, which no file of this machine shows for sure."""
     weaknesses = find_weaknesses(dict(session.sparkContext.getConf().getAll()))
     if weaknesses and allow_insecure:
         emit("insecure", weaknesses=weaknesses)
@@ -145,9 +145,10 @@ def _require_secure(session: SparkSession, allow_insecure: bool) -> None:
 
 
 def _ship(context: SparkContext) -> None:
-    """Send executors what a task imports: the version that planned the task, whatever they have.
+    """Send executors the modules of a task: the version that planned the task, whatever they have
+    installed.
 
-    The archive is in a directory that Spark removes when it ends, however we do.
+    The archive is in a directory that Spark removes at any kind of end.
     """
     directory = Path(SparkFiles.getRootDirectory()) / "shipped"
     directory.mkdir(mode=0o700)
@@ -206,14 +207,14 @@ def _exit_without_java(session: SparkSession) -> None:
     """End this process if its JVM is gone or its session over: no job can run in it any more."""
     try:
         is_over = session.sparkContext._jsc.sc().isStopped()
-    except Exception:  # noqa: BLE001  # whatever it is, there is nothing left to work with
+    except Exception:  # any failure leaves nothing to work with
         is_over = True
     if is_over:
         os._exit(1)
 
 
 def _cause(error: Exception) -> str:
-    """Find the line that says why, in what PySpark says of a failed task."""
+    """Find the line with the cause in PySpark's report of a failed task."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         if "Error:" in line:
@@ -266,7 +267,7 @@ def serve(session: SparkSession) -> None:
             threading.Thread(
                 target=_cancel, args=(session, path, running[path]), daemon=True
             ).start()
-    # The process that started this one is gone: nobody wants what the tasks copy.
+    # The parent process is gone: the copies of the tasks have no use.
     os._exit(0)
 
 

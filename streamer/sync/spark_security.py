@@ -1,9 +1,9 @@
-"""What keeps connection strings inside Spark: settings, environment, and a judgement. Pure.
+"""The protection of connection strings inside Spark: settings, environment, and a judgement. Pure.
 
-A Spark driver listens on ports of which executors fetch tasks. Without `spark.authenticate` it
+A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` it
 gives tasks to every client that can reach these ports, and a task on a cluster holds connection
-strings. So a local driver listens on the loopback interface only and authenticates its clients,
-and a driver of a cluster refuses to send a job unless Spark authenticates and encrypts.
+strings. So a local driver listens on the loopback interface only and authenticates its clients, and
+a driver of a cluster refuses to send a job unless Spark authenticates and encrypts.
 """
 
 import re
@@ -19,7 +19,7 @@ LOCAL_SETTINGS: Final = {
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
 }
-"""A local driver always has these, whatever the user's `spark_settings` say."""
+"""A local driver always has these; the user's `spark_settings` cannot change them."""
 
 LOCAL_ENVIRONMENT: Final = {
     # The address of the UI, if `spark_settings` switch it on. It also spares Spark the name look-up
@@ -47,7 +47,9 @@ def is_local(master: str) -> bool:
 
 
 def find_weaknesses(settings: Mapping[str, str]) -> list[str]:
-    """Return the reasons why a cluster with these *settings* does not protect what a job holds."""
+    """Return the reasons why a cluster with these *settings* does not protect the secrets of a
+    job.
+    """
     found = []
     if not _is_on(settings, "spark.authenticate"):
         found.append("spark.authenticate is off: every client on the network may fetch tasks")

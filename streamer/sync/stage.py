@@ -1,9 +1,9 @@
-"""Staging tables of our own, in which a copy gathers rows while the target table still has the old
-ones, and the transaction that exchanges them.
+"""Staging tables, in which a copy gathers rows while the target table keeps the old ones, and the
+transaction that exchanges them.
 
-A staging table is logged: the ledger says which parts are in it, so it must not lose them alone. It
-lives from the beginning of a copy to the commit of the exchange; what a crash leaves is dropped as
-the next process begins.
+A staging table is logged: the ledger records the parts in it, so it must not lose them alone. It
+lives from the beginning of a copy to the commit of the exchange. The next process drops the tables
+that a crash leaves.
 """
 
 from typing import Final
@@ -15,7 +15,9 @@ from streamer.sync.exchange import Exchange, WriteMode
 from streamer.target.connection import TargetConnection
 
 LOCK_SECONDS: Final = 5
-"""How long an exchange waits for whoever has a row locked, before it tries again later."""
+"""Seconds that an exchange waits for row locks of other sessions before it gives up and retries
+later.
+"""
 
 # Comparing sorts and hashes whole tables. With PostgreSQL's default of 4 MB that is done on disk.
 _ENOUGH_MEMORY_SQL: Final = memory_sql("work_mem", 128, is_local=True)
@@ -55,9 +57,9 @@ async def drop_stage(target: TargetConnection, relation_id: int) -> None:
 
 
 async def drop_leftover_stages(target: TargetConnection, source_id: int | None = None) -> None:
-    """Drop staging tables of relations that are no longer known, and those of a source.
+    """Drop staging tables of unknown relations, and those of a source.
 
-    Nobody may be copying for that source.
+    No copy of that source may run.
     """
     for row in await target.fetch(_LEFTOVERS_SQL, source_id):
         await target.execute(f"drop table if exists streamer.{quote_identifier(row['name'])}")
@@ -78,11 +80,12 @@ async def rest_triggers(target: TargetConnection) -> bool:
 async def exchange_rows(
     target: TargetConnection, exchange: Exchange, mode: WriteMode, *, is_referenced: bool
 ) -> None:
-    """Write what is staged to the target table, in the transaction that has just begun.
+    """Write the staged rows to the target table, in the transaction that has just begun.
 
     Raises TargetContentionError when others write or lock the same rows.
     """
-    # One snapshot for all statements: what they find by its place in the table must still be there.
+    # One snapshot for all statements: a row must still be at the place where an earlier statement
+    # found it.
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
     await target.fetch(_ENOUGH_MEMORY_SQL)

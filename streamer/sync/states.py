@@ -1,22 +1,21 @@
 """The life of one relation's copy: init → copying → catching_up → ready, and error or paused from
 any.
 
-A state is stored before the work it names begins, so a crash always leaves the truth behind. What
-each means when a process finds it at its start:
+A state is stored before its work begins, so a crash always leaves the truth behind. A process that
+finds a state at its start acts as follows:
 
-- ``init``: nothing of this source is in the target yet, or what is there is to be replaced. Begin.
-- ``copying``: its snapshot died with the process that exported it. Raise the attempt, so that a
-  task which still runs can no longer commit, clear what finished parts have copied, and begin
-  again.
-- ``catching_up``: the copy is complete and ``end_lsn`` is where it was taken. The stream, read
-  again from the acknowledged position, brings the rest; this is the same as ``ready`` except for
-  the name.
-- ``ready``: in step with the stream.
-- ``paused``: an operator said so. Changes are held; the source's WAL is retained. A copy that was
-  under way is finished, one that was not waits.
-- ``error``: the target refuses something. Tried again now and then, and when an operator says so.
+- ``init``: the target has no rows of this source yet, or rows to be replaced. Begin.
+- ``copying``: the snapshot ended with the process that exported it. Raise the attempt, so that a
+  task which still runs can no longer commit, clear the rows of finished parts, and begin again.
+- ``catching_up``: the copy is complete, and ``end_lsn`` is its consistent point. The stream, read
+  again from the acknowledged position, brings the rest; only the name differs from ``ready``.
+- ``ready``: the table follows the stream.
+- ``paused``: an operator paused it. Changes are held; the source retains its WAL. A copy in
+  progress ends, a queued one waits.
+- ``error``: the target rejects a change. A drainer retries now and then, and after an operator's
+  request.
 
-Whether a copy is still to be made in the last two tells ``snapshot_lsn``: it is null until one is
+In the last two, ``snapshot_lsn`` tells whether a copy is still to be made: it is null until one is
 complete.
 
 Pure.
@@ -38,7 +37,7 @@ class State(enum.StrEnum):
 
 
 TURN: Final = "its turn: "
-"""How ``waiting_for`` begins where nobody needs to act: the copy begins by itself."""
+"""The beginning of ``waiting_for`` if no operator needs to act: the copy begins by itself."""
 
 
 def is_turn(waiting_for: str) -> bool:

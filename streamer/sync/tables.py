@@ -1,6 +1,6 @@
-"""Target tables: what they must look like, and making those that are missing.
+"""Target tables: their required definition, and the creation of missing ones.
 
-A table is made from the source's definition: columns with their exact types, NOT NULL, generated
+A table is created from the source's definition: columns with their exact types, NOT NULL, generated
 columns with their expressions, and the primary key (or the columns of the replica identity's index)
 with the sid first. Identity columns become plain ones, because values come from the source;
 defaults are not needed for the same reason. Partitioned tables become plain ones.
@@ -30,7 +30,7 @@ _OPEN: Final = "kvsz_end = '9999-01-01 00:00:00+00'"
 
 
 def published_relation(relation: SourceRelation) -> Relation:
-    """Return the RELATION message that pgoutput would send: without what is generated."""
+    """Return the RELATION message that pgoutput would send: without generated columns."""
     return Relation(
         relid=relation.oid,
         namespace=relation.name.namespace,
@@ -50,9 +50,9 @@ def create_table_sql(
     sid: str | None,
     computed_types: dict[str, str],
 ) -> list[str]:
-    """Return the statements that make the target of *mapping*; the table is the first.
+    """Return the statements that create the target of *mapping*; the table is the first.
 
-    *computed_types*: of what `set` computes, by the target's columns.
+    *computed_types*: the types of `set`, by target column.
     """
     quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
     columns = _columns_sql(relation, mapping, sid, computed_types)
@@ -121,7 +121,7 @@ def _column_sql(column: SourceColumn, name: str) -> str:
     if column.collation is not None:
         parts.append(f"collate {column.collation}")
     if column.generated:
-        # What is computed is not published; virtual columns (18) exist only there.
+        # Publications leave out generated columns; virtual ones (18) exist only there.
         parts.append(f"generated always as ({column.generation_expression}) stored")
     if column.not_null:
         parts.append("not null")
@@ -136,10 +136,10 @@ async def create_table(
     types: list[SourceType],
     computed_types: dict[str, str],
 ) -> bool:
-    """Make the target table of *mapping*, and the types it needs, unless it is there; tell whether
-    it was made.
+    """Create the target table of *mapping*, and its types, unless it exists; return whether it was
+    created.
 
-    Raises TargetSchemaError, TargetRejectedError with what to run instead.
+    Raises TargetSchemaError, TargetRejectedError with the statements to run instead.
     """
     check_can_be_made(relation, mapping, sid)
     statements = create_table_sql(relation, mapping, sid, computed_types)

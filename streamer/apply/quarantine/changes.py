@@ -1,9 +1,9 @@
-"""Changes that the target refuses, as they are kept in quarantine, and which others follow them.
+"""Rejected changes in the form of quarantine, and the later changes that follow them.
 
-A change in quarantine is kept as JSON of its values' text, by the source's names of its columns,
-with what of the relation's definition it takes to apply it again (`Definition`): the target may
-have been altered by then. JSON is written in ASCII, bytes that are no UTF-8 as the surrogates that
-Python escapes them to, so it can be stored whatever the target's encoding is.
+A change in quarantine is stored as JSON of its values' text, by the source's column names. With it
+comes the part of the relation's definition that a retry needs (`Definition`), because the target
+may be altered by then. The JSON is ASCII, with bytes that are not UTF-8 as the surrogates that
+Python escapes them to. So a target of any encoding can store it.
 
 `BlockedKeys` holds the old and new keys of the changes of a relation in quarantine. A later change
 of one of these keys goes into quarantine as well. Pure.
@@ -59,7 +59,7 @@ _uint16 = struct.Struct(">H").pack
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What of a relation's definition its changes are applied by."""
+    """The part of a relation's definition that applying its changes needs."""
 
     replica_identity: str
     columns: tuple[Column, ...]
@@ -80,7 +80,7 @@ class Definition:
         return cls(fields["identity"], tuple(Column(*column) for column in fields["columns"]))
 
     def relation(self, name: RelationName, without: frozenset[str] = frozenset()) -> Relation:
-        """Return what RELATION would say of it, without some columns."""
+        """Return the RELATION message for it, without some columns."""
         columns = tuple(column for column in self.columns if column.name not in without)
         return Relation(0, name.namespace, name.name, self.replica_identity, columns)
 
@@ -122,10 +122,10 @@ class Emptied:
 
 @dataclass(slots=True)
 class Quarantine:
-    """What of a relation is in quarantine now, as committed.
+    """The committed quarantine of a relation.
 
-    ``keys``: of its changes, made of the source's columns ``names``; without ``names`` they have
-    not been read.
+    ``keys``: those of its changes, made of the source's columns ``names``; without ``names`` they
+    have not been read.
     """
 
     count: int = 0
@@ -162,7 +162,7 @@ class BlockedKeys:
         """Keys in quarantine before this transaction; not to be changed here."""
         self.added: dict[bytes, None] = {}
         self.pending: list[Quarantined | Emptied] = []
-        """What is to be written to the table yet, in order."""
+        """The changes still to be written to the table, in order."""
         self.is_cleared = False
         """Nothing that was there before this transaction counts any more."""
         self.is_to_clear = False

@@ -1,8 +1,8 @@
-"""What operators ask for of rows in quarantine: apply them again, or give them up.
+"""Operators' requests about rows in quarantine: retry them, or drop them.
 
-A request stays in the bookkeeping until the transaction that fulfils it, so a process that dies
-meanwhile finds it again. It is fulfilled between two windows of its lane: later changes of the same
-rows come behind it or follow them into quarantine, but never overtake.
+A request stays in the bookkeeping until the transaction that fulfils it, so a crashed process finds
+it again. It is fulfilled between two windows of its lane. Later changes of the same rows come
+behind it or follow them into quarantine, and never overtake.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ _COUNT_SQL: Final = "select count(*) from streamer.quarantine where relation_id 
 async def fulfil(
     request: QuarantineRequest, lane: Lane, writer: QuarantineWriter, planner: Planner
 ) -> None:
-    """Fulfil *request*. Raises what passes; what does not is written to the rows."""
+    """Fulfil *request*. Raises transient errors; others are written to the rows."""
     mapped = request.mapped
     if request.is_retry:
         attempt = _Attempt(request, lane, writer, planner)

@@ -1,10 +1,10 @@
-"""Writing changes around those that the target refuses: these go into quarantine, in the same
-target transaction, and the rest of the table goes on.
+"""Writes changes around those that the target rejects: these go into quarantine, in the same target
+transaction, and the rest of the table continues.
 
-A window is first written as any other, but for the changes that follow one in quarantine, which are
-taken out before it is folded. If the target does not take it so, changes are written one by one,
-each in a subtransaction at the server: what is refused is listed there, with all that follows it by
-its key. Values that cannot even be staged end their COPY, which is begun again behind them.
+A window is first written as any other, without the changes that follow one in quarantine. If the
+target rejects it, the writer writes changes one by one, each in a subtransaction at the server. The
+server lists the rejected changes there, and all later ones of their keys. A value that cannot even
+be staged ends its COPY, which begins again behind that change.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class QuarantineWriter:
         """For what does not concern quarantine: the rest has a method here."""
         self._writer = Writer(self.transaction, self._write_ordered)
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
-        """As of what is written in this transaction."""
+        """The state as of this transaction's writes."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
         """As of the window that is going to be written as sets."""
         self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
@@ -188,14 +188,14 @@ class QuarantineWriter:
                 )
         self._blocked.clear()
 
-    # ---- what follows --------------------------------------------------------------------------
+    # ---- later changes of the same rows ---------------------------------------------------------
 
     async def follow(
         self, share: LaneTransaction, plans: Sequence[ApplyPlan | None]
     ) -> list[list[bytes]] | None:
-        """Take what follows rows in quarantine out of a share that is to be written next.
+        """Remove the changes that follow rows in quarantine from the next lane transaction.
 
-        Returns the payloads that are left of each of its changes; None if that is all.
+        Returns the remaining payloads of each of its changes; None if all remain.
         """
         if not any(self.is_followed(mapped) for mapped, _ in share.changes):
             return None
@@ -279,8 +279,8 @@ class QuarantineWriter:
         reverse: bool = False,
         immediate: bool = False,
     ) -> None:
-        """Write in exact order; what the target refuses goes into quarantine where the rule of its
-        table says so.
+        """Write in exact order; rejected changes go into quarantine if the rule of their table says
+        so.
 
         With *immediate*, deferred constraints are checked at every change of such a table.
         """
@@ -457,7 +457,7 @@ class QuarantineWriter:
     async def _run_around(
         self, statements: Statements, segment: "_Segment", is_partial: bool
     ) -> None:
-        """Write what is staged; take down what is refused, and what follows that."""
+        """Write the staged changes; record the rejected ones, and their followers."""
         items, blocked = segment.items, segment.blocked
         numbers: dict[bytes, int] = {}
         keys: list[tuple[int, int]] = []
@@ -496,9 +496,10 @@ class QuarantineWriter:
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Have the server say in text what came in binary.
+        """Let the server convert binary values to text.
 
-        Text is the same in both, and the server may be what refuses it, for its encoding.
+        Text is the same in both transports, and the server's encoding may be the cause of the
+        rejection.
         """
         rows = [row for change in changes for row in (change.old, change.new) if row is not None]
         texts: list[Row] = [[NULL] * len(row) for row in rows]
@@ -535,7 +536,7 @@ class QuarantineWriter:
         self, rows: list[Row], columns: Sequence[PlanColumn]
     ) -> list[Sequence[str | None]]:
         """Return the text of some columns of binary *rows*, column by column."""
-        # Types without modifiers, which may be what the target refuses a value for.
+        # Types without modifiers, because the modifier may be the reason of a rejection.
         oids = [column.target.type_oid for column in columns]
         kinds = await self.target.fetch(_PLAIN_TYPES_SQL, oids)
         names = [f"c_{n}" for n in range(len(columns))]
@@ -559,7 +560,7 @@ class QuarantineWriter:
     # ---- the table -----------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        """Write to the table what goes into quarantine."""
+        """Write the quarantined changes to the table."""
         for mapped, blocked in self._blocked.items():
             if blocked.is_to_clear:
                 blocked.change_count -= await self.target.execute(

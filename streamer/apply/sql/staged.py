@@ -180,7 +180,9 @@ def by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row
 def staged_values(
     plan: ApplyPlan, statements: Statements, unchanged: frozenset[int]
 ) -> tuple[list[str], Picker]:
-    """Return the staging columns of a new row without *unchanged*, and what takes their values."""
+    """Return the staging columns of a new row without *unchanged*, and the target columns for their
+    values.
+    """
     columns = [c for c in plan.plain_columns if c.position not in unchanged]
     names = [statements.new(column) for column in columns]
     if not unchanged and not plan.has_expressions:

@@ -79,11 +79,11 @@ class Statements:
         return self.name(f"o_{self._index[column.position]}")
 
     def value(self, column: PlanColumn) -> str:
-        """SQL of what is written to *column*, from a staged row."""
+        """SQL of the value of *column*, from a staged row."""
         return f"s.{self.new(column)}"
 
     def old_value(self, column: PlanColumn) -> str:
-        """SQL of what was written to a key *column*."""
+        """SQL of the value of a key *column* before the change."""
         return f"s.{self.old(column)}"
 
     @property
@@ -412,8 +412,8 @@ end"""
         )
 
     def _find_by_row(self, select: str, condition: str) -> str:
-        # The text of a value tells apart what its type's = does not (1.0 and 1.00, circles of equal
-        # area).
+        # The text of two values can differ although their type's = finds them equal (1.0 and 1.00,
+        # circles of equal area).
         same = " and ".join(
             f"t.{quote_identifier(c.name)}::text is not distinct from {self.old_value(c)}::text"
             for c in self.plan.key
@@ -494,7 +494,7 @@ end"""
         )
 
     def _clear_new_key(self) -> str:
-        """Remove what may still hold the key that a row changes to, where deletes are ignored."""
+        """Remove rows that may still hold the new key of a row, if the table ignores deletes."""
         if self.plan.type is not TableType.APPEND or self.plan.identity is not Identity.KEY:
             return ""
         return f"if not ({self._same_key()}) then {self._clear()} end if;\n"

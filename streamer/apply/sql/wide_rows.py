@@ -84,7 +84,7 @@ class SplitStatements(Statements):
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """All temporary tables; the first has what is known of a change besides values."""
+        """All temporary tables; the first has the fields of a change besides values."""
         values = self.staged
         found = [
             Part(
