@@ -1,7 +1,7 @@
-"""How far a source may be told that the target has everything: stored in the target first.
+"""The position that streamer may acknowledge to a source: stored in the target first.
 
-Only what is stored is acknowledged, so a slot is never ahead of what the target knows; one that is
-was moved by somebody, or the target went back in time.
+Only stored positions are acknowledged, so a slot is never ahead of the target. If it is, another
+program moved it, or the target went back in time.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SMALL_BYTES: Final = 64 * 1024
 
 
 class Acknowledgement:
-    """What is stored of one source, for one attempt to stream it."""
+    """The stored position of one source, for one attempt to stream it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Acknowledgement:
         heartbeat: Heartbeat,
     ) -> None:
         self.stored_lsn = tracker.flush_lsn
-        """What may be acknowledged now."""
+        """The position that may be acknowledged now."""
         self.tried_at = 0.0
         """When storing was last begun; this and the next in `time.monotonic`'s terms."""
         self.stored_at = 0.0
@@ -56,10 +56,10 @@ class Acknowledgement:
         self._storing = asyncio.Lock()
 
     async def store(self, durable_time: int) -> None:
-        """Store what may be acknowledged. *durable_time*: what was committed until then is visible,
-        in the source's time; 0 if that is not known.
+        """Store the position that may be acknowledged.
 
-        Raises TargetConnectionError, TargetFencedError.
+        *durable_time*: commits until then are visible, in the source's time; 0 if unknown. Raises
+        TargetConnectionError, TargetFencedError.
         """
         async with self._storing:  # at the end, two tasks want to
             flush_lsn = self._history.position_through(self._tracker.flush_lsn)

@@ -82,8 +82,8 @@ class Heartbeat:
 
     def look(self, tracker: ProgressTracker) -> None:
         """Something has arrived: it may be the heartbeat."""
-        # Its message lies before the end of its commit: what is durable up to exactly there is not
-        # yet past it.
+        # Its message lies before the end of its commit: a position up to exactly there is not yet
+        # past it.
         if self._sent_at is not None and tracker.flush_lsn > self._lsn:
             self.arrived_seconds = time.monotonic() - self._sent_at
             self.confirmed_at = self._sent_at

@@ -1,9 +1,9 @@
-"""What ties a source to the target: its slot, its publications, and how far both say they are.
+"""The link between source and target: slot, publications, and the positions that both sides store.
 
-Positions and marks are stored in the target before they count, so whatever breaks the tie (a slot
-that was moved, a publication that was changed, either server restored to an earlier time) is found
-by comparing, at every start and while streaming. Nothing goes on with a hole: the source stops, and
-is told which tables to resync.
+Positions and fingerprints are stored in the target before they count. So a comparison at every
+start, and while streaming, finds everything that breaks the link: a moved slot, a changed
+publication, a server restored to an earlier time. streamer never continues across a gap: the source
+stops, and its error names the tables to resync.
 """
 
 from collections.abc import Iterable
@@ -67,8 +67,8 @@ class SlotCheck:
         journal: Journal | None,
         history: str,
     ) -> None:
-        """*journal*: what to read instead of the slot, if anything. *history*: the source's
-        timeline history.
+        """*journal*: the input instead of the slot, if any. *history*: the source's timeline
+        history.
         """
         self._history = history
         self._guard = guard
@@ -100,11 +100,11 @@ class SlotCheck:
     async def _follow_fork(
         self, record: SourceRecord, synced: list[MappedRelation]
     ) -> SourceRecord:
-        """Go over to the source's new timeline, if the target has nothing from behind the fork.
+        """Follow the source's new timeline, if the target has nothing from behind the fork.
 
-        The acknowledged position may lie behind the fork where no change does, because it follows
-        keepalives. The slot has to be at the fork or before it: one that was made since has not
-        seen what the new primary committed before that. Raises SourceDivergedError.
+        The acknowledged position may lie behind the fork although no change does, because it
+        follows keepalives. The slot has to be at the fork or before it: a later slot has not seen
+        the new primary's earlier commits. Raises SourceDivergedError.
         """
         timeline, known = self._server.timeline, record.timeline
         if known is None or known == timeline:
@@ -137,17 +137,18 @@ class SlotCheck:
     # ---- the slot ------------------------------------------------------------------------------
 
     async def open_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot | None]:
-        """Return where to start, having checked or made the slot; with a new one, its snapshot.
+        """Return the start position, after checking or creating the slot; with a new slot, its
+        snapshot.
 
-        Raises what names the tables to resync.
+        Raises an error that names the tables to resync.
         """
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
         is_all_copied = not synced and not any(m.is_to_declare for m in self._relations)
         if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
-            # Everything is copied again, so begin at the end of the WAL: what lies before may not
-            # even be readable, as when a publication was dropped (before PostgreSQL 18).
+            # Everything is copied again, so begin at the end of the WAL: earlier WAL may not even
+            # be readable, as when a publication was dropped (before PostgreSQL 18).
             return await self._make_slot(plain)
         try:
             start_lsn = check_slot(slot, name, self._server.database)
@@ -157,7 +158,7 @@ class SlotCheck:
                 self._check_position(slot, start_lsn)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:
-                raise  # somebody else's: neither to be used nor to be dropped
+                raise  # another program's slot: neither to be used nor to be dropped
             if not synced:
                 return await self._make_slot(plain)
             raise await self._lost(exc, synced) from None
@@ -189,7 +190,7 @@ class SlotCheck:
         )
 
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
-        """Return what to raise: there is no going on without a copy of *synced*."""
+        """Return the error for a lost link: only a copy of *synced* restores it."""
         if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
             if self._guard.journaling.error is not None:
                 error.message += f" ({self._guard.journaling.error})"
@@ -211,7 +212,7 @@ class SlotCheck:
         )
 
     def another_history(self) -> SourceDivergedError:
-        """Return what to raise when the source sends other transactions than it did before."""
+        """Return the error for a source that sends other transactions than before."""
         return SourceDivergedError(
             "the source sends another history than the one that the target has: it was restored to "
             "an earlier time and has written since",

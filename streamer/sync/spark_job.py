@@ -207,7 +207,7 @@ def _exit_without_java(session: SparkSession) -> None:
     """End this process if its JVM is gone or its session over: no job can run in it any more."""
     try:
         is_over = session.sparkContext._jsc.sc().isStopped()
-    except Exception:  # any failure leaves nothing to work with
+    except Exception:  # noqa: BLE001  # any failure leaves nothing to work with
         is_over = True
     if is_over:
         os._exit(1)

@@ -1,10 +1,9 @@
-"""Watches how much WAL each source keeps for us, and does what is configured before its disk is
-full.
+"""Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
-Measured at the source alone, over a connection of its own, so that it goes on while the target is
-away. At half of ``max_retained_wal`` it is said, at 80 % copies go slower, at the limit the policy
-decides: warn; spool, which reads the slot into a journal
-(`streamer.runtime.wal_retention.journaling`); or drop, which gives the slot up and has the tables
+The guard measures at the source alone, over its own connection, so it works while the target is
+away. At half of ``max_retained_wal`` it warns, at 80 % it slows copies down. At the limit the
+policy decides: warn; spool, which reads the slot into a journal
+(`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot and has the tables
 copied again.
 """
 
@@ -67,7 +66,7 @@ def level_of(ratio: float, before: Level = Level.OK) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What is shown of a source. ``spooled_bytes``: of its journal."""
+    """The backlog of a source as operators see it. ``spooled_bytes``: of its journal."""
 
     limit_bytes: int | None
     retained_bytes: int
@@ -79,7 +78,7 @@ class Backlog:
     def of(
         cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
-        """Return what is shown when *retained* was measured just now, and *stored* before."""
+        """Return the backlog to show when *retained* was measured just now, and *stored* before."""
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
         if source.max_retained_wal_bytes is None and not spooled_bytes:
             return None
@@ -105,7 +104,7 @@ class Backlog:
 
 
 class Runner(Protocol):
-    """Who streams the source: its supervisor."""
+    """The reader of the source: its supervisor."""
 
     @property
     def is_streaming(self) -> bool:
@@ -140,7 +139,7 @@ class BacklogGuard:
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
     ) -> None:
-        """*is_lasting*: what is in the directory *spools* survives a restart of the machine."""
+        """*is_lasting*: the files of the directory *spools* survive a restart of the machine."""
         self.source = source
         self.owner = owner
         self.journaling = Journaling(source, spools, owner, is_lasting=is_lasting)
@@ -274,12 +273,11 @@ class BacklogGuard:
         if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
             return
         if 2 * retained.unconfirmed_bytes < limit:
-            # Neither journal nor a new slot would let the source remove what it keeps.
+            # Neither a journal nor a new slot would let the source remove this WAL.
             if not self._told_open_transaction:
                 self._told_open_transaction = True
                 log.warning(
-                    "most of what the source keeps is kept for a transaction that is open there, "
-                    "or for a copy",
+                    "the source retains most of its WAL for an open transaction or for a copy",
                     source=self.source.label,
                 )
             return
@@ -352,10 +350,10 @@ class BacklogGuard:
         self._finish_by = None
         self.journaling.begin()
 
-    # ---- what the target is told ---------------------------------------------------------------
+    # ---- reports to the target ------------------------------------------------------------------
 
     async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
-        """Store what is shown, and what copies go by, if it has changed."""
+        """Store the backlog for operators and copies, if it has changed."""
         backlog = self.backlog
         text = None if backlog is None else repr(backlog)
         if text != self._stored:
