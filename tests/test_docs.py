@@ -27,7 +27,7 @@ README_LINES_MAX: Final = 150
 PAGE_WORDS_MAX: Final = 1500
 SENTENCE_WORDS_MAX: Final = 27
 HIDDEN_ACTORS_MAX: Final = 2
-NOT_PROSE: Final = ("decisions.md", "progress.md", "CONTRIBUTING.md")
+NOT_PROSE: Final = ("progress.md", "CONTRIBUTING.md")
 """The last one quotes the words that the others avoid."""
 SETTINGS: Final = dict(reference.settings())
 GENERATED: Final = reference.generated()
@@ -279,11 +279,22 @@ def test_the_readme_is_short_and_its_configuration_is_that_of_the_tutorial() -> 
     assert blocks[0] == blocks[1]
 
 
+def test_decisions_are_numbered_and_have_a_context_and_a_consequence() -> None:
+    for number, path in enumerate(sorted((DOCS / "decisions").glob("*.md")), start=1):
+        text = path.read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+
+        assert path.name.startswith(f"{number:04}-"), path
+        assert headings[0].startswith(f"{number}. "), path
+        assert headings[1:] == ["Context", "Decision", "Consequence"], path
+        assert "\nStatus: " in text, path
+
+
 def test_a_page_answers_one_question() -> None:
     long = {
         str(path.relative_to(DOCS)): words
         for path in DOCS.rglob("*.md")
-        if path.parent.name != "reference" and path.name not in ("decisions.md", "progress.md")
+        if path.parent.name != "reference" and path.name != "progress.md"
         if (words := len(path.read_text(encoding="utf-8").split())) > PAGE_WORDS_MAX
     }
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from streamer.admin.page.manual import manual
+from streamer.admin.page.manual import manual_texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -85,7 +85,7 @@ def test_wheel_holds_every_page_of_the_manual(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = set(archive.namelist())
 
-    assert {f"streamer/docs/{name}.md" for name in manual()} <= shipped
+    assert {f"streamer/docs/{name}.md" for name in manual_texts()} <= shipped
 
 
 def test_program_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:

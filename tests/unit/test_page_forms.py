@@ -11,7 +11,7 @@ from streamer.admin import models
 from streamer.admin.page import forms, text
 from streamer.admin.page.attention import RUNBOOKS, attention
 from streamer.admin.page.frame import own_path
-from streamer.admin.page.manual import manual, to_html
+from streamer.admin.page.manual import manual_page, to_html
 from streamer.admin.page.mapping import as_given, shown_url
 from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
 from streamer.errors import InvalidError
@@ -207,7 +207,7 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
 def test_every_problem_links_to_a_page_of_the_documentation() -> None:
     for runbook in RUNBOOKS.values():
         name, _, anchor = runbook.partition("#")
-        assert not anchor or f'id="{anchor}"' in manual()[name].html, runbook
+        assert not anchor or f'id="{anchor}"' in manual_page(name).html, runbook
 
 
 def test_the_manual_links_its_own_pages_and_nothing_else() -> None:

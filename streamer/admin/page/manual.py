@@ -15,8 +15,6 @@ from markupsafe import Markup
 
 HELP: Final = "/help"
 INDEX: Final = "index"
-_PAGES: Final = (INDEX, "tutorial", "concepts", "glossary")
-_FOLDERS: Final = ("guides", "runbooks", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +26,23 @@ class ManualPage:
 
 
 @cache
-def manual() -> dict[str, ManualPage]:
-    """Return the pages by name, such as ``runbooks/slot-lost``. The first call reads the files.
-
-    Decisions and internals are for developers and stay out.
+def manual_texts() -> dict[str, str]:
+    """Return the pages as Markdown, by name, such as ``runbooks/slot-lost``. The first call reads
+    the files.
     """
     root = manual_root()
-    paths = [path for name in _PAGES if (path := root / f"{name}.md").is_file()]
-    for folder in _FOLDERS:
-        paths += sorted((root / folder).glob("*.md"))
-    texts = {
-        path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
-        for path in paths
-    }
     return {
-        name: ManualPage(title_of(text), Markup(to_html(text, name, texts)))
-        for name, text in texts.items()
+        path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(root.rglob("*.md"))
     }
+
+
+@cache
+def manual_page(name: str) -> ManualPage:
+    """Return a page. Raises KeyError."""
+    texts = manual_texts()
+    text = texts[name]
+    return ManualPage(title_of(text), Markup(to_html(text, name, texts)))
 
 
 def manual_root() -> Path:

@@ -13,7 +13,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from streamer import __version__
 from streamer.admin.page import text
-from streamer.admin.page.manual import manual
+from streamer.admin.page.manual import manual_texts
 from streamer.observability.logs import redact
 
 _TYPES: Final = {
@@ -83,7 +83,7 @@ def environment() -> Environment:
 def load() -> None:
     """Read everything; it takes a moment, and files are not for the event loop."""
     environment()
-    manual()
+    manual_texts()
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,5 +1,6 @@
 """All routes of the page, and the ones without a login: the login itself and static files."""
 
+import asyncio
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request, Response
@@ -13,7 +14,7 @@ from streamer.admin.api.sessions import delete_cookies, set_cookies
 from streamer.admin.events import Events
 from streamer.admin.page import adding, changes, mapping, overview, past, table
 from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
-from streamer.admin.page.manual import HELP, INDEX, manual
+from streamer.admin.page.manual import HELP, INDEX, manual_page, manual_texts
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.errors import StreamerError
@@ -60,9 +61,9 @@ def _add_manual(app: FastAPI, frame: Frame) -> None:
     @router.get(HELP)
     @router.get(f"{HELP}/{{name:path}}")
     async def help_page(request: Request, name: str = INDEX) -> Response:
-        page = manual().get(name)
-        if page is None:
+        if name not in manual_texts():
             raise HTTPException(404)
+        page = await asyncio.to_thread(manual_page, name)
         return await frame.page(request, "manual.html", page=page)
 
     app.include_router(router)
