@@ -6,16 +6,16 @@ mapping/        3 MAP: which relation goes to which target relation            p
 apply/          4 APPLY: windows of changes, folded, staged, written
                 5 COMMIT: changes and their progress rows in one transaction
 target/         the subscriber: connections, catalogs, columns and indexes added there
-progress/       6 ACKNOWLEDGE what is durable; the bookkeeping tables
+progress/       6 ACKNOWLEDGE durable changes; the bookkeeping tables
 sync/           the bulk copy beside the stream, on Spark
 indexes/        indexes that foreign keys need, built beside the stream
-runtime/        who runs: pipeline.py puts 1 to 6 together (start reading there), engine, supervisor
+runtime/        the tasks: pipeline.py puts 1 to 6 together (start there), engine, supervisor
 config/         settings, and the mapping of static mode
 observability/  metrics, logs, HTTP
-commands/       what the commands do
+commands/       the work of the commands
 admin/          the mapping in a database: draft, plan, apply; the API, the page
 cli/            arguments of the commands
-postgres/       what both sides share: quoting, sessions, connection strings, SQLSTATE, origins
+postgres/       shared by both sides: quoting, sessions, connection strings, SQLSTATE, origins
 
 lsn.py errors.py hints.py quantities.py backoff.py containment.py waiting.py failpoints.py
 migrations.py   used by all

@@ -332,12 +332,8 @@ HIDDEN_ACTORS = re.compile(
 )
 """Words that stand for the actor or the object of a sentence where a noun should."""
 PROSE_MAX = {
-    "streamer": 3.0,
-    "streamer.admin": 20.5,
     "streamer.config": 1.5,
-    "streamer.indexes": 2.0,
     "streamer.postgres": 1.5,
-    "streamer.runtime": 1.5,
     "tests": 3.5,
     "tests.acceptance": 28.0,
     "tests.admin": 36.5,

@@ -1,10 +1,10 @@
-"""Who may ask: tokens, passwords, sessions; and requests that another site had a browser make.
+"""Authentication and roles: tokens, passwords, sessions; and requests forged by another site.
 
-Looking takes the role `viewer`, changing takes `admin`. A bearer token is never sent by a browser
-on its own, a session cookie is: changes in a session need its CSRF token as well. Where nobody can
-prove anything, because no credentials are set, only this machine is served, and everybody on it may
-do everything; then the Host header must name it, so that no name that somebody else points at it
-(DNS rebinding) lets a web page in.
+Reading needs the role `viewer`, changing needs `admin`. A browser never sends a bearer token by
+itself, but does send a session cookie; so changes in a session need its CSRF token as well. Without
+any credentials, the server accepts only this machine, with full access for every user on it. The
+Host header must then name this machine, so that a foreign name for it (DNS rebinding) lets no web
+page in.
 
 Wrong tokens and passwords are throttled, by address, and passwords also by name.
 """
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """Somebody who is logged in. ``csrf`` goes into forms and the header."""
+    """A logged-in user. ``csrf`` goes into forms and the header."""
 
     name: str
     role: Role
@@ -68,7 +68,7 @@ class LoginSession:
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """Who asks. ``name`` is written to the audit."""
+    """The identity behind a request. ``name`` is written to the audit."""
 
     name: str
     role: Role
@@ -91,7 +91,7 @@ def needed_role(path: str) -> Role:
 
 
 def changes_mapping(path: str) -> bool:
-    """Whether a request to *path* that is not safe changes the mapping or acts on what runs.
+    """Whether a request to *path* that is not safe changes the mapping or acts on running tables.
 
     Static mode refuses those; it serves all others.
     """
@@ -128,7 +128,7 @@ class Throttle:
 
 
 class Access:
-    """Knows tokens and users, and who is logged in."""
+    """Knows tokens, users and sessions."""
 
     def __init__(
         self, settings: AdminSettings, clock: Callable[[], float] = time.monotonic
@@ -158,20 +158,20 @@ class Access:
 
     @property
     def has_users(self) -> bool:
-        """Whether there is anybody who could log in with a password."""
+        """Whether a user could log in with a password."""
         return bool(self._users)
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no credentials: everybody on this machine may do everything."""
+        """Whether there are no credentials: every user of this machine has full access."""
         return not self._settings.has_credentials and not self._had_stored
 
     def set_stored(self, stored: Sequence[UserSettings]) -> None:
-        """Take over the users of the mapping database; those of the configuration go before.
+        """Take the users of the mapping database; those of the configuration take precedence.
 
-        Sessions end of users that are gone or have another password or role. Once there was such a
-        user nobody gets in without credentials again until a restart: the server may listen on the
-        network by then.
+        Sessions end if their user is gone or has another password or role. After the first such
+        user, access without credentials stays closed until a restart, because the server may listen
+        on the network by then.
         """
         self._had_stored = self._had_stored or bool(stored)
         users = {user.name: user for user in stored} | self._configured
@@ -183,8 +183,10 @@ class Access:
     # ---- requests ------------------------------------------------------------------------------
 
     def identify(self, request: HTTPConnection) -> UserIdentity | None:
-        """Say who asks; None for nobody. Raises UnauthenticatedError, ForbiddenError,
-        ThrottledError for who claims to be somebody, or comes from elsewhere.
+        """Return the identity behind a request; None without credentials.
+
+        Raises UnauthenticatedError, ForbiddenError or ThrottledError for wrong credentials, or a
+        request from elsewhere.
         """
         if self.is_open:
             _check_host(request)
@@ -200,7 +202,7 @@ class Access:
     def authorize(
         self, request: HTTPConnection, method: str, needed: Role = Role.ADMIN
     ) -> UserIdentity:
-        """Return who asks, if they may; *needed* is the role that a change takes.
+        """Return the identity, if its role suffices; *needed* is the role that a change needs.
 
         Raises UnauthenticatedError, ForbiddenError, ThrottledError.
         """
@@ -221,7 +223,7 @@ class Access:
     def authorize_form(
         self, request: HTTPConnection, identity: UserIdentity, needed: Role, csrf: str
     ) -> None:
-        """Raise ForbiddenError unless *identity* may do what a form of ours asks for.
+        """Raise ForbiddenError unless *identity* may send a form of the page.
 
         *csrf*: as the form has it. A bearer token, which no browser sends by itself, needs none.
         """
@@ -234,7 +236,7 @@ class Access:
         _check_role(identity, needed)
 
     def csrf_of(self, identity: UserIdentity) -> str | None:
-        """Return what forms for *identity* have to carry; where nobody logs in, all the same."""
+        """Return the token that forms for *identity* must carry, also without a login."""
         if identity.session is not None:
             return identity.session.csrf
         return self._csrf if self.is_open else None
@@ -244,7 +246,7 @@ class Access:
         if not _is_equal(token or "", session.csrf):
             raise ForbiddenError(
                 "the CSRF token is missing or wrong",
-                hint="send what /api/session says as X-CSRF-Token",
+                hint="send the `csrf` of /api/session as X-CSRF-Token",
             )
 
     def _check_token(self, authorization: str, address: str) -> UserIdentity:
@@ -324,12 +326,12 @@ class Access:
 
 
 def hash_password(password: str) -> str:
-    """Return what `admin.users[].password_hash` takes."""
+    """Return the hash for `admin.users[].password_hash`."""
     return PasswordHasher().hash(password)
 
 
 def check_origin(request: HTTPConnection) -> None:
-    """Refuse what a page of another site had a browser send. Raises ForbiddenError."""
+    """Refuse a request that a page of another site had a browser send. Raises ForbiddenError."""
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "none")
     host = request.headers.get("host", "")

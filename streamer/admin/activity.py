@@ -14,7 +14,7 @@ Counts = Mapping[tuple[str, str], tuple[int, datetime]]
 
 @dataclass(frozen=True, slots=True)
 class TableActivity:
-    """What a table has done since the process began."""
+    """The activity of a table since the process began."""
 
     last_change_at: datetime
     changes_per_second: float

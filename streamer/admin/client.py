@@ -1,7 +1,7 @@
-"""The mapping, for the command line: over the API of the process that runs, or in its file.
+"""The mapping, for the command line: over the API of the running process, or in its file.
 
-Which of the two is not for the user to decide: whoever runs is asked, and else the file is edited.
-A process counts only if it has the same mapping database.
+The user does not choose: a running process is asked, and without one the file is edited. A process
+counts only if it has the same mapping database.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ PER_PAGE: Final = 500
 
 
 class MappingClient(Protocol):
-    """What the command line asks for."""
+    """The operations that the command line needs."""
 
     async def rows(self, kind: str, filters: Row) -> list[Row]: ...
 
@@ -62,7 +62,7 @@ class MappingClient(Protocol):
 
 
 class LocalClient:
-    """Edits the file, while nobody runs."""
+    """Edits the file, while no process runs."""
 
     def __init__(self, service: AdminService, actor: str) -> None:
         self._service = service
@@ -151,7 +151,7 @@ class RemoteClient:
         return notes
 
     async def events(self) -> AsyncGenerator[tuple[str, Any]]:
-        """Yield what the process tells, a snapshot first, until it ends."""
+        """Yield the events of the process, a snapshot first, until it ends."""
         response = await asyncio.to_thread(
             self._open, self._request("GET", "/events"), EVENT_SECONDS
         )
@@ -165,10 +165,10 @@ class RemoteClient:
                 loop.call_soon_threadsafe(lines.put_nowait, None)
             except OSError:
                 loop.call_soon_threadsafe(lines.put_nowait, None)
-            except RuntimeError:  # nobody listens any more
+            except RuntimeError:  # the reader has gone
                 return
 
-        # A thread that waits for a line cannot be told to end, and nobody is to wait for it.
+        # A thread that waits for a line cannot be stopped, and no other thread may wait for it.
         threading.Thread(target=read, name="events", daemon=True).start()
         name = ""
         while (line := await lines.get()) is not None:
@@ -260,7 +260,8 @@ def _refusal(status: int, body: bytes, url: str) -> AdminError:
 async def open_client(
     settings: Settings, config: Path, mapping: Mapping, url: str | None
 ) -> AsyncIterator[MappingClient]:
-    """Have what the command line asks: the process at *url*, or the one that runs, or the file.
+    """Return the client of the command line: for the process at *url*, or the running one, or the
+    file.
 
     Raises AdminError, ConfigurationError.
     """

@@ -24,7 +24,7 @@ _HINT: Final = "set it where `streamer run` is started"
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A database with what belongs to it."""
+    """A database with its urls and tables."""
 
     database: Row
     urls: list[Row]
@@ -71,7 +71,8 @@ def unfinished(content: Content) -> list[str]:
 def build_mapping(
     content: Content, urls: Dictionary[int, str | StoreError], settings: Settings
 ) -> Mapping:
-    """Return what the rows say. *urls*: with their passwords, by id, or why one cannot be read.
+    """Return the sources that the rows describe. *urls*: with their passwords, by id, or the reason
+    why one cannot be read.
 
     Raises ConfigurationError that names object and field.
     """
@@ -121,7 +122,7 @@ def target_namespace(content: Content, settings: Settings) -> str:
 
 
 def default_on_error(content: Content, settings: Settings) -> OnError:
-    """Return what a table does about errors whose rule does not say."""
+    """Return the error policy of tables whose rule has none."""
     given = content["settings"].get("on_error")
     try:
         return OnError(given) if given is not None else settings.on_error
@@ -166,7 +167,7 @@ def _joined(place: str, field: Location) -> str:
 
 
 def check_table(fields: Row, settings: Settings) -> None:
-    """Refuse what a rule for one table can be told to be wrong about. Raises InvalidError."""
+    """Reject the faults of a rule for one table that show without a server. Raises InvalidError."""
     rule = {
         k: v
         for k, v in fields.items()

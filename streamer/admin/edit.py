@@ -1,4 +1,4 @@
-"""What the command line does with the draft, by the names that people use; and a plan as text."""
+"""The command line's edits of the draft, by names of objects; and a plan as text."""
 
 from collections.abc import Iterable
 from enum import Enum

@@ -1,8 +1,8 @@
-"""What happens, to whoever listens: states, lag, rates, progress of copies, changes of the mapping.
+"""Events for listeners: states, lag, rates, progress of copies, changes of the mapping.
 
-One task looks, once a second; what has changed goes to everybody's own queue. Who does not keep up
-is cut off, and comes again with a new `snapshot`. The last rates and errors are kept in memory, for
-who comes later. Nothing is asked of a server unless somebody listens.
+One task looks once a second and puts the changes into the queue of every listener. A listener whose
+queue overflows is disconnected; on reconnect it receives a new `snapshot`. The last rates and
+errors stay in memory for later listeners. Without listeners the task asks no server.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Watched(Protocol):
-    """What is looked at: an engine."""
+    """The observed object: an engine."""
 
     @property
     def supervisors(self) -> Sequence[Supervisor]: ...
@@ -59,7 +59,7 @@ class Watched(Protocol):
 
 @dataclass(slots=True)
 class SeenState:
-    """What everything was like at the last look."""
+    """The state of everything at the last look."""
 
     states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class PastEvent:
 
 
 class Events:
-    """Tells listeners what happens."""
+    """Sends events to listeners."""
 
     def __init__(self, engine: Watched, address: TargetAddress) -> None:
         self._engine = engine
@@ -158,7 +158,7 @@ class Events:
 
     @property
     def target(self) -> dict[str, Any]:
-        """Return what this process knows of the target now."""
+        """Return this process's present knowledge of the target."""
         return self._engine.target.to_json() | {
             "silent_seconds": self._engine.target.silent_seconds
         }
@@ -174,7 +174,7 @@ class Events:
                 await self._task
 
     def publish(self, name: str, data: dict[str, Any]) -> None:
-        """Tell everybody."""
+        """Send an event to every listener."""
         if (event := past_event(name, data, datetime.now(UTC))) is not None:
             self._past.append(event)
         for queue in list(self._listeners):
@@ -206,7 +206,7 @@ class Events:
     async def stream(
         self, queue: "asyncio.Queue[Event | None]", may_go_on: Callable[[], bool] = lambda: True
     ) -> AsyncGenerator[str]:
-        """Yield what is told, as text/event-stream, as long as whoever listens may."""
+        """Yield events as text/event-stream, for as long as the listener's credentials allow."""
         try:
             while True:
                 event: Event | None = None

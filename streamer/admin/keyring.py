@@ -38,7 +38,7 @@ class Keyring:
 
     @classmethod
     def temporary(cls) -> "Keyring":
-        """Return a keyring for what does not outlive the process."""
+        """Return a keyring for data that does not outlive the process."""
         return cls(Secret(generate_key()), None)
 
     def encrypt(self, text: str) -> str:
@@ -46,7 +46,7 @@ class Keyring:
         return self._open(may_create=True).encrypt(text.encode()).decode()
 
     def decrypt(self, token: str, label: str) -> str:
-        """Return what was encrypted; *label* says whose password it is. Raises StoreError."""
+        """Return the decrypted text; *label* names the owner of the password. Raises StoreError."""
         try:
             return self._open(may_create=False).decrypt(token).decode()
         except InvalidToken:

@@ -44,7 +44,7 @@ class MappingFile:
         self._examined: list[tuple[int, int]] | None = None
 
     def look(self, *, is_thorough: bool) -> MappingTrouble | None:
-        """Return what is wrong with the file; None if nothing is.
+        """Return the fault of the file; None if there is none.
 
         *is_thorough*: also examine the content, if the file was written since the last time.
         """
@@ -63,7 +63,9 @@ class MappingFile:
 
 
 def find_damage(path: Path) -> str | None:
-    """Return what SQLite finds wrong with the content of a file; None if nothing, or if busy."""
+    """Return SQLite's finding about the content of a file; None if there is none, or if the file is
+    busy.
+    """
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as plain:
@@ -98,7 +100,7 @@ def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
     return MappingTrouble(
         f"mapping database {path} {state} while this process runs; streaming goes on, and "
         "nothing can be changed",
-        f"save what this process still has: streamer export > backup.yaml; {advice}",
+        f"save the mapping of this process: streamer export > backup.yaml; {advice}",
     )
 
 
@@ -111,7 +113,7 @@ def _touch(path: Path) -> FileIdentity:
 
 
 def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
-    """Return what has become of the file at *path*; None while it is the one with *identity*."""
+    """Return the fate of the file at *path*; None while it is the one with *identity*."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -124,7 +126,7 @@ def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """Return what changes with every write to a file."""
+    """Return a fingerprint that changes with every write to a file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,5 +1,5 @@
-"""What the API takes and gives. What can be said about a database, a url or a table is taken from
-the settings of the YAML, so that it is the same, also for settings that are still to come.
+"""Requests and answers of the API. The settings of a database, a url or a table come from the
+settings of the YAML, so both are always the same.
 """
 
 from collections.abc import Iterable
@@ -113,7 +113,7 @@ COLUMNS: Final = {
 
 
 def _patch(name: str, body: type[BaseModel]) -> Any:
-    """Return *body* with nothing required; what is not given stays as it is."""
+    """Return *body* without required fields; missing fields keep their values."""
     fields: dict[str, Any] = {}
     for field_name, field in body.model_fields.items():
         optional = copy(field)
@@ -154,7 +154,7 @@ class MappingSettings(_Body):
         default=None, description="Schema of target tables whose rule names none."
     )
     on_error: OnError | None = Field(
-        default=None, description="What a table does when the target refuses a change."
+        default=None, description="Reaction of a table when the target rejects a change."
     )
 
 
@@ -178,7 +178,9 @@ TablePage = _page("TablePage", TableRow)
 
 
 class AuditEntry(BaseModel):
-    """Who changed what, when, from what to what; passwords are not in it."""
+    """A change of the mapping or an operator's request: user, time, old and new values without
+    passwords.
+    """
 
     id: int
     at: str
@@ -196,7 +198,7 @@ class AuditPage(Page):
 
 
 class Problem(BaseModel):
-    """What is wrong, and what to do."""
+    """An error, and the next step."""
 
     code: str
     message: str
@@ -215,7 +217,7 @@ class Login(_Body):
 
 
 class WhoAmI(BaseModel):
-    """Who asks. ``csrf``: what a session has to send as X-CSRF-Token to change something."""
+    """The user behind a request. ``csrf``: the value of X-CSRF-Token for changes in a session."""
 
     name: str
     role: Literal["viewer", "admin"]
@@ -230,7 +232,7 @@ class DiscoverBody(_Body):
 
 
 class ApplyBody(_Body):
-    """``force``: apply also where the plan found what would stop a source or a table."""
+    """``force``: apply even if the plan found errors that would stop a source or a table."""
 
     force: bool = False
 
@@ -340,7 +342,7 @@ def _part(text: str) -> str:
 
 
 def row_settings(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what of *fields* is kept as settings: all but the columns and what is by default."""
+    """Return the part of *fields* to store as settings: without columns and default values."""
     model = BODIES[kind]
     body = model.model_validate({k: v for k, v in fields.items() if k not in ("id", "database")})
     given = body.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -348,7 +350,7 @@ def row_settings(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_settings(kind: str) -> dict[str, Any]:
-    """Return what the settings of a row are where nothing is said."""
+    """Return the settings of a row with default values."""
     fields: dict[str, Any] = {}
     for name, field in BODIES[kind].model_fields.items():
         alias = field.alias or name

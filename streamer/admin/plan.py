@@ -1,8 +1,8 @@
-"""What applying a mapping would do: to slots and publications, to tables, and for how long.
+"""The effect of applying a mapping: on slots and publications, on tables, and its duration.
 
-It is the mapping, as `streamer check` reads it from the servers, compared with the bookkeeping in
-the target; for columns and the like, of which that keeps nothing, with the mapping before. It
-changes nothing.
+It compares the mapping, as `streamer check` reads it from the servers, with the bookkeeping in the
+target. Columns and the like are not in the bookkeeping; for these it compares with the mapping
+before. It changes nothing.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -35,7 +35,7 @@ START_SECONDS: Final = 12.0
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What becomes of a table. ``action``: copy, stream, change, remove, keep."""
+    """The effect on a table. ``action``: copy, stream, change, remove, keep."""
 
     source: str
     target: str
@@ -48,8 +48,8 @@ class TablePlan:
 
 @dataclass(slots=True)
 class SourcePlan:
-    """What becomes of a source. ``action``: add, change, remove, keep; forgotten: it was removed,
-    and what was made there is still there.
+    """The effect on a source. ``action``: add, change, remove, keep; forgotten: it was removed, and
+    its objects are still there.
     """
 
     database: str
@@ -79,7 +79,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Plan:
-    """All of it. ``findings``: as `streamer check` has them; ``notes``: what else to know."""
+    """All effects. ``findings``: as in `streamer check`; ``notes``: further information."""
 
     sources: list[SourcePlan]
     estimate: Estimate
@@ -92,7 +92,9 @@ class Plan:
 
     @property
     def obstacles(self) -> list[Finding]:
-        """Return what would stop a source or a table that changes; what is as before is known."""
+        """Return the findings that would stop a changed source or table; older findings are
+        known.
+        """
         changed = {s.label: s for s in self.sources if s.action not in ("keep", "forgotten")}
         return [
             finding
@@ -125,10 +127,10 @@ def _concerns(finding: Finding, changed: dict[str, SourcePlan]) -> bool:
 
 
 async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None) -> Plan:
-    """Look at all servers and say what going over to *mapping* would do.
+    """Read all servers and return the effect of switching to *mapping*.
 
-    *before*: what runs now, if that is known. Raises ConfigurationError; that a server is out of
-    reach is a finding.
+    *before*: the applied mapping, if known. Raises ConfigurationError; an unreachable server is a
+    finding.
     """
     seen = await examine(settings, mapping)
     known = {source.label: source for source in before.sources} if before is not None else {}
@@ -225,7 +227,7 @@ def _plan_table(
         return planned("copy", f"its type was {record.type}")
     rule = mapping.rule
     if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
-        return planned("copy", "its filter or what it computes changes")
+        return planned("copy", "its filter or its computed columns change")
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
         if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):

@@ -1,4 +1,4 @@
-"""What `streamer run` has of all this: the mapping to run, API and page on its HTTP server."""
+"""The admin's part of `streamer run`: the mapping to run, API and page on its HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -48,9 +48,9 @@ class AdminServer:
         self._service.select_sources = select
 
     def attach(self, engine: Engine, app: FastAPI) -> Events:
-        """Let *engine* go over to what is applied, and *app* serve the API.
+        """Let *engine* switch to applied mappings, and *app* serve the API.
 
-        The events that are returned have to be closed before the server stops.
+        The caller has to close the returned events before the server stops.
         """
         settings = self._service.settings
         events = Events(engine, TargetAddress.parse(settings.target.url))
@@ -63,7 +63,7 @@ class AdminServer:
         return events
 
     def is_known(self, request: Request) -> bool:
-        """Return whether a request comes from somebody who may see values of rows."""
+        """Return whether the user behind a request may see values of rows."""
         try:
             return self._access.identify(request) is not None
         except AdminError:
@@ -71,11 +71,11 @@ class AdminServer:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the server asks everybody for credentials."""
+        """Whether every request needs credentials."""
         return not self._access.is_open
 
     def trouble(self) -> str | None:
-        """Say what is wrong with the mapping as a whole."""
+        """Return the fault of the mapping as a whole."""
         trouble = self._service.trouble
         return None if trouble is None else trouble.error
 
@@ -85,7 +85,7 @@ class AdminServer:
         return [] if trouble is None else [{"state": "mapping", **trouble.to_json()}]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Go over to what was applied last, or in static mode to *mapping*. Raises
+        """Switch to the revision applied last, or in static mode to *mapping*. Raises
         StreamerError.
         """
         await self._service.reload(settings, mapping)
@@ -130,7 +130,7 @@ async def opened_admin(
     await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
     try:
-        # Without its users the server might let everybody in.
+        # Without its users the server might accept every client.
         await take_over_users(service, access)
     except BaseException:
         await service.close()

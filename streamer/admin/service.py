@@ -1,11 +1,11 @@
-"""What the API and the command line do with the mapping, whoever asks: edit, plan, apply, request.
+"""The operations on the mapping, for API and command line: edit, plan, apply, request.
 
-Edits change the draft, and nothing else. Applying builds the mapping from it, looks at the servers,
-stores it as the newest revision and lets the engine go over to it; a draft that cannot be is
-refused before anything has changed. The newest revision is what `streamer run` starts with, so a
-process that dies while applying finishes it at its next start.
+Edits change the draft, and nothing else. Applying builds the mapping from it, reads the servers,
+stores it as the newest revision and lets the engine switch to it. A faulty draft is rejected before
+any change. `streamer run` starts with the newest revision, so a process that dies while applying
+finishes it at its next start.
 
-In static mode the same is there to be read: the YAML's sources in a store in memory.
+In static mode the same is there for reading: the YAML's sources in a store in memory.
 """
 
 import asyncio
@@ -80,13 +80,13 @@ _EMPTY: Final[Content] = {"databases": [], "urls": [], "tables": [], "settings":
 
 
 class RunningEngine(Protocol):
-    """What goes over to another mapping while it runs: an engine."""
+    """An engine, which switches to another mapping while it runs."""
 
     async def apply(self, mapping: Mapping) -> None: ...
 
 
 def database_path(settings: Settings) -> str | None:
-    """Return where the mapping database is, whatever directory one is in."""
+    """Return the path of the mapping database, independent of the working directory."""
     path = settings.mapping_database
     return None if path is None else str(path.resolve())
 
@@ -114,7 +114,7 @@ class AdminService:
         self.settings = settings
         self.store = bookkeeping
         self.mapping = mapping
-        """What runs, all of it, also where this process runs some of its sources only."""
+        """The whole applied mapping, even if this process runs some of its sources only."""
         self.is_static = is_static
         self.engine: RunningEngine | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
@@ -126,7 +126,7 @@ class AdminService:
 
     @property
     def trouble(self) -> MappingTrouble | None:
-        """What is wrong with the mapping as a whole."""
+        """The fault of the mapping as a whole."""
         return self.store.trouble or self.find_lost()
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class AdminService:
         return row
 
     async def delete(self, kind: str, number: int, actor: str) -> None:
-        """Remove a row, and what belongs to it, from the draft. Raises NotFoundError."""
+        """Remove a row, and its dependents, from the draft. Raises NotFoundError."""
         self.check_writable()
         await self.store.delete(kind, number, actor)
         self.on_change("draft", {"action": "delete", "object": kind, "id": number})
@@ -226,7 +226,9 @@ class AdminService:
         return build_mapping(content, await self.store.reveal_each(content), self.settings)
 
     async def draft(self) -> Row:
-        """Say whether the draft differs from what was applied, and what in it is not finished."""
+        """Tell whether the draft differs from the applied mapping, and which parts are
+        unfinished.
+        """
         content = await self.store.content()
         latest = await self.store.latest()
         number, applied = latest if latest is not None else (None, _EMPTY)
@@ -238,12 +240,12 @@ class AdminService:
         }
 
     async def plan(self) -> Plan:
-        """Say what applying the draft would do. Raises ConfigurationError."""
+        """Return the effect of applying the draft. Raises ConfigurationError."""
         return await self._plan(await self.store.content())
 
     async def _plan(self, content: Content) -> Plan:
         if self.is_static:
-            # Without a process that runs it, what it was before is not known.
+            # Without a running process the mapping before is unknown.
             before = self.mapping if self.engine is not None else None
             return await make_plan(self.settings, self.mapping, before)
         plan = await make_plan(self.settings, await self.build(content), self.mapping)
@@ -251,9 +253,9 @@ class AdminService:
         return plan
 
     async def apply(self, actor: str, *, force: bool = False) -> Row:
-        """Let the draft be what runs. Raises ConfigurationError, UnreadyError: nothing is changed.
+        """Apply the draft. Raises ConfigurationError, UnreadyError: nothing is changed.
 
-        *force*: also if it is seen that a source or a table would stop.
+        *force*: even if a source or a table would stop.
         """
         self.check_writable()
         async with self._applying:
@@ -304,7 +306,7 @@ class AdminService:
                 await show_static(self, settings)
 
     async def discard(self, actor: str) -> None:
-        """Let the draft be what was applied last."""
+        """Reset the draft to the mapping applied last."""
         self.check_writable()
         latest = await self.store.latest()
         await self.store.restore(latest[1] if latest is not None else None, actor)
@@ -322,7 +324,7 @@ class AdminService:
     async def import_text(
         self, path: Path, text: str, actor: str, *, excludes_missing: bool = False
     ) -> list[str]:
-        """Let the draft be what a file says; return notes. Raises ConfigurationError."""
+        """Replace the draft with a file; return notes. Raises ConfigurationError."""
         self.check_writable()
         found = read_import(path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
@@ -351,10 +353,10 @@ class AdminService:
     # ---- audit ---------------------------------------------------------------------------------
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
-        """Return what operators changed and asked for, the newest first.
+        """Return operators' changes and requests, the newest first.
 
-        Changes of the mapping are in the mapping database, and requests in the target. Those of a
-        target that does not answer are left out.
+        Changes of the mapping are in the mapping database, and requests in the target. The requests
+        of a target that does not answer are left out.
         """
         most = query.page * query.per_page
         entries, total = await self.store.audit(Query(1, most))
@@ -373,7 +375,7 @@ class AdminService:
     # ---- servers -------------------------------------------------------------------------------
 
     async def status(self) -> Row:
-        """Return what `streamer status --json` says, and how the draft is."""
+        """Return the output of `streamer status --json`, and the state of the draft."""
         report = await read_report(self._address, self.mapping)
         return {
             "mode": "static" if self.is_static else "admin",
@@ -421,7 +423,7 @@ class AdminService:
     async def act(
         self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
     ) -> list[str]:
-        """Ask for resync, pause or resume of what a table's rule means; return the names."""
+        """Request resync, pause or resume for the tables of a rule; return their names."""
         self.check_writable()
         row = await self.store.get("table", number)
         content = await self.store.content()
@@ -539,7 +541,7 @@ class AdminService:
 
 
 def _differing(settings: Row, file: Settings) -> Row:
-    """Return what of an imported file's settings is not as our own configuration says."""
+    """Return the settings of an imported file that differ from the own configuration."""
     own = {"target_schema": file.target.schema_, "on_error": file.on_error.value}
     return {name: value for name, value in settings.items() if value != own[name]}
 
@@ -648,9 +650,9 @@ async def load_applied(settings: Settings) -> Mapping:
 
 
 async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
-    """Return the mapping that is applied, and what is wrong with its database.
+    """Return the applied mapping, and the fault of its database.
 
-    For a command that shows what there is: a damaged file is part of that.
+    For a command that shows the present state: a damaged file is part of that.
     """
     path = settings.mapping_database
     assert path is not None
@@ -688,10 +690,10 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
 
 
 async def show_static(service: AdminService, settings: Settings) -> None:
-    """Let the store in memory hold what the configuration file says."""
+    """Fill the store in memory from the configuration file."""
     try:
         await service.store.merge(_rows_of(settings, service.mapping), None, "file")
-    except AdminError as exc:  # what runs does not depend on it
+    except AdminError as exc:  # the running sources do not depend on it
         log.warning("the API cannot show the mapping", error=str(exc))
 
 

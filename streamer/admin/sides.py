@@ -1,4 +1,4 @@
-"""One table as its source and the target have it, side by side, and what a check finds of it."""
+"""One table as its source and the target have it, side by side, and the findings of a check."""
 
 import asyncio
 from collections.abc import Iterable
@@ -35,9 +35,9 @@ _IDENTITIES: Final = {
 async def look_at(
     settings: Settings, source: SourceMapping, table: RelationName, target_namespace: str
 ) -> Row:
-    """Look at a table on both sides; what keeps us from it is a finding.
+    """Read a table on both sides; an unreachable side is a finding.
 
-    Raises SourceConnectionError if that takes too long, MappingError if no rule means it.
+    Raises SourceConnectionError if that takes too long, MappingError if no rule matches it.
     """
     rule = _rule(source, table)
     exact = RelationPattern(table.namespace, table.name)

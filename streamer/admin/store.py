@@ -90,7 +90,7 @@ class AdminStore:
         self._read: dict[str, Any] = {}
         self._logged: MappingTrouble | None = None
         self.trouble: MappingTrouble | None = None
-        """What `watch` or a change found to be wrong with the file."""
+        """The fault of the file that `watch` or a change found."""
 
     async def close(self) -> None:
         await self._writer.close()
@@ -100,7 +100,7 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Examine the file, and log what has become of it. Changes are refused from then on."""
+        """Examine the file, and log its fate. Changes are rejected from then on."""
         before, now = self._logged, await self._look(is_thorough=True)
         self._logged = now
         if now is not None and now != before:
@@ -201,7 +201,7 @@ class AdminStore:
         return await self._kept("latest", _latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
-        """Return what was changed, the newest first."""
+        """Return the changes, the newest first."""
         async with self._reads() as reader:
             (total,) = await _one(reader, "select count(*) from audit", [])
             rows = await reader.execute_fetchall(
@@ -289,8 +289,8 @@ class AdminStore:
                     yield self._writer
                     await self._writer.execute("commit")
                 except BaseException:
-                    # Whatever was asked of the connection is done in order, also what nobody waits
-                    # for any more: this comes after it, and does nothing where nothing has begun.
+                    # The connection runs its statements in order, also those without a waiting
+                    # task. This one comes last, and does nothing outside a transaction.
                     await self._writer.rollback()
                     raise
 
@@ -302,13 +302,13 @@ class AdminStore:
     async def replace(
         self, kind: str, number: int, change: Callable[[Row], Row], actor: str
     ) -> Row:
-        """Let a row be what *change* makes of it. Raises AdminError."""
+        """Replace a row with the result of *change*. Raises AdminError."""
         async with self._writes() as writer:
             before = await _get(writer, kind, number)
             return await self._replace(writer, kind, before, change(dict(before)), actor)
 
     async def delete(self, kind: str, number: int, actor: str) -> None:
-        """Remove a row, and what belongs to it. Raises NotFoundError."""
+        """Remove a row, and its dependents. Raises NotFoundError."""
         async with self._writes() as writer:
             await self._delete(writer, kind, await _get(writer, kind, number), actor)
 
@@ -377,7 +377,7 @@ class AdminStore:
             return added
 
     async def add_revision(self, content: Content, actor: str) -> int:
-        """Store what is applied; return its number."""
+        """Store an applied mapping; return its number."""
         async with self._writes() as writer:
             cursor = await writer.execute(
                 "insert into revision (applied_at, actor, content) values (?, ?, ?)",
@@ -406,7 +406,7 @@ class AdminStore:
             await _prune_audit(writer)
 
     async def restore(self, content: Content | None, actor: str) -> None:
-        """Let the draft be what a revision has; nothing, without one."""
+        """Replace the draft with a revision; with nothing, without one."""
         content = content or {"databases": [], "urls": [], "tables": [], "settings": {}}
         async with self._writes() as writer:
             await writer.execute("delete from database")
@@ -586,7 +586,7 @@ def _select(kind: str) -> str:
 
 
 def _expressions(kind: str) -> dict[str, str]:
-    """Return what can be filtered, searched and sorted by, as SQL."""
+    """Return the columns for filter, search and sort, as SQL."""
     expressions = {"id": "r.id"} | {n: f"r.{_COLUMN.get(n, n)}" for n in COLUMNS[kind]}
     if kind != "database":
         expressions["database"] = "d.name"
@@ -747,7 +747,7 @@ async def _prune_audit(writer: aiosqlite.Connection) -> None:
 
 
 def _key(kind: str, row: Row) -> tuple[Any, ...]:
-    """Return what tells a row from the others of its database."""
+    """Return the name of a row within its database."""
     return (row["sid"],) if kind == "url" else (row["schema"], row["name"])
 
 

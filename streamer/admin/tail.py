@@ -1,8 +1,7 @@
-"""``streamer events``: what happens, told by the process that runs, or read from the bookkeeping
-while none does.
+"""``streamer events``: events of the running process, or of the bookkeeping while none runs.
 
-Which of the two is looked for again whenever one ends, so a tail goes on over a restart. What has
-been told is not told again.
+When one of the two ends, the command looks for both again, so a tail continues over a restart. It
+does not repeat events.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ CHATTY: Final = ("lag", "rate")
 
 
 async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGenerator[Event]:
-    """Yield the state of everything, and with *follow* what changes from then on.
+    """Yield the state of everything, and with *follow* later changes.
 
-    Raises what the first look raises; later, whoever is away is waited for.
+    Raises the errors of the first look; later, an unreachable process is awaited.
     """
     known: dict[tuple[str, str | None], tuple[str, str | None]] = {}
     is_first = True
@@ -59,7 +58,7 @@ def _new(
     data: dict[str, Any],
     known: dict[tuple[str, str | None], tuple[str, str | None]],
 ) -> list[Event]:
-    """Return what of an event is news, a snapshot taken apart."""
+    """Return the news of an event, a snapshot taken apart."""
     if name not in ("snapshot", "state"):
         return [(name, data)]
     events = []

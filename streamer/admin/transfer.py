@@ -164,7 +164,9 @@ def _strings(value: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What a file says. ``settings``: None if it is not a file of ours. ``notes``: for people."""
+    """The contents of a file. ``settings``: None for a file of another program. ``notes``: for the
+    user.
+    """
 
     wanted: Wanted
     settings: Row | None = None

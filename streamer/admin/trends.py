@@ -46,7 +46,7 @@ class Trends:
             del self._points[source]
 
     def of(self, source: str) -> dict[str, "Trend"]:
-        """Return what can be drawn of a source; nothing before there are two points."""
+        """Return the points to draw for a source; nothing with fewer than two points."""
         points = list(self._points.get(source, ()))
         if len(points) < 2:
             return {}

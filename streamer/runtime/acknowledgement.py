@@ -45,7 +45,7 @@ class Acknowledgement:
         self.stored_at = 0.0
         """When it last was done."""
         self.is_wanted = False
-        """A table has got further, or somebody waits for the position."""
+        """A table has advanced, or a waiter needs the position."""
         self._lock = lock
         self._tracker = tracker
         self._history = history

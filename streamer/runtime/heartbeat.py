@@ -1,13 +1,14 @@
-"""A sign of life that travels the whole way: how long a commit takes to become visible, also where
-nobody commits.
+"""A heartbeat measures the whole way: the delay of a commit until it is visible, even at an idle
+source.
 
-Every few seconds an empty transaction, a logical message of ours, is committed at the source. It
-comes by slot and stream like any other and counts as arrived when everything before it is durable
-in the target. One is on its way at a time, so a stream that stands still is not written to; how
-long the present one has taken tells how long it has stood.
+Every few seconds streamer commits an empty transaction with a logical message at the source. It
+comes through slot and stream like any other, and counts as arrived when everything before it is
+durable in the target. Only one is on its way at a time, so streamer writes nothing to a stalled
+stream; the age of the present one shows how long the stream has stalled.
 
-Times are of our own clock, as those of the two servers may differ, and begin before we ask for the
-commit: on an idle source it may have arrived before we are told that it is made.
+Times are those of this machine's clock, because the clocks of the two servers may differ. They
+begin before the request for the commit: on an idle source the heartbeat may arrive before the
+answer to that request.
 """
 
 import asyncio

@@ -349,7 +349,8 @@ class Pipeline:
                 session.dispatcher.stop_lsn = await flush_wal(plain)
         await session.watch.run(lambda: self._check_reached_stop(session))
 
-    # ---- what the supervisor asks --------------------------------------------------------------
+    # ---- for the supervisor
+    # -----------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> bool:
         """Go over to other rules; return False if that needs a new attempt. Raises StreamerError,

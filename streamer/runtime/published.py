@@ -1,17 +1,17 @@
-"""What a source publishes of each mapped relation, and whether that was so all the time.
+"""The publications of each mapped relation, and whether they were unbroken.
 
-Two facts are stored of every relation that is in step: the mark of its membership in a publication
-and its replica identity as published. At every start, and every few seconds while streaming, they
-are compared with the catalogs. The comparison ends in one of these:
+The bookkeeping stores two facts of every ready relation: the fingerprint of its membership in a
+publication, and its replica identity as published. At every start, and every few seconds while
+streaming, the guard compares them with the catalogs. The comparison has one of these results:
 
-- *keep*: nothing is missing. A plain table may change its key: the stream says so in order.
-- *copy*: the table can be in step again, but only after a copy (it gained a replica identity, or
-  identities of partitions changed, which no order tells).
+- *keep*: nothing is missing. A plain table may change its key: the stream shows that in order.
+- *copy*: the table can become ready again, but only after a copy. It gained a replica identity, or
+  identities of partitions changed, whose order is unknown.
 - *copy*, too: the application dropped the table and created it again while it was copied.
-- *stop*: changes are missing, or will be. The table waits in state ``error`` for a person. A table
-  whose updates can no longer be published is taken out of the publication of updates first, so
-  that the application's own statements work.
-- *block*: a table that is not in step anyway cannot be published now; it is copied when it can be.
+- *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
+  table whose updates can no longer be published leaves the publication of updates first, so that
+  the application's own statements work.
+- *block*: a table that is not ready anyway cannot be published now; it is copied when it can be.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class Publishing:
                 if reason is None:
                     continue
                 if mapped.relation_id in self._returned:
-                    verdicts.copied[mapped] = "it was not published while nobody mapped it"
+                    verdicts.copied[mapped] = "it was not published while the mapping lacked it"
                 elif self._is_of_former_table(mapped, identity):
                     verdicts.copied[mapped] = "the application replaced it while it was copied"
                 else:

@@ -207,8 +207,8 @@ class SlotCheck:
         if slot is not None and slot.active_pid is not None:
             raise SlotInUseError(f"{problem}: another process reads it, into its journal")
         raise SourceDivergedError(
-            f"{problem}: the target was restored to an earlier time, the slot was moved or made "
-            "anew, or what is missing is in a journal that is not here"
+            f"{problem}: the target was restored to an earlier time, the slot was moved or "
+            "re-created, or the missing changes are in a journal that this machine lacks"
         )
 
     def another_history(self) -> SourceDivergedError:

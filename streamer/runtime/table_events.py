@@ -1,4 +1,4 @@
-"""What workers, drainers and copies report about the tables of one source.
+"""Reports of workers, drainers and copies about the tables of one source.
 
 A worker or drainer reports a lane, the coordinator a copy. `TableEvents` moves the durable
 position, stores the states of the tables, and wakes the task that stores the position. Each attempt
@@ -131,7 +131,7 @@ class TableEvents:
 
     def source_failed(self, error: StreamerError) -> None:
         for lane in self.relations.lanes():
-            lane.is_ending = True  # the next attempt receives again what comes from now on
+            lane.is_ending = True  # the next attempt receives later changes again
         self._fail(error)
 
     def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:

@@ -1,4 +1,4 @@
-"""The target as a thing with a state of its own: what readiness, page, status and metrics report.
+"""The state of the target, for readiness, page, status and metrics.
 
 One connection does nothing but ask the target whether it answers and accepts writes, and listen for
 operators' requests. The state therefore does not depend on changes that happen to be in flight: an

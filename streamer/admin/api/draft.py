@@ -15,23 +15,23 @@ def add_draft(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/draft", tags=["draft"])
     async def get_draft() -> dict[str, Any]:
-        """Say whether the draft differs from what was applied."""
+        """Tell whether the draft differs from the applied mapping."""
         return await service.draft()
 
     @router.delete("/draft", tags=["draft"], status_code=204, response_class=Response)
     async def discard_draft(request: Request) -> Response:
-        """Let the draft be what was applied last."""
+        """Reset the draft to the mapping applied last."""
         await service.discard(actor_of(request))
         return Response(status_code=204)
 
     @router.get("/plan", tags=["draft"])
     async def get_plan() -> dict[str, Any]:
-        """Say what applying the draft would do; nothing is changed."""
+        """Return the effect of applying the draft; changes nothing."""
         return (await service.plan()).to_json()
 
     @router.post("/apply", tags=["draft"])
     async def apply(request: Request, values: models.ApplyBody | None = None) -> dict[str, Any]:
-        """Let the draft be what runs, all of it or nothing."""
+        """Apply the draft: all of it, or nothing."""
         force = values is not None and values.force
         return await service.apply(actor_of(request), force=force)
 
@@ -49,7 +49,7 @@ def add_draft(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/import", tags=["draft"])
     async def import_mapping(request: Request, values: models.ImportBody) -> dict[str, Any]:
-        """Let the draft be what a YAML file says."""
+        """Replace the draft with a YAML file."""
         notes = await service.import_text(
             Path("yaml"),
             values.yaml,

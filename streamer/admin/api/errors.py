@@ -84,7 +84,7 @@ def install_errors(app: FastAPI) -> None:
         return _problem(
             "invalid",
             models.fault(details[0]) if details else "the request is not valid",
-            "/api/openapi.json says what is expected",
+            "/api/openapi.json describes the request",
             422,
         )
 

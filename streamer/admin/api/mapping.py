@@ -104,7 +104,7 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
         target: Text = None,
         type: Text = None,
     ) -> Any:
-        """List what is streamed."""
+        """List the replicated tables."""
         query = Query(page, per_page, sort, order == "desc", q)
         filters = {
             "database_id": database_id,
@@ -118,7 +118,7 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/audit", tags=["mapping"], response_model=models.AuditPage)
     async def list_audit(response: Response, page: PageNumber = 1, per_page: PerPage = 50) -> Any:
-        """List who changed or asked for what, the newest first."""
+        """List changes and requests with their users, the newest first."""
         query = Query(page, per_page)
         return _page(await service.audit(query), query, response)
 

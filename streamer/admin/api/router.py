@@ -21,7 +21,7 @@ from streamer.admin.service import AdminService
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": models.ErrorAnswer, "description": text}
     for status, text in {
-        401: "Nobody is logged in, or the token is wrong",
+        401: "No login, or a wrong token",
         403: "Not with this role, or from another site",
         404: "Not there",
         409: "Not as things are: taken, read-only, not ready",
@@ -45,8 +45,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     schema = get_openapi(
         title="streamer",
         version=__version__,
-        description="The mapping, what it does, and what is to be done with it. Edits gather in a "
-        "draft; `POST /api/apply` lets it be what runs.",
+        description="The mapping, its status and operators' requests. Edits change a draft; "
+        "`POST /api/apply` applies it.",
         routes=app.routes,
     )
     components = schema.setdefault("components", {})

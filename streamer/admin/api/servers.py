@@ -1,4 +1,4 @@
-"""Routes of what runs: status, discovery, acts on tables, quarantine, events."""
+"""Routes about the running sources: status, discovery, acts on tables, quarantine, events."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from streamer.mapping.resync import Resync
 
 
 def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
-    """Add the routes of what runs."""
+    """Add the routes about the running sources."""
     _add_looks(router, service)
     _add_actions(router, service)
     _add_quarantine(router, service)
@@ -25,14 +25,14 @@ def add_servers(router: APIRouter, service: AdminService, access: Access, events
 def _add_looks(router: APIRouter, service: AdminService) -> None:
     @router.get("/status", tags=["servers"])
     async def status() -> dict[str, Any]:
-        """Return what `streamer status --json` says."""
+        """Return the output of `streamer status --json`."""
         return await service.status()
 
     @router.get("/discover", tags=["servers"])
     async def discover(
         url_id: Annotated[int, Query(ge=1, le=models.ID_MAX)],
     ) -> dict[str, Any]:
-        """List the tables of a source, and what would hinder them."""
+        """List the tables of a source, and the obstacles to replicating them."""
         return await service.discover(None, url_id)
 
     @router.post("/discover", tags=["servers"])
@@ -115,9 +115,7 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
     async def listen(request: Request) -> StreamingResponse:
-        """Tell what happens, as server-sent events: snapshot, state, lag, progress, draft,
-        applied.
-        """
+        """Send server-sent events: snapshot, state, lag, progress, draft, applied."""
         identity: UserIdentity = request.state.identity
 
         def may_go_on() -> bool:

@@ -28,7 +28,7 @@ def add_sessions(router: APIRouter, access: Access) -> None:
 
     @router.get("/session", tags=["session"], response_model=models.WhoAmI)
     async def get_session(request: Request) -> Any:
-        """Say who asks."""
+        """Return the user behind the request."""
         identity: UserIdentity = request.state.identity
         csrf = identity.session.csrf if identity.session is not None else None
         return {"name": identity.name, "role": identity.role, "csrf": csrf}
@@ -43,6 +43,6 @@ def set_cookies(request: Request, response: Response, cookie: str, session: Logi
 
 
 def delete_cookies(request: Request, response: Response) -> None:
-    """Take from a browser what `set_cookies` gave it."""
+    """Remove the cookies of `set_cookies` from a browser."""
     for name in (COOKIE, CSRF_COOKIE):
         response.delete_cookie(name, samesite="strict", secure=request.url.scheme == "https")
