@@ -6,11 +6,12 @@ python := .venv/bin/python
 installed := .venv/.installed
 lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --custom-compile-command "make lock"
-# Tests wait more than they compute; each process has servers of its own.
-processes := --numprocesses logical --maxprocesses 4 --dist worksteal
+# Tests wait as long as they compute, so two processors have work for four processes. Each process
+# has servers of its own.
+processes := --numprocesses 4 --dist worksteal
 build_tools := uv hatchling editables setuptools
 
-.PHONY: help demo test matrix torture check fix reference docs bench lock
+.PHONY: help demo test matrix torture nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
+	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the matrix, and torture"
 	@echo "make check      checks lint, format and types"
 	@echo "make fix        fixes lint and format where the tools can"
 	@echo "make docs       builds the documentation as a site, in build/docs"
@@ -38,6 +40,15 @@ torture: $(installed)
 	@$(python) -m tests.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(STREAMING),--streaming $(STREAMING)) \
 		$(if $(POSTGRES),--postgres $(POSTGRES)) $(ARGS)
+
+# Each part runs although one before it failed.
+nightly: $(installed)
+	@failed=0; \
+	PROPERTY_EXAMPLES=300 FUZZ_EXAMPLES=50 TEST_COMBINATIONS=all TEST_LOCK_SECONDS=120 PYTHONASYNCIODEBUG=1 \
+		$(MAKE) test || failed=1; \
+	$(MAKE) matrix || failed=1; \
+	$(MAKE) torture SECONDS=600 || failed=1; \
+	exit $$failed
 
 check: $(installed)
 	@$(python) -m ruff check

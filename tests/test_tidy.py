@@ -378,3 +378,33 @@ def test_sentences_name_their_actors() -> None:
         rates[folder] = round(1000 * len(HIDDEN_ACTORS.findall(text)) / words, 1)
     over = {name: rate for name, rate in rates.items() if rate > PROSE_MAX.get(name, 1.0)}
     assert not over, "name the actor: CONTRIBUTING.md, Prose"
+
+
+# ---- tests -------------------------------------------------------------------------------------
+
+SLEEPS = {"time.sleep", "asyncio.sleep"}
+# The module that waits for conditions, and the one that imitates a slow network.
+MAY_SLEEP = {"support/waiting.py", "support/proxy.py"}
+
+
+def _lets_time_pass(node: ast.AST) -> bool:
+    """Whether *node* sleeps. ``asyncio.sleep(0)`` only lets other tasks run."""
+    if isinstance(node, ast.ImportFrom):
+        imported = {f"{node.module}.{alias.name}" for alias in node.names}
+        return bool(imported & SLEEPS)
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in SLEEPS
+        and ast.unparse(node.args[0]) != "0"
+    )
+
+
+def test_a_test_waits_for_a_condition_and_never_sleeps() -> None:
+    tests = ROOT / "tests"
+    found = {
+        str(path.relative_to(tests))
+        for path in tests.rglob("*.py")
+        if "torture" not in path.parts
+        and any(map(_lets_time_pass, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert found == MAY_SLEEP

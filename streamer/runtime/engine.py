@@ -220,7 +220,7 @@ class Engine:
         while not self._stopping.is_set():
             try:
                 await migrate(bookkeeping)
-                self._installation.learn(await read_installation(bookkeeping))
+                await self._installation.learn(await read_installation(bookkeeping))
                 return
             except StreamerError as exc:
                 if exc.retry is not Retry.TIMED:

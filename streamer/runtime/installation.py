@@ -6,6 +6,7 @@ is therefore kept in ``spool.directory``, in a file that is named after the targ
 means another installation, also in the same directory.
 """
 
+import asyncio
 import hashlib
 import os
 import tempfile
@@ -46,8 +47,11 @@ class Installation:
             return None
         return text if 0 < len(text) <= _ID_LENGTH_MAX else None
 
-    def learn(self, installation: str) -> None:
+    async def learn(self, installation: str) -> None:
         """Keep the id that the target's bookkeeping has. A directory that refuses it is logged."""
+        await asyncio.to_thread(self._keep, installation)  # it syncs a file
+
+    def _keep(self, installation: str) -> None:
         if installation == self.id and self._path.exists():
             return
         self.id = installation

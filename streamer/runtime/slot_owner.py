@@ -42,7 +42,7 @@ class SlotOwner:
 
         *is_known*: the target has a position of the slot. Raises SourceTakenError.
         """
-        self._installation.learn(installation)
+        await self._installation.learn(installation)
         found = await read_found(plain, source)
         self._tolerated = None
         if not is_taken_over:

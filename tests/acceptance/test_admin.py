@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, command, eventually
+from tests.support.process import Process, caught_up, command
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

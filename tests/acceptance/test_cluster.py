@@ -28,8 +28,9 @@ from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, eventually
+from tests.support.process import Process, caught_up
 from tests.support.streamer import write_config
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -64,7 +65,7 @@ class Cluster:
         return {
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "128m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
             "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": sys.executable,
@@ -134,6 +135,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "spark.authenticate true\n"
         f"spark.authenticate.secret {SPARK_SECRET}\n"
         "spark.network.crypto.enabled true\n"
+        f"spark.executor.extraJavaOptions {os.environ['SPARK_SUBMIT_OPTS']}\n"
     )
     try:
         cluster.start(

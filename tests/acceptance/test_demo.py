@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from streamer.commands.demo import shop
 from streamer.commands.demo.stage import DemoError, check_java
 from streamer.config import static
 from streamer.mapping.rules import TableType
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
-
-GONE_SECONDS = 20.0
 
 
 class Demo:
@@ -57,10 +55,7 @@ class Demo:
         return found
 
     def assert_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + GONE_SECONDS
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left
+        eventually(lambda: not self.processes(), what="processes of the demo are left")
         assert list(self.directory.iterdir()) == []
 
 
@@ -73,7 +68,6 @@ def place(server_directory: Path, request: pytest.FixtureRequest) -> Path:
     return path
 
 
-@pytest.mark.timeout(180)
 def test_demo_ends_equal_and_kept_leaves_nothing_behind_once_stopped(place: Path) -> None:
     demo = Demo(place, "--seconds", "2", "--keep", "--json")
 
@@ -98,17 +92,16 @@ def assert_is_ready(said: str) -> None:
     metrics = re.search(r"metrics +(http://\S+)", said)
     assert metrics
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(metrics[1].replace("/metrics", "/readyz"), timeout=10) as answer:
+    with opener.open(metrics[1].replace("/metrics", "/readyz"), timeout=60) as answer:
         assert answer.status == 200
     address = metrics[1].removesuffix("metrics")
     assert f"its page: {address}" in said
     assert re.search(rf"page +{re.escape(address)}", said)
-    with opener.open(address, timeout=10) as answer:
+    with opener.open(address, timeout=60) as answer:
         assert answer.status == 200
         assert b"shop:eu" in answer.read()
 
 
-@pytest.mark.timeout(120)
 def test_interrupt_leaves_no_process_and_no_directory(place: Path) -> None:
     demo = Demo(place, "--seconds", "60")
     demo.read_until("Spark starts")

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from tests.support.postgres import Database
-from tests.support.process import Process, caught_up, command, eventually, status
-
-pytestmark = pytest.mark.timeout(200)
+from tests.support.process import Process, caught_up, command, status
+from tests.support.waiting import eventually
 
 SECRETS = {
     "source": "hunter2-of-the-source",

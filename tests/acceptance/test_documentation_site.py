@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
     """The test runs the command of ``make docs`` and writes the site elsewhere."""
     (command,) = re.findall(r"\$\(python\) (-m mkdocs .*)$", (ROOT / "Makefile").read_text(), re.M)

@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
-from tests.support.process import Process, caught_up, command, eventually, run
-
-pytestmark = pytest.mark.timeout(200)
+from tests.support.process import Process, caught_up, command, run
+from tests.support.waiting import eventually
 
 SCRIPT = "streamer.cli.main:main"
 TOKEN = "the-token-of-the-events"
@@ -89,7 +88,7 @@ def test_a_tail_goes_on_from_process_to_bookkeeping_and_back(config: Path, tmp_p
             assert command(config, "resume", "t").returncode == 0
             eventually(lambda: len(told("public.t", "ready")) >= 2, 60)
             tailing.send_signal(signal.SIGINT)
-            assert tailing.wait(10) == 0
+            assert tailing.wait(30) == 0
             assert process.terminate() == 0
     assert all(line["at"] for line in lines())
     assert len(told("public.t", "paused")) == 1, "the same is told once"

@@ -17,7 +17,7 @@ import pytest
 
 from streamer.admin.page.manual import manual_texts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 ROOT: Final = Path(__file__).parents[2]
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")

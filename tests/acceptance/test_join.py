@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,8 +11,9 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, command, eventually
+from tests.support.process import Process, caught_up, command
 from tests.support.streamer import write_config
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -116,7 +116,7 @@ def resync(target: Database, process: Process) -> None:
 def assert_fresh(source: Database, target: Database) -> None:
     """What is committed now arrives while the large table is still being copied or not."""
     newest = source.value("select max(id) from fresh")
-    eventually(lambda: target.value(f"select max(id) >= {newest} from fresh"), 20, "fresh rows")
+    eventually(lambda: target.value(f"select max(id) >= {newest} from fresh"), 60, "fresh rows")
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def readers(target: Database) -> Iterator[list[int]]:
                 row = connection.execute("select count(*) from large").fetchone()
                 assert row is not None
                 counts.append(int(str(row[0])))
-                time.sleep(0.05)
+                stop.wait(0.05)
 
     thread = threading.Thread(target=read)
     thread.start()

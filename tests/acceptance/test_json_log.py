@@ -4,14 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from streamer.lsn import Lsn
 from tests.support.postgres import Database
-from tests.support.process import Process, command, eventually
+from tests.support.process import Process, command
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.waiting import eventually
 
 SECRET = "hunter2-of-the-log"
 

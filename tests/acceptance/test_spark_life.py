@@ -8,8 +8,6 @@ import pytest
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.timeout(180)
-
 TASKS = (
     "select pid from pg_stat_activity"
     " where application_name like 'streamer copy%' and datname = current_database()"

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, command, eventually
+from tests.support.process import Process, caught_up, command
 from tests.support.spark_blocks import broadcast_blocks, listening
 from tests.support.streamer import write_config
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

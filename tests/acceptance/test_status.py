@@ -13,10 +13,9 @@ import pytest
 
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
-from tests.support.process import ROOT, eventually
+from tests.support.process import ROOT
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_as_json_it_prints_an_object_a_line(config: Path) -> None:
             assert json.loads(process.stdout.readline())["sources"][0]["state"] == "not started"
         process.stdout.close()  # as `head` does
         try:
-            assert process.wait(10) == 0
+            assert process.wait(30) == 0
         finally:
             process.kill()
 
@@ -92,7 +91,7 @@ def test_on_a_terminal_it_draws_a_screen_and_gives_the_terminal_back(config: Pat
         assert "\x1b[?1049h" in shown  # the other screen
         process.send_signal(signal.SIGINT)
         read_until(r"\x1b\[\?1049l")
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         os.close(ours)

@@ -9,11 +9,12 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same, contents
-from tests.support.process import Process, caught_up, command, eventually, status
+from tests.support.process import Process, caught_up, command, status
 from tests.support.streamer import write_config
 from tests.support.values import ROWS, TYPES, UPDATES
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 class Writer:

@@ -10,6 +10,7 @@ import pytest
 from streamer.admin import events as module
 from streamer.runtime.services import Health
 from tests.support.admin import Admin, OpenAdmin
+from tests.support.waiting import until
 
 
 class Source:
@@ -31,7 +32,7 @@ def source(label: str = "shop:eu") -> Any:
 
 
 async def told(stream: Any) -> tuple[str, dict[str, Any]]:
-    text = await asyncio.wait_for(anext(stream), 10)
+    text = await asyncio.wait_for(anext(stream), 60)
     name, data = text.removesuffix("\n\n").split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
@@ -136,9 +137,7 @@ async def test_rates_and_errors_are_kept_for_who_comes_later(open_admin: OpenAdm
         changes = admin.engine.metrics.changes_of_sources
         changes["shop:eu"] = 1000
         supervisor.health.table_errors = {"public.t": "password=hunter2 is wrong"}
-        async with asyncio.timeout(10):
-            while not admin.events.errors("shop:eu"):
-                await asyncio.sleep(0.01)
+        await until(lambda: admin.events.errors("shop:eu"))
         supervisor.health.table_errors = {}
 
         stream = admin.events.stream(admin.events.subscribe())

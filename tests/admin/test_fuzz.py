@@ -49,7 +49,6 @@ def address(tmp_path: Path, target: Database) -> Iterator[str]:
         loop.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

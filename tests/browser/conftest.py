@@ -16,7 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.postgres import Database
-from tests.support.process import Process, eventually
+from tests.support.process import Process
+from tests.support.waiting import eventually
 
 WAIT_MS = 30_000
 INSTALL = "apt-get install chromium"

@@ -11,7 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import Sites, look
 from tests.browser.test_page import PASSWORD, add_source, apply, row_of
 from tests.support.postgres import Database, contents, database
-from tests.support.process import Process, eventually
+from tests.support.process import Process
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -12,9 +12,10 @@ from streamer.admin.page import text
 from streamer.postgres.quoting import quote_identifier
 from tests.browser.conftest import Site, Sites, look
 from tests.support.postgres import Database
-from tests.support.process import Process, eventually
+from tests.support.process import Process
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PASSWORD = "hunter2-of-the-source"
 

@@ -15,11 +15,10 @@ from tests.fault.test_backlog import (
 )
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
-from tests.support.process import Process, caught_up, eventually
+from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(180)
+from tests.support.waiting import eventually
 
 STEPS = sorted(name for name in NAMES if name.startswith("journal."))
 PROGRAM = "tests.support.small_journals"
@@ -53,18 +52,16 @@ def test_killed_at(
         target_proxy.leave()
         first, is_healed = 0, False
         deadline = time.monotonic() + 90
-        while process.process.poll() is None:
+        while not process.process.ends_within(0.2):
             assert time.monotonic() < deadline, f"the failpoint was not reached\n{process.output}"
             write(source, first, first + 5)
             first += 5
-            if is_healed:  # what is left in the journal gets less now
-                time.sleep(0.5)
+            if is_healed:  # the program reads the rest of the journal
                 continue
             fill(source)
             if first > 100 and journal_files(tmp_path):
                 target_proxy.heal()
                 is_healed = True
-            time.sleep(0.2)
         assert process.process.returncode == -9
     target_proxy.leave()
     write(source, first, first + 20)

@@ -4,19 +4,16 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.support.postgres import Database
-from tests.support.process import Process, caught_up, eventually
+from tests.support.process import Process, caught_up
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.waiting import eventually
 
 HANGUP = 1 << (signal.SIGHUP - 1)
 
 
 def survives_hangup(pid: int) -> bool:
-    """Whether SIGHUP is ignored or handled, by what the kernel says."""
+    """Whether SIGHUP is ignored or handled, as the kernel reports it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigIgn", "SigCgt"))]
     return any(mask & HANGUP for mask in masks)

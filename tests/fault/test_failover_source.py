@@ -10,8 +10,6 @@ from tests.support.postgres import Database, running, versions
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
 
-pytestmark = pytest.mark.timeout(240)
-
 SECONDS = 60.0
 DDL = "create table t (id int primary key)"
 

@@ -12,12 +12,10 @@ import pytest
 from streamer.commands.embedded import Server
 from streamer.progress.lock import SourceLock
 from tests.support.postgres import Database, running, versions
-from tests.support.process import eventually
 from tests.support.proxy import Proxy
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
-
-pytestmark = pytest.mark.timeout(240)
+from tests.support.waiting import eventually
 
 DDL = "create table t (id int primary key); create table u (id int primary key)"
 SECONDS = 60.0

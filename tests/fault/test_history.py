@@ -7,10 +7,9 @@ import pytest
 
 from streamer.commands.embedded import Server
 from tests.support.postgres import Database, assert_same, running, versions
-from tests.support.process import Process, caught_up, command, eventually, status
+from tests.support.process import Process, caught_up, command, status
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(240)
+from tests.support.waiting import eventually
 
 DDL = "create table t (id int primary key, v text); create table log (line text)"
 SETTINGS = {"wal_level": "logical", "max_slot_wal_keep_size": "32MB", "max_wal_size": "64MB"}
@@ -95,7 +94,7 @@ def restore(server: Server, kept: Path) -> None:
 
 
 def give(like: Path, path: Path) -> None:
-    """Let *path* belong to who *like* belongs to."""
+    """Give *path* the owner of *like*."""
     owner = like.stat()
     for each in (path, *path.rglob("*")):
         shutil.chown(each, owner.st_uid, owner.st_gid)
@@ -180,7 +179,7 @@ def test_the_target_is_restored_to_an_earlier_time(tmp_path: Path, server_direct
 def test_the_source_is_restored_to_an_earlier_time(
     rows: int, tmp_path: Path, server_directory: Path
 ) -> None:
-    """With *rows* it has written past its old position before anybody looks."""
+    """With *rows* it has written past its old position before streamer asks for it."""
     with (
         running(server_directory / f"older-source-{rows}", versions()["18"], SETTINGS) as source,
         running(server_directory / f"older-target-{rows}", versions()["18"]) as target,

@@ -1,6 +1,5 @@
 """What is on its way to the target when its lane changes hands is applied once."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 
@@ -12,8 +11,9 @@ from streamer.progress.requests import make_request
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 @contextlib.contextmanager
@@ -82,6 +82,7 @@ async def test_a_resync_while_a_drainer_is_at_work(
             (relation,) = await read_relation_records(bookkeeping)
             await make_request(bookkeeping, relation.relation_id, "resync")
             await bookkeeping.close()
-            await asyncio.sleep(1)
+            pending = "select exists (select from streamer.request)"
+            await until(lambda: not target.value(pending), "the request is taken")
         await streamer.caught_up()
     assert target.execute("select v, count(*) from t group by v order by v") == [(1, 1), (2, 1)]

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, eventually
+from tests.support.process import Process, caught_up
 from tests.support.streamer import write_config
+from tests.support.waiting import eventually
 
 LOCK_SECONDS = float(os.environ.get("TEST_LOCK_SECONDS", "8"))
 GROWTH_BYTES_MAX = 48 * 1024 * 1024

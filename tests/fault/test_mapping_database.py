@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import httpx
-import pytest
 
 from streamer.commands.embedded import free_port
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, command, eventually
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.process import Process, command
+from tests.support.waiting import eventually
 
 
 def get(port: int, path: str) -> httpx.Response | None:

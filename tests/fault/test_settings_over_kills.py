@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from streamer.commands.embedded import Server
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, running, versions
-from tests.support.process import Process, caught_up, eventually, status
+from tests.support.process import Process, caught_up, status
 from tests.support.streamer import write_config
-
-pytestmark = pytest.mark.timeout(180)
+from tests.support.waiting import eventually
 
 
 def test_workers_and_consistency_change_over_kills(

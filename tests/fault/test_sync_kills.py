@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.process import Process, eventually
+from tests.support.process import Process
 from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 @pytest.mark.parametrize(("name", "sid"), list(zip(STEPS, cycle([None, "eu"]), strict=False)))

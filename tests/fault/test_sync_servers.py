@@ -6,7 +6,6 @@ finds out, and brings the tables to the same end without anybody's help.
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
@@ -17,10 +16,11 @@ import pytest
 
 from streamer.commands.embedded import Server
 from tests.support.postgres import Database, database, running, versions
-from tests.support.process import Process, caught_up, eventually
+from tests.support.process import Process, caught_up
 from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,9 @@ def hit(case: Case, armed: str, side: str, fault: str) -> None:
     with Process(case.config, environment=environment, spark=False) as process:
         halted = psutil.Process(process.process.pid)
         while halted.status() != psutil.STATUS_STOPPED:
-            assert process.process.poll() is None, process.output
+            assert not process.process.ends_within(0.05), process.output
             assert case.written < 1500, f"{armed} was not reached\n{process.output}"
             case.write(3)
-            time.sleep(0.05)
         FAULTS[fault](db)
         process.process.send_signal(signal.SIGCONT)
         case.write(5)

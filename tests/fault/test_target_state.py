@@ -1,8 +1,5 @@
 """The target as a thing with a state of its own, while nothing streams and nobody writes."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 
 from streamer.commands.status import read_report
@@ -13,8 +10,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer
-
-pytestmark = pytest.mark.timeout(180)
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +44,7 @@ async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
             # The source may notice first, since a pipeline loses a session of its own.
             return any(reason["state"] == "unreachable" for reason in streamer.engine.readiness())
 
-        await eventually(is_reported)
+        await until(is_reported)
         (first, *_) = streamer.engine.readiness()
         assert first["state"] == "unreachable", "the target's state is the first reason"
         assert "pg_isready" in first["hint"]
@@ -59,7 +55,7 @@ async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
             beat = metric(streamer, "streamer_heartbeat_seconds", **shop) or 0
             return silent > 3 and beat > 3
 
-        await eventually(ages_grow)
+        await until(ages_grow)
 
         target_proxy.heal()
         await streamer.caught_up(60)
@@ -95,11 +91,3 @@ async def test_status_reports_a_target_that_is_down_and_still_asks_the_sources(
     (shop,) = report["sources"]
     assert shop["state"] == "unknown"
     assert shop["confirmed_flush_lsn"] is not None
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
-    """Wait for *condition* without asking the target anything, unlike `Streamer.eventually`."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.05)

@@ -17,6 +17,7 @@ from streamer.progress.lock import SourceLock
 from streamer.progress.schema import is_installed, migrate
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
+from tests.support.waiting import until
 
 NAME = "streamer cancelled"
 STEP_SECONDS = 0.0003
@@ -76,6 +77,4 @@ async def test_cancelled_at_any_moment(
             break
     assert step > 5
     open_sessions = f"select count(*) from pg_stat_activity where application_name like '%{NAME}%'"
-    async with asyncio.timeout(10):
-        while await asyncio.to_thread(target.value, open_sessions):
-            await asyncio.sleep(0.05)
+    await until(lambda: not target.value(open_sessions), "no session stays")

@@ -162,7 +162,6 @@ async def test_a_role_that_may_not_add_it_stops_the_table(
         target.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
-@pytest.mark.timeout(60)
 async def test_a_column_added_in_the_middle_of_a_large_transaction(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

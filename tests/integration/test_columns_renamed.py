@@ -7,7 +7,7 @@ import pytest
 from tests.support.postgres import Database, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 CHANGES = {
     "renamed": "alter table renamed rename v to w",

@@ -18,8 +18,6 @@ from streamer.runtime.wal_retention.journaling import Journaling, _error_of
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.timeout(180)
-
 SECONDS = 60.0
 DDL = "create table t (id int primary key, v text); create table u (id int primary key, v text)"
 TABLES = "t: {initial: none}\nu: {initial: none}"

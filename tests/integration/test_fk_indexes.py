@@ -13,10 +13,11 @@ from streamer.indexes import foreign_keys as fk_indexes
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database, assert_same, ordinary_role
-from tests.support.process import command, eventually
+from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 PEOPLE = "create table people (id int primary key, v text)"
 ORDERS = "create table orders (id int primary key, person_id int references people, v text)"

@@ -1,11 +1,12 @@
 """Unique keys that wander, foreign keys over several workers, triggers of the target."""
 
-import asyncio
+from functools import partial
 
 import pytest
 
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
 
 SPOIL_AND_RESYNC = (
     "insert into streamer.request (relation_id, action)"
@@ -33,8 +34,9 @@ async def test_unique_keys_are_handed_from_row_to_row(
                 connection.execute("update k set u = 0, e = 0 where id = 1")
                 for n in range(2, 12):
                     connection.execute(f"update k set u = {n - 1}, e = {n - 1} where id = {n}")
-                    if n % 4 == 0:
-                        await asyncio.sleep(0.03)
+                    if n % 4 == 0:  # a window ends here
+                        sql = f"select exists (select from k where id = {n} and u = {n - 1})"
+                        await until(partial(target.value, sql))
                 connection.execute("update k set u = id + 1000, e = id + 1000")
                 # In one: given away, deleted and born again with another's, swapped over a third.
                 connection.execute(
@@ -79,8 +81,9 @@ async def test_foreign_keys_between_tables_of_different_workers(
                     connection.execute(
                         f"delete from grandchild where c = {n - 1}; delete from parent where id = {n - 1}"
                     )
-                if n % 10 == 0:
-                    await asyncio.sleep(0.02)
+                if n % 10 == 0:  # a window ends here
+                    sql = f"select exists (select from parent where id = {n})"
+                    await until(partial(target.value, sql))
         await streamer.caught_up()
         for table in ("parent", "child", "grandchild"):
             assert_same(source, target, table)

@@ -1,6 +1,5 @@
 """Tables and sources that come and go while everything else streams."""
 
-import asyncio
 from pathlib import Path
 
 import psycopg
@@ -8,10 +7,11 @@ import pytest
 
 from streamer.errors import MappingError
 from streamer.source import slot
-from tests.support.postgres import Database, assert_same, contents
+from tests.support.postgres import Database, assert_same, contents, waits_for_lock
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ async def test_a_table_that_is_removed_while_it_is_copied(
             target.execute("create table b (v int)")
             lock.execute("lock table b")
             await change(streamer, "{a: {}, b: {}}")
-            await asyncio.sleep(1)
+            await until(lambda: waits_for_lock(target), "the copy waits for the lock")
             await change(streamer, "{a: {}}")
             source.execute("insert into a values (2)")
             await streamer.caught_up()

@@ -1,6 +1,5 @@
 """What else comes through a slot: logical messages, empty transactions, changes with an origin."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from streamer.progress.lock import SourceLock
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
 
 DDL = "create table t (id int primary key, v text); create table unpublished (id int)"
 
@@ -58,7 +58,7 @@ async def test_a_quiet_publication_does_not_hold_wal(
                 )
             )
 
-        await streamer.eventually(is_acknowledged, 10)
+        await streamer.eventually(is_acknowledged)
 
 
 async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
@@ -77,7 +77,12 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
     async with stream("t: {initial: none}") as streamer:
         await streamer.caught_up()
         monkeypatch.setattr(SourceLock, "acknowledge", counted)
-        await asyncio.sleep(3)
+        (now,) = source.execute("select clock_timestamp()")
+        heard = (
+            f"select bool_or(reply_time > '{now[0]}'::timestamptz + '3s') from pg_stat_replication"
+            " join pg_replication_slots on pid = active_pid where database = current_database()"
+        )
+        await until(lambda: source.value(heard), "three seconds of the stream have passed")
         assert len(stored) <= 4
 
 

@@ -8,8 +8,6 @@ from streamer.commands.check.command import check
 from tests.support.postgres import Database
 from tests.support.streamer import Streamer
 
-pytestmark = pytest.mark.timeout(180)
-
 SECONDS = 60.0
 CONFIG = """\
 target: {{url: "{target}"}}

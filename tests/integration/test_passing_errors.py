@@ -7,8 +7,9 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.support.postgres import Database, assert_same
-from tests.support.streamer import MakeStreamer
+from tests.support.postgres import Database, assert_same, waits_for_lock
+from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 DDL = "create table t (id int primary key, v text); create table other (id int primary key)"
 TABLES = "t: {initial: none}\nother: {initial: none}"
@@ -45,6 +46,11 @@ def accept_connections(target: Database) -> None:
     target.server.execute(f'alter database "{target.name}" allow_connections true')
 
 
+def is_refused(streamer: Streamer) -> bool:
+    (errors,) = streamer.engine.metrics.errors.collect()
+    return any(sample.value for sample in errors.samples)
+
+
 @pytest.mark.parametrize(
     ("begin", "end"), [(read_only, writable), (refuse_connections, accept_connections)]
 )
@@ -57,7 +63,7 @@ async def test_a_target_that_refuses_for_a_while(
         await streamer.caught_up()
         begin(target)
         source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
-        await asyncio.sleep(1.5)
+        await until(lambda: is_refused(streamer), "the target's refusal is noticed")
         end(target)
         source.execute("insert into t values (200, 'after')")
         await streamer.caught_up()
@@ -76,7 +82,7 @@ async def test_connections_that_are_cut_again_and_again(
                 connection.execute("insert into log values (%s)", (n,))
                 if n % 20 == 0:
                     await asyncio.to_thread(terminate, target)
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0)
         await streamer.caught_up()
         assert_same(source, target, "log")
 
@@ -94,7 +100,7 @@ async def test_a_deadlock_with_a_user(
                 user.execute("select from t where id = 2 for update")
                 source.execute("update t set v = v || '1' where id = 1")
                 source.execute("update t set v = v || '2' where id = 2")
-                await asyncio.sleep(0.4)
+                await until(lambda: waits_for_lock(target), "the program waits for the user")
                 # Whoever is chosen, the stream goes on afterwards.
                 try:
                     user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
@@ -151,11 +157,12 @@ async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
                 return target.value("select count(*) from other") == n + 1
 
             await streamer.eventually(has_arrived)
-            await asyncio.sleep(0.3)
+        attempts = "select last_value from attempt"
+        await until(lambda: int(str(target.value(attempts))) > 2, "it is tried again")
         assert target.value("select count(*) from t") == 0
         waited = time.monotonic() - began
         # Each attempt tries a set, and then perhaps row by row; the first ones come fast.
-        assert 1 < int(str(target.value("select last_value from attempt"))) < 12 + 4 * waited
+        assert int(str(target.value(attempts))) < 12 + 4 * waited
         assert (await streamer.table("public.t"))["state"] == "ready", "it passes by itself"
         target.execute("drop trigger refuse on t")
         source.execute("update t set v = 'after' where id < 50")
@@ -178,7 +185,7 @@ async def test_isolation_of_users_and_of_defaults_makes_no_serialization_failure
                 noted = "begin isolation level read committed; update t set note = 'x' where id < 9"
                 await asyncio.to_thread(user.execute, noted)
                 source.execute(f"update t set v = v || {n} where id between 5 and 15")
-                await asyncio.sleep(0.1)
+                await until(lambda: waits_for_lock(target), "the program waits for the user")
                 user.execute("commit")
         await streamer.caught_up()
         assert target.execute("select id, v from t order by 1") == source.execute(

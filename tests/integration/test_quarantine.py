@@ -2,7 +2,6 @@
 and the rest of the table goes on. Mended, it is applied again, and the tables are equal.
 """
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ async def test_values_that_the_type_refuses_and_many_of_them(
         source.execute(
             "insert into t select g, 1, repeat('x', g % 5) from generate_series(61, 99) g"
         )
-        await streamer.caught_up(60)
+        await streamer.caught_up(180)
         await apply(streamer, source, "update t set v = 1 where id between 20 and 40")
         bad = "(v > 32767 or length(big) > 3 or (id between 20 and 40 and id % 2 = 1))"
         good = source.execute(f"select id, v, big from t where not {bad} order by 1")
@@ -532,7 +531,6 @@ async def test_binary_values_are_kept_as_text(
 KILLS = ["apply.before_progress", "apply.before_commit", "apply.after_commit"]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("failpoint", KILLS)
 async def test_killed_between(
     failpoint: str, tmp_path: Path, source: Database, target: Database, stream: MakeStreamer
@@ -560,11 +558,10 @@ async def test_killed_between(
     armed = {"STREAMER_FAILPOINTS": f"{failpoint}=kill@4"}
     with Process(config, environment=armed) as process:
         n = 10
-        while process.process.poll() is None:
+        while not process.process.ends_within(0.1):
             assert n < 500, "the failpoint was not reached"
             write(n)
             n += 1
-            await asyncio.sleep(0.1)
         assert process.process.returncode == -9
     async with stream(**options) as streamer:
         await streamer.caught_up()

@@ -1,13 +1,9 @@
 """Requests of operators, as `streamer resync`, `pause` and `resume` make them."""
 
-import pytest
-
 from streamer.commands import requests
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
-
-pytestmark = pytest.mark.timeout(120)
 
 
 async def test_a_pattern_asks_for_all_of_its_tables_in_one_transaction(

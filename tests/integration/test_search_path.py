@@ -13,7 +13,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, contents
 from tests.support.streamer import MakeStreamer
 
-pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 # Each trap advances a sequence, which no rollback takes back, and fails.
 TRAPS = """

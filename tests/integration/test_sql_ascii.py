@@ -11,7 +11,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 BAD = r"E'caf\xe9'"
 """LATIN1, which is no UTF-8."""

@@ -105,10 +105,12 @@ async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
     """However long the program takes to go on from having said so."""
     for db in (source, target):
         db.execute("create table t (id int primary key); create table u (id int primary key)")
+    may_go_on = asyncio.Event()
 
     async def slow(*arguments: Any) -> list[Request]:
         requests = await take_requests(*arguments)
-        await asyncio.sleep(2 if requests else 0)
+        if requests:
+            await may_go_on.wait()
         return requests
 
     monkeypatch.setattr(requests_task, "take_requests", slow)
@@ -122,8 +124,8 @@ async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
             return target.value("select count(*) from u") == 1
 
         await s.eventually(is_there)
-        await asyncio.sleep(0.5)
         assert target.value("select count(*) from t") == 0
+        may_go_on.set()
         await ask(s, "resume", "t")
         await s.caught_up()
         assert target.value("select count(*) from t") == 1

@@ -1,6 +1,5 @@
 """Transactions that the source sends while they are in progress."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import until
 
 TABLES = """
 t: {initial: none}
@@ -163,8 +163,8 @@ async def test_prepared_transactions_appear_once_at_commit(
         async def small_is_there() -> bool:
             return bool(target.execute("select 1 from small"))
 
+        # The source sent both of the others before this one.
         await streamer.eventually(small_is_there)
-        await asyncio.sleep(0.3)
         assert not target.execute("select 1 from t")
         source.execute("commit prepared 'one'")
         source.execute("rollback prepared 'two'")
@@ -193,7 +193,8 @@ async def test_a_transaction_that_is_open_over_a_kill(
         session.execute("update t set v = 'after' where id % 2 = 0")
         second = Streamer(path)
         second.start()
-        await asyncio.sleep(1)
+        reads = "select active from pg_replication_slots where database = current_database()"
+        await until(lambda: source.value(reads), "the slot is read again")
         session.commit()
         await second.caught_up()
         await second.stop()

@@ -16,7 +16,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 async def resync(streamer: Streamer, table: str) -> None:
@@ -222,12 +222,16 @@ async def test_a_paused_table_is_copied_when_it_is_resumed(
         may_go.set()
         await streamer.eventually(lambda: holds(target, "t", 2))
         source.execute("insert into t values (3)")
-        await asyncio.sleep(1)
+        await streamer.eventually(lambda: is_held(streamer))
         assert (await streamer.table("public.t"))["state"] == "paused"
         assert len(contents(target, "t")) == 2
         await ask(streamer, "public.t", "resume")
         await streamer.caught_up()
         assert_same(source, target, "t")
+
+
+async def is_held(streamer: Streamer) -> bool:
+    return bool((await streamer.table("public.t"))["held_changes"] == 1)
 
 
 async def holds(db: Database, table: str, count: int) -> bool:

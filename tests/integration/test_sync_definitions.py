@@ -14,7 +14,7 @@ from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 Job = dict[str, Any]
 
@@ -290,7 +290,7 @@ async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_sto
 
             # THEN the start says who holds it, and stopping does not wait for that
             await streamer.eventually(is_said, 60)
-            await asyncio.wait_for(streamer.stop(), 30)
+            await asyncio.wait_for(streamer.stop(), 60)
             assert (await streamer.status())["state"] == "stopped"
 
 

@@ -18,8 +18,9 @@ from streamer.target import connection as target_module
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_spark")]
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 async def resync(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
@@ -417,33 +418,46 @@ async def test_force_leaves_out_what_the_target_lacks(
         assert 'no column "v"' in (await streamer.table("public.t"))["error"]
 
 
-async def test_an_exchange_waits_for_who_has_rows_locked(
+async def test_an_exchange_waits_for_a_user_who_has_rows_locked(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamer.sync.stage.LOCK_SECONDS", 1)
     submitted: list[int] = []
     submit = SparkLauncher.submit
-
-    async def count(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        submitted.append(1)
-        return await submit(self, job)
-
-    monkeypatch.setattr(SparkLauncher, "submit", count)
     source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
     source.execute("create table u (id int primary key)")
-    async with stream("{t: , u: }") as streamer:
-        await streamer.caught_up()
-        with target.connect() as user:
-            user.execute(b"begin; select from t for update")
+    attempts: set[object] = set()
+
+    def has_given_up() -> bool:
+        waiting = (
+            "select query_start from pg_stat_activity where wait_event_type = 'Lock'"
+            " and datname = current_database() and application_name like 'streamer%'"
+        )
+        attempts.update(target.execute(waiting))
+        return len(attempts) > 1
+
+    with target.connect() as user:
+
+        async def lock_before_the_exchange(
+            self: SparkLauncher, job: dict[str, Any]
+        ) -> list[dict[str, Any]]:
+            submitted.append(1)
+            if len(submitted) == 2:  # earlier, the new slot would wait for this transaction
+                user.execute(b"begin; select from t for update")
+            return await submit(self, job)
+
+        monkeypatch.setattr(SparkLauncher, "submit", lock_before_the_exchange)
+        async with stream("{t: , u: }") as streamer:
+            await streamer.caught_up()
             await ask(streamer)
-            await asyncio.sleep(3)
+            await until(has_given_up, "the exchange is tried again")
             source.execute("insert into u values (1)")
             await streamer.eventually(lambda: holds(target, "u", 1))
             assert (await streamer.table("public.t"))["state"] == "copying"
             user.execute(b"update t set v = 2; commit")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-    assert len(submitted) == 2  # what was copied is not copied again
+            await streamer.caught_up()
+            assert_same(source, target, "t")
+    assert len(submitted) == 2  # the next attempt uses the rows that were copied
 
 
 async def holds(db: Database, table: str, count: int) -> bool:
@@ -507,7 +521,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             monkeypatch.setattr(path, fail, raising=False)
         with reading(target, "select count(*) from t") as seen:
             await ask(streamer)
-            await asyncio.wait_for(killed.wait(), 20)
+            await asyncio.wait_for(killed.wait(), 60)
             await streamer.kill()
             assert len(contents(target, "t")) == 100
             assert target.value("select count(*) from t where v = 'old'") == 49

@@ -13,8 +13,8 @@ from streamer.sync import copy_queue
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.locked_table import APPLICATION_NAME, LockedTable
 from tests.support.postgres import Database, assert_same
-from tests.support.process import eventually
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import eventually, until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
 
@@ -65,7 +65,8 @@ async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
         if any(part["description"].startswith("only public.t ") for part in parts_of(job)):
             rounds.append("ordinary")
             # The transaction that runs now may have begun before.
-            await until(application, application.count + 2)
+            again = application.count + 2
+            await until(lambda: application.count >= again)
         return await submit(self, job)
 
     async def copy_late(self: LockedTable, *arguments: Any) -> list[dict[str, Any]]:
@@ -83,7 +84,8 @@ async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
             # THEN the copy ended under a lock, and the lock with it
             assert rounds[-1] == "locked"
             assert application.count > 3
-            await until(application, application.count + 2)
+            again = application.count + 2
+            await until(lambda: application.count >= again)
             application.stop.set()
             await streamer.caught_up(60)
             assert_same(source, target, "t")
@@ -94,12 +96,6 @@ async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
 
 def parts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
     return [part for task in job["tasks"] for part in task]
-
-
-async def until(application: Application, count: int) -> None:
-    async with asyncio.timeout(60):
-        while application.count < count:
-            await asyncio.sleep(0.05)
 
 
 def wait_for_truncate(source: Database) -> None:

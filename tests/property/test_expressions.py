@@ -6,7 +6,6 @@ begins, the other comes to the same rows by changes.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from streamer.commands.embedded import Server
 from streamer.mapping.expressions import parse_expression
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, database
+from tests.support.properties import EXAMPLES
 from tests.support.streamer import Streamer, copy_in_threads
 
 RULES: Final = 8
@@ -170,7 +170,7 @@ row = st.tuples(*(st.one_of(st.none(), VALUES[name]) for name in COLUMNS))
 
 
 @settings(
-    max_examples=max(2, int(os.environ.get("PROPERTY_EXAMPLES", "100")) // 50),
+    max_examples=max(2, EXAMPLES // 50),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -1,13 +1,12 @@
 """The API in the test's own process, on a real store, with an engine that only remembers."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from blockbuster import blockbuster_ctx
 from fastapi import FastAPI
 
 from streamer.admin import server
@@ -22,6 +21,7 @@ from streamer.observability.http import make_app
 from streamer.observability.metrics import Metrics
 from streamer.runtime.target_watch import TargetHealth
 from streamer.target.connection import TargetAddress
+from tests.support.blocking import never_blocking
 
 if TYPE_CHECKING:
     from streamer.errors import StreamerError
@@ -31,9 +31,6 @@ TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
 TARGET = "postgresql://loader:target-password@127.0.0.1:1/dw"
 CREDENTIALS = f"admin: {{token: {TOKEN}, viewer_token: {VIEWER_TOKEN}}}"
-
-
-_CONNECTING = {"_parse_connect_dsn_and_args", "_dot_postgresql_path", "_read_password_file"}
 
 
 class FakeEngine:
@@ -97,18 +94,9 @@ async def admin(
     loaded, mapping = static.load(config)
     access = Access(loaded.admin)
     load()
-    with _never_blocking() if is_alone else contextlib.nullcontext():
+    with never_blocking() if is_alone else contextlib.nullcontext():
         async with _opened(loaded, config, mapping, access) as opened:
             yield opened
-
-
-@contextlib.contextmanager
-def _never_blocking() -> Iterator[None]:
-    with blockbuster_ctx("streamer") as blockbuster:
-        for function in blockbuster.functions.values():
-            # Looks at the files that libpq would look at, each time it connects.
-            function.can_block_in("asyncpg/connect_utils.py", _CONNECTING)
-        yield
 
 
 @contextlib.asynccontextmanager

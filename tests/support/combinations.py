@@ -1,11 +1,13 @@
 """Settings that must not matter, in all combinations.
 
-``make matrix`` runs whole suites with a few combinations that cover all pairs; a test marked
-``combinations`` runs with each of them whenever it runs. Tests look into the environment
+``make matrix`` runs whole suites with a few combinations that cover all pairs. A test marked
+``combinations`` runs with those few whenever it runs, and with all if TEST_COMBINATIONS is ``all``.
+Tests look into the environment
 (`tests.support.streamer`, `tests.support.postgres`), so anything can be run with any: see there.
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +61,10 @@ def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("combinations"):
-        metafunc.parametrize("combination", all_combinations(), ids=str, indirect=True)
+        chosen = all_combinations()
+        if os.environ.get("TEST_COMBINATIONS") != "all":
+            chosen = sorted(covering(chosen), key=str)  # the same order in every process
+        metafunc.parametrize("combination", chosen, ids=str, indirect=True)
 
 
 @pytest.fixture

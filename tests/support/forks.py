@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import signal
@@ -23,6 +24,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import polls
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.01
@@ -61,12 +64,15 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if timeout is not None and deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(POLL_SECONDS)
-        return code
+        for _ in polls(math.inf if timeout is None else timeout, every=POLL_SECONDS):
+            if (code := self.poll()) is not None:
+                return code
+        assert timeout is not None
+        raise subprocess.TimeoutExpired(str(self.pid), timeout)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end, but no longer than *seconds*."""
+        return any(self.poll() is not None for _ in polls(seconds, every=POLL_SECONDS))
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

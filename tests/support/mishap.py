@@ -15,8 +15,9 @@ import httpx
 
 from streamer.commands.embedded import free_port
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, command, eventually, report
+from tests.support.process import Process, caught_up, command, report
 from tests.support.streamer import write_config
+from tests.support.waiting import eventually, polls
 
 SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
 """An idle machine needs 15; this one may be busy with other tests."""
@@ -62,13 +63,14 @@ class Site:
             return answer is not None and answer.status_code == 200
 
         deadline = time.monotonic() + READY_SECONDS
-        while not is_so():
+        for _ in polls(2 * READY_SECONDS, every=0.1):
+            if is_so():
+                return
             answer = self.get("/readyz")
             text = "no answer" if answer is None else answer.text
             is_alive = self.process.process.poll() is None
             assert is_alive, self.process.output
             assert time.monotonic() < deadline, f"{text}\n{self.process.output}"
-            time.sleep(0.1)
 
     def views(self, names: tuple[str, ...]) -> dict[str, str]:
         """Return the present text of each view."""
@@ -95,7 +97,7 @@ class Site:
         began = time.monotonic()
         shown: dict[str, str] = {}
         missing: list[str] = []
-        while time.monotonic() - began < SEEN_SECONDS:
+        for _ in polls(SEEN_SECONDS, every=0.2):
             shown = self.views(in_views)
             missing = [
                 f"{name}: {pattern}"
@@ -108,7 +110,6 @@ class Site:
                 found = re.search(remedy, next(iter(shown.values())))
                 assert found is not None
                 return found[0]
-            time.sleep(0.2)
         wanted = "\n".join(missing)
         if "page" in shown:
             shown["page"] = shown["page"].partition("<main")[2]

@@ -81,7 +81,7 @@ class Process:
                 continue
         return found
 
-    def terminate(self, seconds: float = 10.0) -> int:
+    def terminate(self, seconds: float = 30.0) -> int:
         """Ask it to stop; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
@@ -164,14 +164,3 @@ def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(lambda: asyncio.run(work())).result()
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
-    """Wait until *condition* returns something true; return that."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not so after {seconds:g} s: {what}"
-        time.sleep(0.05)

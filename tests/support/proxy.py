@@ -8,6 +8,7 @@ controls return when they have taken effect.
 import asyncio
 import contextlib
 import enum
+import math
 import socket
 import struct
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Protocol, Self, TypeVar
 import pytest
 
 from tests.support.postgres import Database
+from tests.support.waiting import until
 
 T = TypeVar("T")
 
@@ -100,9 +102,12 @@ class Proxy:
         async def end() -> None:
             self._listener.close()
             self._passes.set()
-            while self._pairs:
+
+            def is_closed() -> bool:
                 self._close_all(reset=True)
-                await asyncio.sleep(0.01)
+                return not self._pairs
+
+            await until(is_closed, "connections stay open")
 
         self._run(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -264,8 +269,7 @@ class Proxy:
                     self._close_all(reset=False)
                     return
             await self._passes.wait()
-            while pair.is_swallowed and not pair.is_closed:
-                await asyncio.sleep(0.1)
+            await until(lambda: not pair.is_swallowed or pair.is_closed, seconds=math.inf)
 
 
 @pytest.fixture

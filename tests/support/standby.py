@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamer.commands.embedded import Server
 from tests.support.postgres import SETTINGS, Database, versions
-from tests.support.process import eventually
+from tests.support.waiting import eventually
 
 
 class Standby(Server):

@@ -23,8 +23,9 @@ from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
+from tests.support.waiting import until
 
-CATCH_UP_SECONDS = 20.0
+CATCH_UP_SECONDS = 60.0
 
 
 class Streamer:
@@ -99,11 +100,10 @@ class Streamer:
         self, condition: Callable[[], Awaitable[bool]], seconds: float = CATCH_UP_SECONDS
     ) -> None:
         """Wait until *condition* holds."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not await condition():
-            if asyncio.get_running_loop().time() > deadline:
-                raise AssertionError(f"not so after {seconds:g} s\n{await self.dump()}")
-            await asyncio.sleep(0.05)
+        try:
+            await until(condition, seconds=seconds)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{await self.dump()}") from exc
 
     async def table_state(self, name: str, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until a table is in *state*."""

@@ -1,13 +1,13 @@
 """One source whose tables are copied under writes, and how both sides are to look in the end."""
 
-import time
 from functools import partial
 from pathlib import Path
 
 from streamer.failpoints import NAMES
 from tests.support.postgres import Database
-from tests.support.process import Process, eventually
+from tests.support.process import Process
 from tests.support.streamer import Streamer, write_config
+from tests.support.waiting import eventually
 
 TABLES = "keyed:\nkeyless:\nhist: {type: history}"
 DDL = """
@@ -68,10 +68,9 @@ class Case:
         with Process(
             self.config, environment={"STREAMER_FAILPOINTS": armed}, spark=False
         ) as process:
-            while process.process.poll() is None:
+            while not process.process.ends_within(0.05):
                 assert self.written < 1500, f"{armed} was not reached\n{process.output}"
                 self.write(3)
-                time.sleep(0.05)
             assert process.process.returncode == -9, process.output
 
     async def recover(self) -> None:

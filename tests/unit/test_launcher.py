@@ -1,7 +1,6 @@
 """A Spark process that ends in the middle of its work is not started again without a pause."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from streamer.commands.check.spark import check_java
 from streamer.errors import SparkJobError
 from streamer.sync import launcher as launcher_module
 from streamer.sync.launcher import SparkLauncher
+from tests.support.waiting import until
 
 
 def jobs(directory: Path) -> list[Path]:
@@ -63,11 +63,6 @@ async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is
     launcher = SparkLauncher("local[1]", 1, tmp_path)
     running = asyncio.create_task(launcher.run())
     seen = tmp_path / "obeying.py.log"
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(15):
-            while not condition():
-                await asyncio.sleep(0.02)
 
     for first in (True, False):  # the second time in a process of its own
         await launcher.submit({})

@@ -84,10 +84,10 @@ def test_trailing_bytes_name_their_offset() -> None:
         parse(MESSAGES["stream abort"] + b"x")
 
 
-@pytest.mark.parametrize("kind", [k for k in range(256) if chr(k) not in "BCORYTMSEcA"])
-def test_an_unknown_kind_is_refused_also_that_of_a_row(kind: int) -> None:
-    with pytest.raises(ProtocolError, match=r"unknown pgoutput message .* at offset 0"):
-        parse(bytes([kind]) + b"\0" * 30)
+def test_an_unknown_kind_is_refused_also_that_of_a_row() -> None:
+    for kind in set(range(256)) - set(b"BCORYTMSEcA"):
+        with pytest.raises(ProtocolError, match=r"unknown pgoutput message .* at offset 0"):
+            parse(bytes([kind]) + b"\0" * 30)
 
 
 def test_no_message_at_all_is_refused() -> None:

@@ -40,23 +40,23 @@ def test_a_slot_is_touched_only_with_a_proof(
     assert problem is None if reason is None else reason in (problem or "")
 
 
-def test_the_id_is_stored_for_its_target_only(tmp_path: Path) -> None:
+async def test_the_id_is_stored_for_its_target_only(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     installation = Installation(directory, TARGET)
     assert installation.id is None
-    installation.learn("one")
+    await installation.learn("one")
     assert Installation(directory, TARGET).id == "one"
     assert Installation(directory, TARGET.replace("secret", "changed")).id == "one"
     for other in ("dw2.example/dw", "dw.example/other", "dw.example:5433/dw"):
         assert Installation(directory, f"postgresql://loader:secret@{other}").id is None
-    Installation(directory, TARGET).learn("two")  # the target was made again
+    await Installation(directory, TARGET).learn("two")  # the target was made again
     assert Installation(directory, TARGET).id == "two"
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert "secret" not in file.name + file.read_text()
 
 
-def test_a_damaged_or_refused_file_is_no_id(tmp_path: Path) -> None:
+async def test_a_damaged_or_refused_file_is_no_id(tmp_path: Path) -> None:
     file = installation_file(tmp_path, TARGET)
     file.write_text("")
     assert Installation(tmp_path, TARGET).id is None
@@ -64,5 +64,5 @@ def test_a_damaged_or_refused_file_is_no_id(tmp_path: Path) -> None:
     assert Installation(tmp_path, TARGET).id is None
     (tmp_path / "file").write_text("in the way of the directory")
     installation = Installation(tmp_path / "file", TARGET)
-    installation.learn("one")  # logged, and known for the life of this process
+    await installation.learn("one")  # logged, and known for the life of this process
     assert installation.id == "one"

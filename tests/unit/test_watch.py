@@ -83,7 +83,7 @@ async def test_nothing_is_asked_about_what_is_answered_soon() -> None:
     for _ in range(3):
         with watched.waiting():
             pass
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
 
 
 async def test_bytes_that_leave_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:

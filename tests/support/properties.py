@@ -1,12 +1,15 @@
-"""How many examples a property is tried on: few by default, many with ``PROPERTY_EXAMPLES=2000``."""
+"""How many examples a property is tried on: few by default, many with ``PROPERTY_EXAMPLES=300``."""
 
 import os
+from typing import Final
 
 from hypothesis import settings
 
+EXAMPLES: Final = int(os.environ.get("PROPERTY_EXAMPLES", "30"))
+
 settings.register_profile(
     "streamer",
-    max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "100")),
+    max_examples=EXAMPLES,
     stateful_step_count=30,
     deadline=None,  # other work on the machine is no failure
     print_blob=True,  # a failure says how to replay it

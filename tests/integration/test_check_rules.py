@@ -1,0 +1,190 @@
+"""`streamer check` and the rules of the mapping: tables, identities, several sources of one table."""
+
+from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both, matching, two_sources
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
+
+
+async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
+    checker.source.execute(
+        'create table "Orders" (id int primary key); create table a1 (id int primary key);'
+        "create schema b; create table b.t (id int primary key); create table t (id int primary key);"
+        "create table lists (id int primary key, name text)"
+    )
+    checker.configure(
+        "orders: {}\ngone: {}\n'a*': {}\n'*1': {}\n'none*': {}\nb.t: {}\nt: {}\n"
+        "lists: {exclude: [nome], columns: {id: id, naam: name}}"
+    )
+    await checker.finds(ERROR, "public.orders", "not in the source", "write public.Orders")
+    await checker.finds(ERROR, "public.gone", "not in the source")
+    await checker.finds(ERROR, "public.a1", "both claim table")
+    await checker.finds(ERROR, "b.t and public.t would both be written to target table public.t")
+    await checker.finds(WARNING, "public.none*: matches no table")
+    await checker.finds(WARNING, "public.lists", 'names column "naam"')
+    await checker.finds(WARNING, "public.lists", 'names column "nome"', "its columns are: id, name")
+    checker.configure("'none*':")
+    await checker.finds(ERROR, "shop: no table matches its rules")
+
+
+KINDS = """
+create table items (id int primary key);
+create unlogged table u (id int primary key);
+create view v as select 1 as x;
+create materialized view m as select 1 as x;
+create foreign data wrapper w; create server s foreign data wrapper w;
+create foreign table f (x int) server s;
+create table p (id int primary key) partition by range (id);
+create table p1 partition of p for values from (1) to (2);
+"""
+
+
+async def test_what_a_pattern_matches_and_is_not_replicated(checker: Checker) -> None:
+    checker.source.execute(KINDS)
+    checker.configure("'*':")
+    await checker.finds(INFO, "public.*: also matches views, not replicated: public.v")
+    await checker.finds(WARNING, "public.m: is a materialized view: not replicated")
+    await checker.finds(WARNING, "public.f: is a foreign table: not replicated")
+    await checker.mends(WARNING, "public.u: is unlogged: not replicated")
+    await checker.finds(INFO, "TRUNCATE of a single partition is not replicated")
+    assert not [f for f in await checker.findings() if "public.p1" in str(f)]
+    assert not matching(await checker.findings(), ERROR)
+
+    with checker.source.connect() as connection:
+        connection.execute("create temporary table temporary_one (id int)")
+        checker.configure("'*.*':")
+        await checker.finds(INFO, "also matches temporary tables", "temporary_one")
+
+
+async def test_what_is_named_and_cannot_be_replicated(checker: Checker) -> None:
+    checker.source.execute(KINDS)
+    checker.configure("u: {}\nv: {}\nm: {}\nf: {}\np1: {}\ntemporary_one: {}")
+    await checker.mends(ERROR, "public.u: is unlogged and cannot be replicated")
+    await checker.finds(ERROR, "public.v: is a view and cannot be replicated", "take it out")
+    await checker.finds(ERROR, "public.m: is a materialized view and cannot")
+    await checker.finds(ERROR, "public.f: is a foreign table and cannot")
+    await checker.finds(
+        ERROR, "public.p1: is a partition of public.p", "put its root public.p into"
+    )
+    with checker.source.connect() as connection:
+        connection.execute("create temporary table temporary_one (id int)")
+        await checker.finds(ERROR, "temporary_one: is a temporary table and cannot")
+    checker.configure("'p1*': {}\nitems: {}")
+    await checker.finds(WARNING, "public.p1: is a partition of public.p: not replicated")
+
+
+async def test_children_large_objects_and_sequences(checker: Checker) -> None:
+    checker.source.execute(f"{ITEMS}; create table child (primary key (id)) inherits (items)")
+    checker.configure("items:")
+    await checker.finds(WARNING, "public.child: inherits from public.items", "put it into `tables`")
+    checker.configure("items: {}\nchild: {}")
+    await checker.is_gone(WARNING, "inherits")
+    checker.source.execute("create table counted (id serial primary key, n int)")
+    checker.configure("counted:")
+    await checker.finds(INFO, "sequences are not replicated", "public.counted_id_seq")
+    await checker.is_gone(WARNING, "large objects")
+    checker.source.execute("select lo_create(0)")
+    await checker.finds(WARNING, "1 large objects are not replicated", "bytea")
+
+
+async def test_tables_whose_updates_are_not_published(checker: Checker) -> None:
+    cases = (
+        ("", "has no primary key", "replica identity full"),
+        ("alter table {} add unique (a)", "has no primary key", "using index"),
+        ("create unique index on {} (b)", "has no primary key", "replica identity full"),
+        ("alter table {} add primary key (a) deferrable", "deferrable", "replica identity full"),
+        (
+            "alter table {} add primary key (a), replica identity nothing",
+            "has REPLICA IDENTITY NOTHING",
+            "replica identity default",
+        ),
+        (
+            (
+                "create unique index i on {0} (a); alter table {0} replica identity using index i;"
+                "drop index i"
+            ),
+            "whose index is gone",
+            "replica identity full",
+        ),
+        (
+            (
+                "alter table {0} add g int generated always as (a) stored;"
+                "alter table {0} alter g set not null, add primary key (b, g), add unique (a)"
+            ),
+            "has a generated column in its replica identity",
+            "using index",
+        ),
+    )
+    for number, (ddl, _, _) in enumerate(cases):
+        name = f"t{number}"
+        checker.source.execute(f"create table {name} (a int not null, b int); {ddl.format(name)}")
+    checker.configure("'t*':")
+    for number, (_, reason, fix) in enumerate(cases):
+        words = (f"public.t{number}:", reason, "updates and deletes are not replicated")
+        assert fix in str(await checker.mends(WARNING, *words))
+    checker.configure("t0: {type: append}")
+    checker.source.execute("alter table t0 replica identity nothing")
+    await checker.finds(WARNING, "so updates are not replicated")
+
+
+async def test_generated_columns_never_make_the_applications_updates_fail(
+    checker: Checker, stream: MakeStreamer
+) -> None:
+    """From PostgreSQL 18 on, a publication of updates refuses whole rows with generated columns."""
+    both(checker, "create table t (a int not null, g int generated always as (a + 1) stored)")
+    checker.source.execute("alter table t replica identity full; insert into t values (1)")
+    checker.configure("t: {initial: none}")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        checker.source.execute("update t set a = 2")
+    if str(checker.source.value("show server_version_num")) >= "180000":
+        await checker.finds(WARNING, "FULL and generated columns", "add a primary key")
+        checker.source.execute("create unique index i on t (a)")
+        await checker.mends(WARNING, "FULL and generated columns", 'using index "i"')
+
+
+async def test_whole_rows_as_identity_are_slow_without_a_key(checker: Checker) -> None:
+    both(checker, "create table t (a int not null, b int); alter table t replica identity full")
+    checker.configure("t:")
+    await checker.finds(WARNING, "has no key, so every update and delete compares whole rows")
+    checker.source.execute("create unique index t_a on t (a)")
+    await checker.mends(WARNING, "has no key", 'replica identity using index "t_a"')
+    await checker.mends(WARNING, "no unique index on (a)")
+
+
+async def test_two_sources_of_one_table_without_a_sid_column(
+    checker: Checker, second: Database
+) -> None:
+    both(checker, ITEMS)
+    second.execute(ITEMS)
+    two_sources(checker, "'*':", {"eu": checker.source.url, "us": second.url})
+    found = await checker.finds(ERROR, "would write the same rows of target table public.items")
+    assert "shop:eu and shop:us, because it has no column sid" in str(found)
+    checker.run_fix(found)
+    assert await checker.findings() == []
+
+
+async def test_two_sources_whose_keys_meet(checker: Checker, second: Database) -> None:
+    checker.source.execute(ITEMS)
+    second.execute(ITEMS)
+    checker.target.execute("create table items (id int primary key, name text, sid text not null)")
+    two_sources(checker, "'*':", {"eu": checker.source.url, "us": second.url})
+    await checker.mends(WARNING, "has a unique key (id) without the sid")
+    assert await checker.findings() == []
+
+
+async def test_two_groups_with_the_same_sid(checker: Checker, second: Database) -> None:
+    checker.source.execute(ITEMS)
+    second.execute(ITEMS)
+    checker.configure("'*':", sid="eu")
+    text = checker.path.read_text()
+    group = text[text.index("- database: shop") :]
+    other = group.replace("database: shop", "database: store").replace(
+        checker.source.url, second.url
+    )
+    checker.path.write_text(f"{text}\n{other}")
+    found = await checker.finds(ERROR, "would write the same rows", "shop:eu and store:eu")
+    assert "different sids" in str(found)
+    checker.path.write_text(f"{text}\n{other.replace('sid: eu', 'sid: us')}")
+    assert await checker.findings() == []
+    checker.path.write_text(f"{text}\n{other.replace(', sid: eu', '')}")
+    await checker.finds(ERROR, "not all sources of target table public.items have a sid")

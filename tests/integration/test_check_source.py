@@ -1,0 +1,293 @@
+"""`streamer check` at a source: its server, role, publications and slot. Running its SQL is the remedy."""
+
+import os
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from streamer.commands import requests as requests_command
+from streamer.commands.check import source_facts
+from streamer.commands.check.findings import Finding
+from streamer.config import static
+from streamer.lsn import NOTHING
+from streamer.source.slot import drop_slot_sql
+from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.target.connection import TargetAddress
+from tests.support.checking import (
+    ERROR,
+    INFO,
+    ITEMS,
+    WARNING,
+    Checker,
+    both,
+    matching,
+    prepare_bookkeeping,
+    prepared,
+)
+from tests.support.postgres import Database, database, running, versions
+from tests.support.streamer import MakeStreamer
+
+
+async def test_a_server_that_is_not_set_up(server_directory: Path, tmp_path: Path) -> None:
+    settings = {
+        "wal_level": "replica",
+        "max_replication_slots": "0",
+        "max_wal_senders": "0",
+        "max_slot_wal_keep_size": "64MB",
+        "idle_replication_slot_timeout": "60",
+        "wal_sender_timeout": "2s",
+        "logical_decoding_work_mem": "64kB",
+        "fsync": "on",
+        "synchronous_commit": "off",
+    }
+    with (
+        running(server_directory / "bare", versions()["18"], settings) as server,
+        database(server, "s") as source,
+        database(server, "t") as target,
+    ):
+        source.execute(ITEMS)
+        checker = Checker(tmp_path / "config.yaml", source, target)
+        checker.configure("items:")
+        findings = await checker.findings()
+        for severity, words in (
+            (ERROR, "wal_level is replica"),
+            (ERROR, "max_replication_slots is 0, of which 0 are free: 1 needed"),
+            (ERROR, "max_wal_senders is 0, of which 0 are free: 1 needed"),
+            (WARNING, "max_slot_wal_keep_size is 64 MB"),
+            (WARNING, "idle_replication_slot_timeout is"),
+            (WARNING, "wal_sender_timeout is 2000 ms"),
+            (INFO, "logical_decoding_work_mem is 64 kB"),
+        ):
+            (found,) = matching(findings, severity, words)
+            checker.run_fix(found)
+        assert matching(findings, INFO, "synchronous_commit is off")
+        server.stop()
+        server.start()
+        findings = await checker.findings()
+        assert [f for f in findings if "synchronous_commit" not in f.problem] == []
+
+
+async def test_a_role_that_may_nothing_at_the_source(role: str, checker: Checker) -> None:
+    source = checker.source
+    source.server.execute(f"alter role {role} noreplication")
+    source.execute(f"{ITEMS}; create schema inner_; create table inner_.t (id int primary key)")
+    source.execute("alter table items enable row level security")
+    source.url_user = role
+    checker.configure("items: {}\ninner_.t: {}")
+
+    await checker.mends(ERROR, "may not replicate")
+    published = await checker.finds(ERROR, "cannot publish the tables", "does not own")
+    await checker.mends(ERROR, 'schema "inner_"', "may not use it")
+    await checker.mends(ERROR, "inner_.t", "may not read it")
+    await checker.mends(ERROR, "public.items", "may not read it")
+    await checker.mends(ERROR, "row level security would hide rows")
+    checker.run_fix(published)
+    assert not matching(await checker.findings(), ERROR)
+    # A table that nobody published comes on top: what is missing is what is to be run.
+    source.execute(f"create table later (id int primary key); grant select on later to {role}")
+    checker.configure("items: {}\ninner_.t: {}\nlater: {}")
+    found = await checker.mends(ERROR, "does not own publication", "does not own public.later")
+    assert found.fix is not None
+    assert found.fix.sql == ('alter publication "streamer_shop" add table only "public"."later"',)
+
+
+async def test_a_role_with_publications_and_slot_made_for_it(
+    role: str, checker: Checker, stream: MakeStreamer
+) -> None:
+    """LOGIN and REPLICATION are enough for a stream; SELECT is for a copy."""
+    both(checker, ITEMS)
+    checker.source.url_user = role
+    checker.configure("items: {initial: none}")
+    await checker.mends(ERROR, "cannot publish the tables", "lacks CREATE on database")
+    checker.source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
+    assert await checker.findings() == []
+    async with stream("items: {initial: none}") as streamer:
+        await streamer.caught_up()
+        checker.source.execute("insert into items values (1)")
+        await streamer.caught_up()
+    assert checker.target.execute("select * from items") == [(1, None)]
+
+
+async def test_publications_made_beforehand_that_keep_something_back(checker: Checker) -> None:
+    checker.source.execute(
+        f"{ITEMS}; create table p (id int primary key) partition by range (id);"
+        "create publication streamer_shop for table only items, only p with (publish = 'insert');"
+        "create publication streamer_shop_ins with (publish = 'truncate')"
+    )
+    checker.configure("items: {}\np: {}")
+    await checker.mends(ERROR, "does not publish update, delete, truncate")
+    await checker.mends(ERROR, "does not publish insert")
+    await checker.mends(ERROR, '"streamer_shop": publishes partitions by their own names')
+    await checker.mends(ERROR, '"streamer_shop_ins": publishes partitions by their own names')
+    assert not matching(await checker.findings(), ERROR)
+
+    checker.source.execute(
+        "alter publication streamer_shop set table only items where (id > 5), only p"
+    )
+    await checker.finds(WARNING, "public.items", "keeps back rows by a filter")
+    checker.source.execute("alter publication streamer_shop set table only items (id), only p")
+    await checker.finds(WARNING, "public.items", "keeps back columns by a list")
+    checker.source.execute("drop publication streamer_shop, streamer_shop_ins")
+    assert not matching(await checker.findings(), ERROR)
+
+
+async def test_transactions_that_a_new_slot_waits_for(
+    role: str, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_facts, "LONG_SECONDS", 0.0)
+    checker.source.execute(ITEMS)
+    checker.configure("items:")
+    with prepared(checker.source, "it's"):
+        found = await checker.mends(WARNING, "waits for prepared transaction 'it''s'")
+        assert f'in database "{checker.source.name}"' in str(found)
+    with checker.source.connect() as connection:
+        connection.autocommit = False
+        connection.execute("insert into items values (2)")
+        pid = connection.info.backend_pid
+        # Of others, the role may not see how long they have been at it.
+        checker.source.url_user = role
+        checker.configure("items:")
+        await checker.finds(WARNING, "a transaction that is open for a while", f"pid {pid},")
+        checker.source.url_user = "postgres"
+        checker.configure("items:")
+        found = await checker.mends(WARNING, "waits for a transaction that is", f"pid {pid},")
+        assert checker.source.name in str(found)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("select 1")
+
+
+async def test_encodings(checker: Checker, tmp_path: Path) -> None:
+    server = checker.source.server
+    names = {e: f"enc_{e.lower()}_{os.getpid()}" for e in ("SQL_ASCII", "LATIN1")}
+    for encoding, name in names.items():
+        server.execute(
+            f"create database {name} encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
+            " template template0"
+        )
+    try:
+        ascii_, latin = (Database(server, name) for name in names.values())
+        for db in (ascii_, latin, checker.source):
+            db.execute(ITEMS)
+        for source, target, words in (
+            (ascii_, checker.target, "its encoding is SQL_ASCII"),
+            (checker.source, ascii_, "the target's encoding is SQL_ASCII"),
+            (checker.source, latin, "its encoding is UTF8, the target's LATIN1"),
+        ):
+            one = Checker(tmp_path / "encoding.yaml", source, target)
+            one.configure("items: {initial: none}")
+            await one.finds(WARNING, words)
+        one = Checker(tmp_path / "encoding.yaml", latin, checker.target)
+        one.configure("items:")
+        assert await one.findings() == []
+    finally:
+        for name in names.values():
+            server.execute(f"drop database {name} with (force)")
+
+
+async def streamed(checker: Checker, stream: MakeStreamer) -> None:
+    """Let streamer run once, so that slot and progress are there."""
+    both(checker, ITEMS)
+    async with stream("items: {initial: none}") as streamer:
+        await streamer.caught_up()
+    checker.configure("items: {initial: none}")
+    assert await checker.findings() == []
+
+
+async def run_resync(checker: Checker, finding: Finding) -> None:
+    """Do what the command of a finding does, and what `run` does with it at its start."""
+    assert finding.fix is not None
+    assert finding.fix.sql == ("streamer resync '*.*' --database shop",)
+    settings, _ = static.load(checker.path)
+    address = TargetAddress.parse(settings.target.url)
+    await requests_command.request(address, "resync", "*.*", database="shop", sid=None)
+    checker.target.execute("update streamer.relation set state = 'init', snapshot_lsn = null")
+
+
+async def test_a_slot_or_a_server_that_is_another(checker: Checker, stream: MakeStreamer) -> None:
+    await streamed(checker, stream)
+    with prepared(checker.source, "p"):  # nobody waits for it: slot and rows are there
+        assert await checker.findings() == []
+    checker.target.execute("update streamer.source set system_identifier = '7'")
+    await checker.finds(ERROR, "the source is another server now", "need a resync")
+    checker.target.execute("update streamer.source set system_identifier = null")
+    checker.source.execute("select pg_drop_replication_slot('streamer_shop')")
+    found = await checker.finds(ERROR, '"streamer_shop" is gone', "need a resync: public.items")
+    await run_resync(checker, found)
+    assert not matching(await checker.findings(), ERROR)
+
+
+async def test_a_slot_that_is_ahead_of_the_target(checker: Checker, stream: MakeStreamer) -> None:
+    await streamed(checker, stream)
+    checker.source.execute("insert into items values (1)")
+    checker.source.execute(
+        "select pg_replication_slot_advance('streamer_shop', pg_current_wal_lsn())"
+    )
+    found = await checker.finds(ERROR, "ahead of", "need a resync: public.items")
+    await run_resync(checker, found)
+    await checker.finds(WARNING, "nothing depends on it, so `run` re-creates it")
+
+
+async def test_an_invalidated_slot(server_directory: Path, tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
+    settings |= {"fsync": "on"}
+    with (
+        running(server_directory / "greedy", versions()["16"], settings) as server,
+        database(server, "s") as source,
+        database(server, "t") as target,
+    ):
+        both(checker := Checker(tmp_path / "config.yaml", source, target), ITEMS)
+        checker.configure("items: {initial: none}")
+        source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
+        await checker.mends(WARNING, "max_slot_wal_keep_size is 1 MB")
+        source.execute("alter system reset max_slot_wal_keep_size")
+        source.execute("select pg_reload_conf()")
+        for _ in range(4):
+            source.execute("create table x (); drop table x; select pg_switch_wal()")
+        source.execute("checkpoint")
+        await checker.finds(WARNING, '"streamer_shop" was invalidated')
+        record = "insert into streamer.source (database, slot, publication) values ('shop', '', '')"
+        await prepare_bookkeeping(checker)
+        target.execute(record)
+        target.execute(
+            "insert into streamer.relation (source_id, source, target, type, state)"
+            " select id, 'public.items', 'public.items', 'clone', 'ready' from streamer.source"
+        )
+        await checker.finds(ERROR, '"streamer_shop" was invalidated', "need a resync")
+
+
+async def test_a_slot_of_somebody_else_stops_it_and_stays(
+    checker: Checker, stream: MakeStreamer
+) -> None:
+    both(checker, ITEMS)
+    checker.source.execute("select pg_create_physical_replication_slot('streamer_shop')")
+    try:
+        checker.configure("items: {initial: none}")
+        found = await checker.finds(ERROR, "belongs to plugin", "another name")
+        async with stream("items: {initial: none}") as streamer:
+
+            async def is_stopped() -> bool:
+                return bool((await streamer.status())["state"] == "error")
+
+            await streamer.eventually(is_stopped)
+        assert checker.source.execute(
+            "select 1 from pg_replication_slots where slot_type = 'physical'"
+        )
+        checker.run_fix(found)
+        assert not matching(await checker.findings(), ERROR)
+    finally:
+        checker.source.execute(drop_slot_sql("streamer_shop"))
+
+
+async def test_a_slot_that_somebody_else_streams_from(checker: Checker) -> None:
+    checker.source.execute(f"{ITEMS}; create publication p for table items")
+    checker.source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
+    checker.configure("items:")
+    await checker.is_gone(ERROR, "slot")
+    _, mapping = static.load(checker.path)
+    options = StreamOptions(("p",))
+    stream = await ReplicationStream.start(mapping.sources[0], "streamer_shop", NOTHING, options)
+    try:
+        await checker.mends(ERROR, '"streamer_shop" is read by process', "not for this target")
+    finally:
+        await stream.close()

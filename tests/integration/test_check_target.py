@@ -1,0 +1,140 @@
+"""`streamer check` at the target: role, bookkeeping, origins, foreign keys. Running its SQL is the remedy."""
+
+from streamer.config import static
+from streamer.mapping.rules import (
+    RelationName,
+)
+from streamer.target.connection import TargetAddress, target_connection
+from streamer.target.deferred_indexes import defer_indexes
+from tests.support.checking import (
+    ERROR,
+    INFO,
+    ITEMS,
+    WARNING,
+    Checker,
+    both,
+    matching,
+    prepare_bookkeeping,
+)
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
+
+
+async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker) -> None:
+    target, name = checker.target, checker.target.name
+    checker.source.execute(f"{ITEMS}; create table more (id int primary key)")
+    target.execute(
+        f"{ITEMS}; create schema inner_; revoke usage on schema public from public;"
+        f'revoke temporary on database "{name}" from public;'
+        "revoke usage on language plpgsql from public"
+    )
+    target.url_user = role
+    checker.configure("items: {}\nmore: {target: inner_.more}\n")
+    await checker.mends(ERROR, "may not make temporary tables")
+    checker.configure("items: {}\nmore: {target: nowhere_yet.more}\n")
+    await checker.finds(
+        ERROR, 'schema "nowhere_yet": is missing, and streamer may not create it', "create schema"
+    )
+    checker.configure("items: {}\nmore: {target: inner_.more}\n")
+    await checker.mends(ERROR, "may not use language plpgsql")
+    target.execute("drop extension plpgsql")
+    await checker.mends(ERROR, "has no language plpgsql")
+    found = await checker.mends(ERROR, 'schema "streamer"', "may not make schemas")
+    assert f'grant create on database "{name}"' in str(found)
+    await checker.mends(ERROR, 'schema "public"', "may not use it")
+    await checker.mends(ERROR, 'schema "inner_"', "may not use it")
+    await checker.mends(ERROR, 'schema "inner_"', "may not create the missing tables there")
+    found = await checker.mends(ERROR, "lacks select, insert, update, delete, truncate")
+    assert f'grant select, insert, update, delete, truncate on "public"."items" to "{role}"' in str(
+        found
+    )
+    assert not matching(await checker.findings(), ERROR)
+    target.execute("create publication onwards")
+    await checker.mends(WARNING, "may not tag its writes as replicated", "session_setup(text)")
+
+
+async def test_places_for_replication_origins(checker: Checker) -> None:
+    checker.source.execute(ITEMS)
+    checker.configure("items:", settings="workers: 64")
+    await checker.is_gone(WARNING, "replication origins")
+    checker.target.execute("create publication onwards")
+    found = await checker.finds(WARNING, "replication origins", "up to 73 connections write")
+    assert "alter system set max_" in str(found)
+    checker.configure("items:", settings="workers: 1\nsync: {jobs: 1}")
+    await checker.is_gone(WARNING, "replication origins")
+
+
+async def test_a_source_that_is_a_target_too(
+    checker: Checker, stream: MakeStreamer, second: Database
+) -> None:
+    for db in (checker.source, checker.target):
+        db.execute(ITEMS)
+    async with stream("items: {initial: none}") as streamer:
+        await streamer.caught_up()
+        checker.source.execute("insert into items values (1, 'a')")
+        await streamer.caught_up()
+    onwards = Checker(checker.path, checker.target, second)
+    onwards.configure("items:")
+    await onwards.finds(INFO, "a streamer writes into it as well", "forward_origins: true")
+    onwards.configure("items:", group="forward_origins: true")
+    await onwards.is_gone(INFO, "a streamer writes into it as well")
+
+
+async def test_truncate_is_not_needed_where_nothing_is_truncated(
+    role: str, checker: Checker
+) -> None:
+    both(checker, ITEMS)
+    checker.target.execute(f'grant create on database "{checker.target.name}" to {role}')
+    checker.target.execute(f"grant select, insert, update, delete on items to {role}")
+    checker.target.url_user = role
+    checker.configure("items: {type: append, initial: none}")
+    assert await checker.findings() == []
+    checker.configure("items: {type: append}")
+    await checker.finds(WARNING, "lacks truncate", "a copy that is interrupted")
+    checker.configure("items:")
+    await checker.mends(ERROR, "lacks truncate")
+    # What is not its own it must leave as it is, also while it copies.
+    settings, _ = static.load(checker.path)
+    checker.target.execute("create index on items (name)")
+    async with target_connection(TargetAddress.parse(settings.target.url)) as connection:
+        assert await defer_indexes(connection, RelationName("public", "items")) == 0
+
+
+async def test_bookkeeping_that_is_not_ours(role: str, checker: Checker) -> None:
+    both(checker, ITEMS)
+    checker.configure("items:")
+    checker.target.execute("create schema streamer; create table streamer.source (id int)")
+    await checker.mends(ERROR, "is not streamer's, but has a table source")
+
+    await prepare_bookkeeping(checker)
+    assert not matching(await checker.findings(), ERROR)
+    checker.target.execute(
+        f'grant create on database "{checker.target.name}" to {role}; grant all on items to {role}'
+    )
+    checker.target.url_user = role
+    checker.configure("items:")
+    await checker.mends(ERROR, 'schema "streamer"', "may not use it")
+    await checker.mends(ERROR, 'schema "streamer"', "may not write its tables")
+    assert not matching(await checker.findings(), ERROR)
+    checker.target.execute("insert into streamer.migration values (9999, 'from the future')")
+    await checker.finds(ERROR, "was made by a newer streamer (migration 9999)")
+
+
+async def test_foreign_keys_and_triggers_that_cannot_be_switched_off(
+    role: str, checker: Checker
+) -> None:
+    both(checker, f"{ITEMS}; create table lines (id int primary key, item int references items)")
+    checker.target.execute(
+        "create function f() returns trigger language plpgsql as 'begin return new; end';"
+        "create trigger audit before insert on lines for each row execute function f();"
+        f'grant create on database "{checker.target.name}" to {role};'
+        f"grant all on items, lines to {role}"
+    )
+    checker.configure("items: {}\nlines: {}")
+    assert await checker.findings() == []
+    checker.target.url_user = role
+    checker.configure("items: {}\nlines: {}")
+    await checker.finds(ERROR, "public.items", "foreign keys", "would be checked")
+    await checker.finds(WARNING, "public.lines", "triggers", "(audit)")
+    await checker.mends(ERROR, "public.lines", "foreign keys", "session_replication_role")
+    assert await checker.findings() == []

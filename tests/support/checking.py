@@ -1,0 +1,137 @@
+"""A source and a target for `streamer check`, and a way to run the SQL that a finding names."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands.check.command import check
+from streamer.commands.check.findings import CheckReport, Finding, Severity
+from streamer.commands.embedded import Server
+from streamer.config import static
+from streamer.postgres.quoting import quote_literal
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, database
+from tests.support.streamer import write_config
+
+ITEMS = "create table items (id int primary key, name text)"
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+_numbers = itertools.count(1)
+
+
+async def run_check(path: Path) -> CheckReport:
+    return await check(*static.load(path))
+
+
+def matching(findings: list[Finding], severity: Severity, *words: str) -> list[Finding]:
+    return [
+        finding
+        for finding in findings
+        if finding.severity is severity and all(word in str(finding) for word in words)
+    ]
+
+
+class Checker:
+    """Checks one source and one target, and runs the SQL of a finding."""
+
+    def __init__(self, path: Path, source: Database, target: Database) -> None:
+        self.path = path
+        self.source = source
+        self.target = target
+
+    def configure(self, tables: str, *, group: str = "", **options: Any) -> None:
+        if "transport:" not in group:  # each test would find that binary is not used
+            group = f"transport: text\n{group}"
+        write_config(self.path, self.source, self.target, tables, group=group, **options)
+
+    async def findings(self) -> list[Finding]:
+        # The servers of the tests run without fsync.
+        return [f for f in (await run_check(self.path)).findings if "fsync" not in f.problem]
+
+    async def finds(self, severity: Severity, *words: str) -> Finding:
+        """Return the one finding that has all *words*."""
+        findings = await self.findings()
+        found = matching(findings, severity, *words)
+        assert len(found) == 1, "\n".join(map(str, findings))
+        assert "\n" not in str(found[0])
+        return found[0]
+
+    async def is_gone(self, severity: Severity, *words: str) -> None:
+        findings = await self.findings()
+        assert not matching(findings, severity, *words), "\n".join(map(str, findings))
+
+    async def mends(self, severity: Severity, *words: str) -> Finding:
+        """Find it, run its SQL, and find it no more."""
+        found = await self.finds(severity, *words)
+        self.run_fix(found)
+        await self.is_gone(severity, *words)
+        return found
+
+    def run_fix(self, finding: Finding) -> None:
+        assert finding.fix is not None
+        assert finding.fix.sql
+        db = {"source": self.source, "target": self.target}[str(finding.fix.at)]
+        assert f"run at the {finding.fix.at}: {'; '.join(finding.fix.sql)}" in str(finding)
+        for statement in finding.fix.sql:
+            db.execute(statement)
+
+
+@pytest.fixture
+def role(shared_server: Server) -> Iterator[str]:
+    """A role that may do next to nothing. Name it before the databases: it is dropped after them."""
+    name = f"lowly_{os.getpid()}_{next(_numbers)}"
+    shared_server.execute(f"create role {name} login replication")
+    yield name
+    shared_server.execute(f"drop owned by {name}; drop role {name}")
+
+
+@pytest.fixture
+def checker(tmp_path: Path, source: Database, target: Database) -> Checker:
+    return Checker(tmp_path / "config.yaml", source, target)
+
+
+def both(checker: Checker, ddl: str) -> None:
+    checker.source.execute(ddl)
+    checker.target.execute(ddl)
+
+
+@pytest.fixture
+def second(shared_server: Server) -> Iterator[Database]:
+    with database(shared_server, "second") as made:
+        yield made
+
+
+def two_sources(checker: Checker, tables: str, urls: dict[str, str]) -> None:
+    listed = ", ".join(f'{{url: "{url}", sid: {sid}}}' for sid, url in urls.items())
+    checker.configure(tables)
+    lines = checker.path.read_text().splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("  urls:"))
+    lines[at] = f"  urls: [{listed}]"
+    checker.path.write_text("\n".join(lines))
+
+
+async def prepare_bookkeeping(checker: Checker) -> None:
+    from streamer.progress.bookkeeping import Bookkeeping
+    from streamer.progress.schema import migrate
+
+    settings, _ = static.load(checker.path)
+    bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url))
+    await migrate(bookkeeping)
+    await bookkeeping.close()
+
+
+@contextlib.contextmanager
+def prepared(db: Database, gid: str) -> Iterator[None]:
+    """Have a prepared transaction for the length of a block, or until a session ends it."""
+    db.execute(f"begin; insert into items values (1); prepare transaction {quote_literal(gid)}")
+    try:
+        yield
+    finally:
+        left = f"select 1 from pg_prepared_xacts where gid = {quote_literal(gid)}"
+        if db.execute(left):
+            db.execute(f"rollback prepared {quote_literal(gid)}")

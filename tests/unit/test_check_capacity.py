@@ -1,0 +1,101 @@
+"""Slots and WAL senders that sources need, and servers of other versions, judged on facts."""
+
+from dataclasses import replace
+
+from streamer.commands.check.findings import Place
+from streamer.commands.check.source import check_capacity, check_server, check_settings
+from streamer.commands.check.source_facts import SourceFacts, Usage
+from streamer.lsn import Lsn
+from streamer.mapping.rules import (
+    Initial,
+    RelationMapping,
+    RelationName,
+    Secret,
+    SourceMapping,
+    TableRule,
+    parse_relation,
+)
+from streamer.source.catalog import SourceServer
+from streamer.source.slot import Slot
+from tests.support.checking import ERROR, WARNING, matching
+
+SERVER = SourceServer(
+    version=18_00_01,
+    version_text="18.1",
+    system_identifier="1",
+    timeline=1,
+    flush_lsn=Lsn(1),
+    database="shop",
+    wal_level="logical",
+    wal_sender_timeout_seconds=60,
+    role="me",
+    role_may_replicate=True,
+    is_superuser=False,
+    in_recovery=False,
+    max_replication_slots=10,
+    max_wal_senders=10,
+    settings={"wal_sender_timeout": "60000"},
+)
+
+
+def _source(
+    name: str, *, slots: int, walsenders: int, slot: Slot | None = None, initial: Initial
+) -> SourceFacts:
+    """A source with one table on a server that has two slots and two walsenders."""
+    facts = SourceFacts(SourceMapping(name, None, Secret(""), ()))
+    facts.server = replace(SERVER, max_replication_slots=2, max_wal_senders=2)
+    facts.usage = Usage(
+        "UTF8",
+        may_create=True,
+        slots=slots,
+        walsenders=walsenders,
+        large_objects=0,
+        is_target=False,
+    )
+    facts.is_complete, facts.slot = True, slot
+    relation = RelationName("public", "t")
+    rule = TableRule(parse_relation("t", "public"), initial=initial)
+    facts.mappings = [RelationMapping(relation, relation, rule)]
+    return facts
+
+
+SLOT = Slot("s", "pgoutput", "shop", None, Lsn(1), Lsn(1), None)
+
+
+def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
+    def found(*sources: SourceFacts) -> list[tuple[str, str]]:
+        findings = check_capacity(sources, None)
+        return [(f.severity.value, f.problem.partition(" ")[0]) for f in findings]
+
+    copy, none = Initial.COPY, Initial.NONE
+    assert found(_source("a", slots=0, walsenders=0, initial=copy)) == []
+    # Two sources: each holds a slot and a walsender, and a copy needs one more walsender at once.
+    two = [_source(name, slots=0, walsenders=0, initial=copy) for name in "ab"]
+    assert found(*two) == [("warning", "max_replication_slots"), ("error", "max_wal_senders")]
+    two = [_source(name, slots=0, walsenders=0, initial=none) for name in "ab"]
+    assert found(*two) == [("warning", "max_replication_slots"), ("warning", "max_wal_senders")]
+    (slots, _) = check_capacity(
+        [_source(n, slots=1, walsenders=0, initial=none) for n in "ab"], None
+    )
+    assert slots.severity is ERROR
+    assert "max_replication_slots is 2, of which 1 are free: 2 needed" in str(slots)
+    assert "alter system set max_replication_slots = 4; and restart" in str(slots)
+    # With a slot of its own a copy makes another; who streams already needs nothing.
+    held = _source("a", slots=2, walsenders=0, slot=SLOT, initial=copy)
+    assert found(held) == [("error", "max_replication_slots")]
+    streaming = replace(SLOT, active_pid=1)
+    assert found(_source("a", slots=2, walsenders=2, slot=streaming, initial=copy)) == [
+        ("warning", "max_replication_slots"),
+        ("warning", "max_wal_senders"),
+    ]
+
+
+def test_servers_that_are_not_at_hand() -> None:
+    place = Place("shop")
+    assert not [*check_server(place, SERVER), *check_settings(place, SERVER, streams=True)]
+    for server, severity, words in (
+        (replace(SERVER, version=19_00_00), WARNING, "newer than any"),
+        (replace(SERVER, version=15_00_00, in_recovery=True), ERROR, "standby"),
+        (replace(SERVER, in_recovery=True), WARNING, "publications cannot be changed here"),
+    ):
+        assert matching(list(check_server(place, server)), severity, words)
