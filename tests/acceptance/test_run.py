@@ -87,10 +87,10 @@ def test_sighup_applies_a_good_configuration_and_refuses_a_faulty_one(
     good = config.read_text()
     with Process(config) as process:
         caught_up(process)
-        config.write_text(good + "\n    nowhere: {}\nworkers: 9")
+        config.write_text(good + "\n    more: {colour: blue}\nworkers: 9")
         process.process.send_signal(signal.SIGHUP)
         eventually(lambda: "keeping the current one" in process.output)
-        assert "nowhere" in process.output
+        assert "colour" in process.output
 
         config.write_text(good + "\n    more: {initial: none}\nworkers: 9")
         process.process.send_signal(signal.SIGHUP)
