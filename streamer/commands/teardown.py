@@ -3,6 +3,7 @@
 Rows in the target stay. A second run is fine.
 """
 
+import asyncio
 from pathlib import Path
 
 from streamer.errors import MappingError
@@ -49,7 +50,7 @@ async def teardown(
                 await write_act(bookkeeping, actor, TEARDOWN, source.label)
         results = [await teardown_source(source, installation) for source in sources]
         for source in sources:
-            remove_journal(directory_of(spools, source.slot))
+            await asyncio.to_thread(remove_journal, directory_of(spools, source.slot))
         if exists:
             labels = {result.label for result in results}
             for record in await read_source_records(bookkeeping):

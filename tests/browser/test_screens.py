@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Sites, look
 from tests.browser.test_page import row_of
 from tests.support.postgres import Database
-from tests.support.process import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -119,7 +119,7 @@ def run(
         )
 
 
-def caught_up(process: Process, seconds: float = 60) -> None:
+def caught_up(process: Process, seconds: float = 180) -> None:
     """Wait until everything committed now is visible and every table ready, as `streamer wait`."""
 
     async def wait() -> str | None:
