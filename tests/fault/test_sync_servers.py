@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
-from tests.support.postgres import Database, database, running, versions
+from tests.support.postgres import Connection, Database, database, running, versions
 from tests.support.process import Process, caught_up
 from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
 from tests.support.waiting import eventually
@@ -57,8 +57,11 @@ def kill_backends(db: Database) -> None:
         "select pid from pg_stat_activity where datname = current_database()"
         " and application_name like 'streamer%' and pid <> pg_backend_pid()"
     )
-    for (pid,) in pids[:1]:
-        psutil.Process(int(str(pid))).kill()
+    with db.connect() as witness:
+        for (pid,) in pids[:1]:
+            psutil.Process(int(str(pid))).kill()
+        if pids:
+            eventually(lambda: is_lost(witness), what="the postmaster ends all sessions")
     eventually(lambda: answers(db))
 
 
@@ -67,6 +70,14 @@ def end_backends(db: Database) -> None:
         "select pg_terminate_backend(pid) from pg_stat_activity"
         " where application_name like 'streamer%' and pid <> pg_backend_pid()"
     )
+
+
+def is_lost(session: Connection) -> bool:
+    try:
+        session.execute("select 1")
+    except psycopg.OperationalError:
+        return True
+    return False
 
 
 def answers(db: Database) -> bool:

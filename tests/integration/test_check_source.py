@@ -84,7 +84,7 @@ async def test_a_role_that_may_nothing_at_the_source(role: str, checker: Checker
     await checker.mends(ERROR, "row level security would hide rows")
     checker.run_fix(published)
     assert not matching(await checker.findings(), ERROR)
-    # A table that nobody published comes on top: what is missing is what is to be run.
+    # A table that is not published comes on top: only its SQL is to be run.
     source.execute(f"create table later (id int primary key); grant select on later to {role}")
     checker.configure("items: {}\ninner_.t: {}\nlater: {}")
     found = await checker.mends(ERROR, "does not own publication", "does not own public.later")

@@ -27,7 +27,7 @@ from tests.property import encode
 from tests.property.encode import Cell
 
 SEPARATOR = b"t\0\0\0"
-"""What the fast path looks for."""
+"""Patterns that the fast path recognises."""
 
 values = st.one_of(
     st.binary(max_size=8),
@@ -45,7 +45,7 @@ relids = st.one_of(
 
 
 def expected(row: list[Cell], *, binary: bool) -> list[object]:
-    """What reading *row* gives: sentinels for what is no value, lengths in front in binary."""
+    """The result of reading *row*: sentinels for NULL and unchanged TOAST, lengths in front in binary."""
     items: list[object] = []
     for cell in row:
         if cell is None:
