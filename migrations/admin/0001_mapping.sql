@@ -1,10 +1,10 @@
--- The mapping that is edited while the program runs. What is in these tables is the draft; what runs is
--- the newest revision.
+-- The mapping, which operators edit while the program runs. These tables hold the draft; the newest
+-- revision runs.
 
 create table database (
     id integer primary key autoincrement,
     name text not null unique check (name <> ''),
-    -- What else can be said about a group of databases, as in the YAML; absent: the default.
+    -- Other settings of a group of databases, as in the YAML; absent: the default.
     settings text not null default '{}' check (json_type(settings) = 'object')
 );
 
@@ -36,7 +36,7 @@ create table setting (
     value text not null check (json_valid(value))
 );
 
--- What was applied: the rows of the tables above, passwords encrypted.
+-- Applied mappings: the rows of the tables above, passwords encrypted.
 create table revision (
     number integer primary key autoincrement,
     applied_at text not null,
@@ -52,7 +52,7 @@ create table audit (
     object text not null,
     object_id integer,
     label text not null,
-    -- From what to what, without passwords; null where there was, or is, nothing.
+    -- Old and new values, without passwords; null if there is none.
     before text,
     after text
 );

@@ -1,4 +1,4 @@
--- What streamer remembers, in the target, so that it commits together with the data.
+-- streamer's memory, in the target, so that it commits together with the data.
 
 create table streamer.source (
     id bigint generated always as identity primary key,
@@ -12,7 +12,7 @@ create table streamer.source (
         check (state in ('starting', 'streaming', 'waiting', 'stopped', 'error')),
     error text,
     -- Stored before it is acknowledged to the source: the slot is never ahead of it, unless this
-    -- database went back in time or somebody else moved the slot.
+    -- database went back in time or another program moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
     -- Everything the source committed up to this time (its clock) is visible here.
     visible_time timestamptz,
@@ -33,7 +33,7 @@ create table streamer.relation (
     snapshot_lsn pg_lsn,
     -- End of the last source transaction whose changes to this relation are in the target.
     end_lsn pg_lsn not null default '0/0',
-    -- Raised whenever a copy begins again; what belongs to an older attempt no longer counts.
+    -- Raised whenever a copy begins again; the parts of an older attempt no longer count.
     attempt integer not null default 0,
     rows_copied bigint not null default 0,
     bytes_copied bigint not null default 0,
@@ -41,7 +41,7 @@ create table streamer.relation (
     error text,
     -- Whether streamer created the target table, and whether its rows there are all streamer's.
     target_created boolean not null default false,
-    -- Tells its present membership in the publication from one that was ended and made anew.
+    -- Fingerprint of its membership in the publication; it changes when the membership is re-created.
     publication_mark text,
     changed_at timestamptz not null default now(),
     unique (source_id, source)
@@ -69,7 +69,7 @@ create table streamer.deferred_index (
     definition text not null
 );
 
--- What an operator asks for: a running process acts at once, a stopped one at its next start.
+-- Operators' requests: a running process acts at once, a stopped one at its next start.
 create table streamer.request (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,

@@ -3,7 +3,7 @@
 alter table streamer.relation
     -- `initial: none` has been acted on: the table was declared to be in step. It counts once.
     add column declared boolean not null default false,
-    -- A copy fills the target table itself, so what is there of this source is a part of it only.
+    -- A copy fills the target table itself, so the rows of this source there are incomplete.
     add column filling boolean not null default false;
 
 update streamer.relation set

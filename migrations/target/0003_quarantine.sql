@@ -1,16 +1,16 @@
--- Changes that the target refused, and later ones of the same rows, in the order the source made them.
--- Values are kept as text under the source's names, so that they can be applied again by whatever
--- definition the target has by then; a value that the source did not send (unchanged TOAST) is absent.
+-- Changes that the target rejected, and later ones of the same rows, in the order the source made them.
+-- Values are kept as text under the source's names, so that they can be applied again under
+-- the target's later definition; a value that the source did not send (unchanged TOAST) is absent.
 
 create table streamer.quarantine (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
     operation text not null check (operation in ('insert', 'update', 'delete')),
-    -- What the row is told by after the change; null if nothing does.
+    -- The key of the row after the change; null without one.
     key json,
     old json,
     new json,
-    -- What of the source's table the change was made under.
+    -- The part of the source table's definition that the change was made under.
     definition json not null,
     -- The source transaction: where its commit is, when that was, and its xid.
     lsn pg_lsn not null,

@@ -1,4 +1,4 @@
--- What a resync was asked to do, until it is done; and what a copy may remove.
+-- The options of a requested resync, until it ends; and the rows that a copy may remove.
 
 alter table streamer.relation
     -- The options of a resync.

@@ -1,4 +1,4 @@
--- What `status` shows of copies and of changes that have to wait.
+-- Copies and waiting changes, for `status`.
 
 -- Only the process knows this. It says so when it has changed, every few seconds at most.
 create table streamer.held (
@@ -9,5 +9,5 @@ create table streamer.held (
     behind_lsn pg_lsn
 );
 
--- What a part is of the source's table, as large as it is there.
+-- Size of the part at the source.
 alter table streamer.sync_partition add column size_bytes bigint not null default 0;

@@ -1,6 +1,6 @@
--- What the guard of a source compares, so that changes made while no process runs are noticed as well.
+-- The facts that the guard of a source compares, to notice changes made while no process runs.
 alter table streamer.relation
-    -- What old rows are told by, as published: 'full', 'key …' or 'none'; null before the first time.
+    -- The identity of old rows, as published: 'full', 'key …' or 'none'; null before the first time.
     add column identity text,
     -- Changes are missing for good, and a person decides when the table is copied again.
     add column needs_resync boolean not null default false,

@@ -1,5 +1,5 @@
--- Written by the session that takes the source's advisory lock. What is written for a source says by
--- which token, and counts only while that is the present one.
+-- Written by the session that takes the source's advisory lock. Writes for a source carry their
+-- token, and count only while it is the present one.
 alter table streamer.source add column lock_token text;
 
 -- Tells this installation's slots and publications from those of another.

@@ -1,4 +1,4 @@
--- Operators' acts: resync, pause, resume, and what is done with rows in quarantine. Each row is written in
+-- Operators' acts: resync, pause, resume, and requests about rows in quarantine. Each row is written in
 -- the transaction of its request, whether the page, the API or the command line made it.
 create table streamer.audit (
     id bigint generated always as identity primary key,
