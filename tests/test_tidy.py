@@ -335,14 +335,7 @@ PROSE_MAX = {
     "streamer.config": 1.5,
     "streamer.postgres": 1.5,
     "tests": 3.5,
-    "tests.acceptance": 28.0,
-    "tests.admin": 36.5,
-    "tests.browser": 16.5,
-    "tests.fault": 26.5,
-    "tests.integration": 22.0,
-    "tests.property": 23.5,
-    "tests.torture": 17.5,
-    "tests.unit": 27.5,
+    "tests.torture": 2.5,
 }
 """Such words per thousand words of comments, docstrings, log lines and errors, by folder. The
 numbers only fall: psycopg, procrastinate and patroni have less than one."""

@@ -118,7 +118,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         source.execute("insert into u values (1, 'one')")
         eventually(lambda: target.value("select count(*) from u") == 1, what=process.output)
 
-        # An operator's requests, and what the stream of events tells of them.
+        # An operator's requests, and their events in the stream.
         with client.stream("GET", "/api/events") as events:
             lines = events.iter_lines()
             assert next(lines) == "event: snapshot"
@@ -130,13 +130,14 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         assert PASSWORD not in process.output
         assert TOKEN not in process.output
 
-    # It is all there after a restart, without anybody's help.
+    # Everything is there after a restart, without an operator.
     with Process(config) as process:
         source.execute("insert into t values (2, 'two')")
         caught_up(process)
         process.kill()
 
-    # And without admin mode: what is exported is a configuration. Nobody runs, so the file is read.
+    # And without admin mode: the exported file is a configuration. No process runs, so the file is
+    # read.
     exported = command(config, "export")
     assert exported.returncode == 0, exported.stderr
     assert PASSWORD not in exported.stdout + exported.stderr

@@ -38,7 +38,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 SECRET = "s3cr3t-of-the-servers"
 SPARK_SECRET = "s3cr3t-of-spark"
 VALUE = "value-of-a-row"
-"""In rows: what a server says of a row it could not take is nobody's business either."""
+"""In rows: a server's message about a rejected row must stay secret too."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class Cluster:
 
     @property
     def work(self) -> Path:
-        """Where workers keep what executors get and print."""
+        """The directory where workers keep the files and output of executors."""
         return self.directory / "work"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver needs here: names that resolve, little memory."""
+        """The driver's needs here: names that resolve, little memory."""
         return {
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "128m",
@@ -93,7 +93,7 @@ class Cluster:
         )
 
     def state(self) -> str:
-        """Return what the master's page for machines says; '' while there is none."""
+        """Return the text of the master's page for machines; '' while there is none."""
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{self.web_port}/json/").text
         return ""
@@ -208,7 +208,7 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
             spark.speculation.quantile: 0.1
         """,
     )
-    # Copies stop in the middle, at a row that somebody else is about to write.
+    # Copies stop in the middle, at a row that another session is about to write.
     stuck = (
         "from pg_stat_activity where datname = current_database() and query like 'copy %'"
         " and application_name like 'streamer copy%' and wait_event_type = 'Lock'"
@@ -301,7 +301,8 @@ def test_a_job_by_spark_submit(
         ]
         for n in range(10)
     ]
-    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = '{}'"
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and "
+    "application_name = '{}'"
     with psycopg.connect(source.url) as exporter, psycopg.connect(target.url) as blocker:
         exporter.execute("set transaction isolation level repeatable read")
         row = exporter.execute("select pg_export_snapshot()").fetchone()

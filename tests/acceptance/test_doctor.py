@@ -1,4 +1,4 @@
-"""`streamer doctor`: says what is wrong and what to do; its bundle holds no secret."""
+"""`streamer doctor`: names problems and next steps; its bundle holds no secret."""
 
 import json
 import stat
@@ -84,7 +84,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
         listed = command(config, *by_object["public.q"]["sql"][0].split()[1:])
         assert listed.returncode == 0, listed.stderr  # it is a command that works
 
-        # What it says to do mends it.
+        # Its next step fixes the problem.
         target.execute("; ".join(by_object["public.t"]["sql"]))
         target.execute("alter table q drop constraint q_id_check")
         assert command(config, "quarantine", "retry").returncode == 0
@@ -101,7 +101,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
 ) -> None:
     with Process(config, spark=False) as process:
         caught_up(process)
-    # One turns up where nobody expects it.
+    # One turns up in an unexpected place.
     target.execute(f"update streamer.relation set error = 'oh, {SECRETS['source']}!'")
     path = tmp_path / "bundle.zip"
 
@@ -135,7 +135,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
     (slot,) = json.loads(texts["streamer/slots.json"])
     assert slot["found"][0]["slot"]["plugin"] == "pgoutput"
 
-    # Nothing that is there is overwritten, and nothing is left of what cannot be written.
+    # Existing files are not overwritten, and a failed write leaves nothing.
     content = path.read_bytes()
     again = command(config, "doctor", "--bundle", str(path))
     assert (again.returncode, path.read_bytes()) == (2, content)

@@ -1,4 +1,4 @@
-"""`streamer events`, with and without a process that runs; and what a shell completes."""
+"""`streamer events`, with and without a running process; and shell completion."""
 
 import contextlib
 import json
@@ -81,7 +81,7 @@ def test_a_tail_goes_on_from_process_to_bookkeeping_and_back(config: Path, tmp_p
             assert command(config, "pause", "t").returncode == 0
             eventually(lambda: told("public.t", "paused"))
             assert process.terminate() == 0
-        # Nobody runs: what others ask for shows in the bookkeeping once a process has taken it.
+        # No process runs: others' requests show in the bookkeeping once a process has taken them.
         eventually(lambda: told(None, "stopped"))
         with Process(config, spark=False) as process:
             eventually(lambda: len(told(None, "streaming")) >= 2, 60)
@@ -127,7 +127,7 @@ def test_a_process_elsewhere_that_does_not_answer_is_said(config: Path) -> None:
 
 
 def complete(config: Path, words: str) -> set[str]:
-    """Ask as bash does for what may stand at the end of *words*."""
+    """Ask as bash does for completions at the end of *words*."""
     line = f"streamer --config {config} {words}"
     environment = {
         "_STREAMER_COMPLETE": "complete_bash",

@@ -114,7 +114,7 @@ def resync(target: Database, process: Process) -> None:
 
 
 def assert_fresh(source: Database, target: Database) -> None:
-    """What is committed now arrives while the large table is still being copied or not."""
+    """Changes committed now arrive while the large table is still being copied or not."""
     newest = source.value("select max(id) from fresh")
     eventually(lambda: target.value(f"select max(id) >= {newest} from fresh"), 60, "fresh rows")
 

@@ -1,4 +1,4 @@
-"""What `run --log-format json` writes: one object a line, which names what it is about."""
+"""The output of `run --log-format json`: one object a line, which names its subject."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_lines_name_source_table_and_lsn(
     with Process(path, "--log-format", "json", spark=False) as process:
 
         def lines() -> list[dict[str, Any]]:
-            # What is not JSON fails here: a line that only a person can read.
+            # A line that is not JSON fails here.
             return [json.loads(line) for line in process.output.splitlines()]
 
         def said(event: str) -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def test_lines_name_source_table_and_lsn(
         eventually(lambda: said("table recovered"), what=process.output)
         assert command(path, "quarantine", "retry").returncode == 0
         eventually(lambda: said("rows in quarantine were applied again"), what=process.output)
-        # The connection is lost: nobody in there says of which source, but it is known.
+        # The connection is lost: the error does not name the source, but the line does.
         slot = (
             "select active_pid from pg_replication_slots where slot_name like 'streamer_shop_eu%'"
         )

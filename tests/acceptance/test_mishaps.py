@@ -1,7 +1,8 @@
-"""Eighteen mishaps, staged on real servers: what an operator sees, and that what it says helps.
+"""Eighteen mishaps, staged on real servers: an operator's views of each, and proof that their
+remedies work.
 
-Each test stages one mishap, waits until status, readiness and page show its cause and a remedy, runs
-that remedy as it was printed, and compares the rows.
+Each test stages one mishap, waits until status, readiness and page show its cause and a remedy,
+runs that remedy as it was printed, and compares the rows.
 """
 
 import contextlib
@@ -87,7 +88,8 @@ def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
         with site.running():
             pass
         lost = "select wal_status = 'lost' from pg_replication_slots"
-        write = "insert into t select coalesce(max(id), 0) + 1, 'x' from t; select pg_switch_wal(); checkpoint"
+        write = "insert into t select coalesce(max(id), 0) + 1, 'x' from t; select "
+        "pg_switch_wal(); checkpoint"
         eventually(lambda: source.execute(write) is None or source.value(lost), 60)
         with site.running(until_ready=False):
             site.run(site.sees("wal_removed|invalidated|can no longer", RESYNC))
@@ -240,7 +242,7 @@ def test_10_killed(site: Site) -> None:
         site.process.kill()
         site.source.execute("insert into t values (2, 'meanwhile')")
         remedy = site.sees("stopped", "streamer run", in_views=("status",))
-        # The page and readiness end with the process: a probe finds nobody.
+        # The page and readiness end with the process: a probe gets no answer.
         assert site.get("/readyz") is None
         assert site.get("/") is None
     assert remedy == "streamer run"

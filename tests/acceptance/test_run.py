@@ -162,7 +162,7 @@ def test_sigterm_while_a_user_locks_the_table(
 
 
 def test_kills_under_load(config: Path, source: Database, target: Database) -> None:
-    """Killed at whatever moment it is, it goes on without losing or doubling a row."""
+    """Killed at any moment, it continues without losing or doubling a row."""
     for round_number in range(4):
         with Process(config) as process:
             eventually(lambda: status(config)[0]["state"] == "streaming")
@@ -170,7 +170,8 @@ def test_kills_under_load(config: Path, source: Database, target: Database) -> N
                 for n in range(150):
                     connection.execute("insert into log (line) values (%s)", (f"{n}",))
                     connection.execute(
-                        "insert into t values (%s, 'x') on conflict (id) do update set v = t.v || 'y'",
+                        "insert into t values (%s, 'x') on conflict (id) do update set v = t.v || "
+                        "'y'",
                         (n % 50,),
                     )
             eventually(partial(has_rows, target, 40 * round_number))

@@ -1,4 +1,6 @@
-"""The jobs of Spark end with the rounds that wanted them, and a Spark that cannot start says why."""
+"""The jobs of Spark end with the rounds that wanted them, and a Spark that cannot start says
+why.
+"""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +19,7 @@ TASKS = (
 async def test_a_round_that_is_given_up_makes_room_for_the_next(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A task that nobody wants any more would go on for an hour, and there is one place."""
+    """A task without a purpose would go on for an hour, and there is one place."""
     source.execute("create table t (id int primary key)")
     source.execute("insert into t select generate_series(1, 4000)")
     settings = "sync: {jobs: 1, rows_per_second: 1}"

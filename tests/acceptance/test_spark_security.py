@@ -1,4 +1,4 @@
-"""Nobody else on the network or the machine reads passwords from the Spark process."""
+"""No other client on the network or the machine reads passwords from the Spark process."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ input()
 
 @pytest.fixture
 def open_spark() -> Iterator[psutil.Process]:
-    """A Spark as it is by default: it lets everybody fetch blocks."""
+    """A Spark with its defaults: it lets every client fetch blocks."""
     with subprocess.Popen(
         [sys.executable, "-c", OPEN_SPARK],
         stdin=subprocess.PIPE,
@@ -113,7 +113,7 @@ def test_no_port_gives_blocks_away_and_no_process_shows_a_password(
 def test_a_cluster_that_protects_nothing_gets_no_job(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`check` says so beforehand, from the files; the driver says so of what it runs with."""
+    """`check` reports it beforehand, from the files; the driver reports its effective settings."""
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     source.execute("create table t (id int primary key)")
     config = tmp_path / "config.yaml"

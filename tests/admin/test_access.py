@@ -1,4 +1,4 @@
-"""Who may ask what: every route of the API, also those that are still to come."""
+"""The role that each route of the API needs, also for future routes."""
 
 from typing import Any
 

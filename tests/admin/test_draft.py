@@ -1,4 +1,6 @@
-"""Draft, apply and discard, with an engine that only remembers and servers that are out of reach."""
+"""Draft, apply and discard, with an engine that only remembers and servers that are out of
+reach.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -226,7 +228,7 @@ async def test_export_import_export_gives_the_same_file(
 
         await post(client, "import", yaml=first)
         assert (await client.get("/api/export")).text == first
-        # What stands for the stored password in an export is known again.
+        # The placeholder for the stored password in an export is recognised again.
         assert await admin.service.store.reveal(await admin.service.store.content()) == urls
         assert set(urls.values()) == {
             "postgresql://u:${SHOP_EU}@127.0.0.1:1/shop",

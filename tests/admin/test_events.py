@@ -1,4 +1,4 @@
-"""What listeners are told."""
+"""The events that listeners receive."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 
 class Source:
-    """What a supervisor looks like from outside."""
+    """A supervisor's outside."""
 
     def __init__(self, label: str) -> None:
         self.pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)

@@ -1,4 +1,4 @@
-"""Whatever is sent, the API answers, and never with 500. FUZZ_EXAMPLES says how much of it."""
+"""The API answers every request, and never with 500. FUZZ_EXAMPLES sets the number of requests."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The page over HTTP: who may ask, what is sent, what is escaped. A browser looks in tests/browser."""
+"""The page over HTTP: roles, contents, escaping. tests/browser has a browser."""
 
 import asyncio
 import re
@@ -47,9 +47,9 @@ def routes(app: FastAPI) -> list[tuple[str, str]]:
 OPEN = {
     "/login", "/api/login", "/api/openapi.json", "/static/page.css", "/metrics", "/healthz", "/readyz",
 }  # fmt: skip
-"""What is there for everybody."""
+"""Pages for every visitor."""
 OWN = {"/logout", "/api/logout"}
-"""What a viewer may change."""
+"""A viewer's changes."""
 
 
 async def state(admin: Admin) -> tuple[Any, Any]:
@@ -361,7 +361,7 @@ async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAd
         assert [row["name"] for row in content["tables"]] == ["t"]
         revealed = await admin.service.store.reveal(content)
         assert [secret in url for url in revealed.values()] == [True]
-        # It is done once, and a name that nobody knows leads back to the first step.
+        # It is done once, and an unknown name leads back to the first step.
         again = await client.post(step, data={"csrf": csrf, "pick": "0"} | pair)
         assert again.headers["location"].startswith("/sources/new?note=")
         taken = await client.post("/sources/new", data=typed | {"do": "keep"})
@@ -682,7 +682,7 @@ async def test_guessing_is_throttled_and_a_session_ends(open_admin: OpenAdmin) -
 
 
 async def test_forms_that_no_page_sends_are_refused_in_words(open_admin: OpenAdmin) -> None:
-    """Whatever is sent: no 500, and nothing is changed."""
+    """For any request: no 500, and nothing is changed."""
     async with open_admin(f"admin: {{token: {TOKEN}}}") as admin, admin.client() as client:
         await admin.service.create("database", {"name": "shop"}, "x")
         await admin.service.create("url", {"database_id": 1, "url": "host=127.0.0.1 port=1"}, "x")

@@ -1,4 +1,4 @@
-"""Databases, urls and tables: as a person would edit them, and as nobody should."""
+"""Databases, urls and tables: edited rightly, and wrongly."""
 
 from pathlib import Path
 from typing import Any

@@ -67,7 +67,7 @@ async def test_discover_shows_every_table_and_what_would_hinder_it(
         assert [n for n, table in tables.items() if table["mapped"]] == [("audit", "events")]
         assert found["server"]["wal_level"]
 
-        # What it names can be given back as it is.
+        # Its names can be given back as they are.
         odd = tables["public", '"odd.name*"']
         row = await post(client, "tables", database_id=1, schema=odd["schema"], name=odd["name"])
         assert row["name"] == '"odd.name*"'
@@ -125,7 +125,7 @@ async def test_a_plan_says_what_applying_would_do(
         assert (estimate["tables"], estimate["rows"], estimate["basis"]) == (1, 1000, "assumed")
         assert source.value("select count(*) from pg_publication") == 0
 
-        # What would stop is refused, in a table that changes; with the exact way out.
+        # A finding that would stop a changed table is refused; with the exact way out.
         await post(client, "tables", database_id=1, name="audit.events", target="wrong")
         refused = await client.post("/api/apply")
         assert refused.status_code == 409
@@ -185,7 +185,7 @@ async def test_status_and_requests(
         assert status["mode"] == "admin"
         assert [t["state"] for t in status["sources"][0]["tables"]] == ["ready", "ready"]
 
-        # A pattern means what no exact rule does.
+        # A pattern covers the tables without an exact rule.
         answer = await post(client, "tables/2/pause")
         assert answer["tables"] == ["shop public.tt"]
         await streamer.table_state("public.tt", "paused")
@@ -200,7 +200,7 @@ async def test_status_and_requests(
 
 
 async def as_streamed(admin: Admin, client: httpx.AsyncClient, source: Database) -> None:
-    """Let the mapping be what the engine beside runs."""
+    """Give the mapping to the engine beside."""
     await post(client, "databases", name="shop")
     await post(client, "urls", database_id=1, url=source.url)
     await post(client, "tables", database_id=1, name="t", initial="none")

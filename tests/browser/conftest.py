@@ -52,7 +52,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """Remembers what a page must never do: break its policy, fail in script, leave for elsewhere."""
+    """Records violations by a page: of its policy, in its script, by leaving for another site."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -92,7 +92,7 @@ class Site:
         self._contexts: list[Any] = []
 
     def page(self, **options: Any) -> Page:
-        """Open a page as somebody new."""
+        """Open a page as a new user."""
         options = {"viewport": {"width": 1200, "height": 900}} | options
         context = self._browser.new_context(base_url=self.base, **options)
         context.set_default_timeout(WAIT_MS)
@@ -124,7 +124,7 @@ class Sites:
         self._started: list[Site] = []
 
     def start(self, settings: str = "", *, environment: dict[str, str] | None = None) -> Site:
-        """Run with *settings* on top of what every test needs."""
+        """Run with *settings* added to the settings of every test."""
         port = free_port()
         config = self.directory / "config.yaml"
         config.write_text(

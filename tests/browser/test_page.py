@@ -1,4 +1,4 @@
-"""The page in a real browser, on a real process: what an operator does with it."""
+"""The page in a real browser, on a real process: an operator's work with it."""
 
 import re
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def add_source(
 
 
 def apply(page: Page) -> None:
-    """See the plan of what was chosen, and apply it."""
+    """See the plan of the chosen tables, and apply it."""
     page.get_by_role("button", name="Add to the draft").click()
     expect(page.get_by_role("heading", name="Plan", exact=True)).to_be_visible()
     page.get_by_role("button", name="Apply").click()
@@ -47,7 +47,7 @@ def row_of(page: Page, table: str) -> Locator:
 
 
 def stay(page: Page) -> None:
-    """Mark the page: what is seen from here on is seen without loading it again."""
+    """Mark the page: later changes must appear without loading it again."""
     page.evaluate("window.isTheSamePage = true")
 
 
@@ -159,7 +159,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_text("Revision 2 runs now")).to_be_visible()
 
-    # A column that the target lacks: it is seen without looking for it, and what to do is exact.
+    # A column that the target lacks: the page shows it without a search, and its fix is exact.
     stay(page)
     source.execute("alter table t add v text; insert into t values (1, 'one')")
     row = row_of(page, "public.t")
@@ -441,7 +441,7 @@ def test_a_source_and_the_target_go_away_and_the_page_says_so(
     expect(row_of(page, "public.t")).to_contain_text("ready")
     assert has_stayed(page)
 
-    # The process dies, and comes again: what is open goes on.
+    # The process dies, and comes again: the open page continues.
     row_of(page, "public.t").get_by_role("link").click()
     expect(page.locator("#connection")).to_have_text("live")
     stay(page)

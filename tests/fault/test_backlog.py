@@ -245,7 +245,7 @@ async def test_a_lost_or_damaged_journal_is_a_hole_and_a_resync_heals_it(
 
 
 async def resync(streamer: Streamer) -> None:
-    """What `streamer resync '*.*'` does."""
+    """The request of `streamer resync '*.*'`."""
     bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
         for relation in await read_relation_records(bookkeeping):
@@ -322,7 +322,9 @@ async def test_a_full_disk_stops_the_journal_and_loses_nothing(
         if is_full and ".journal" in os.readlink(f"/proc/self/fd/{descriptor}"):
             if len(data) < 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return written(descriptor, data[: len(data) // 2], offset)  # what still had room
+            return written(
+                descriptor, data[: len(data) // 2], offset
+            )  # the part that still had room
         return written(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)

@@ -1,4 +1,4 @@
-"""Signals that come while the process starts do what they do later."""
+"""Signals during the start of the process work as they do later."""
 
 import os
 import signal

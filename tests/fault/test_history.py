@@ -1,4 +1,4 @@
-"""What breaks the link between a slot and the target is noticed, said, and healed by a resync."""
+"""A broken link between a slot and the target is noticed, reported, and healed by a resync."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is on its way to the target when its lane changes hands is applied once."""
+"""Changes on their way to the target when their lane changes hands are applied once."""
 
 import contextlib
 from collections.abc import Iterator
@@ -70,9 +70,9 @@ async def test_the_source_is_lost_while_a_worker_waits_for_a_lock(
 async def test_a_resync_while_a_drainer_is_at_work(
     source: Database, target: Database, stream: MakeStreamer, consistency: str
 ) -> None:
-    """What the drainer commits late must not come on top of the copy."""
+    """A late commit of the drainer must not come on top of the copy."""
     source.execute("create table t (v int); insert into t values (1)")
-    # With a sid, rows are deleted, which does not wait for whoever is inserting.
+    # With a sid, rows are deleted, which does not wait for inserting sessions.
     async with stream("t:", sid="eu", settings=f"consistency: {consistency}") as streamer:
         await streamer.caught_up()
         with locked(target, "t"):

@@ -16,7 +16,7 @@ STREAMING = sorted(name for name in NAMES if not name.startswith(("sync.", "inde
 
 
 def write_large(source: Database) -> None:
-    """What a drainer applies in pieces."""
+    """The transactions that a drainer applies in pieces."""
     source.execute(
         "insert into keyless select g % 3, repeat('x', 300) from generate_series(1, 40000) g"
     )

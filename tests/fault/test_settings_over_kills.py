@@ -1,4 +1,4 @@
-"""Settings that change between kills, and a target that loses what it had not yet flushed."""
+"""Settings that change between kills, and a target that loses unflushed commits."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Servers that restart and backends that are killed in every state of a table sync.
 
-The program is halted (SIGSTOP) at a step of a sync; something happens to a server; then it goes on,
-finds out, and brings the tables to the same end without anybody's help.
+The program is halted (SIGSTOP) at a step of a sync; something happens to a server; then it
+continues, finds out, and brings the tables to the same end by itself.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def restart(mode: str) -> Callable[[Database], None]:
 
 
 def kill_backends(db: Database) -> None:
-    """Kill -9 what serves us: the postmaster then ends all the others and recovers."""
+    """Kill -9 the backend: the postmaster then ends all the others and recovers."""
     pids = db.execute(
         "select pid from pg_stat_activity where datname = current_database()"
         " and application_name like 'streamer%' and pid <> pg_backend_pid()"

@@ -1,4 +1,4 @@
-"""The target as a thing with a state of its own, while nothing streams and nobody writes."""
+"""The target has its own state, while nothing streams and no session writes."""
 
 import pytest
 

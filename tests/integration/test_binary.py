@@ -277,7 +277,7 @@ async def test_a_column_that_does_not_fit_is_added_while_streaming(
             await until_text(source, streamer)
             assert_same(source, target, "t")
             assert_same(source, target, "other")
-            # Back to what fits: text it stays, as long as the process lives.
+            # Back to a fitting definition: text it stays, as long as the process lives.
             source.execute("alter table t drop m; insert into t values (1001, 'last')")
             target.execute("alter table t drop m")
             await streamer.caught_up()

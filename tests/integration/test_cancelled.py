@@ -1,4 +1,4 @@
-"""What is cancelled while it connects leaves no session at the target."""
+"""A connection that is cancelled while it opens leaves no session at the target."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ STEP_SECONDS = 0.0003
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """What nobody closes stays open: no accident of memory management closes it."""
+    """An unclosed connection stays open: no accident of memory management closes it."""
     gc.collect()
     gc.disable()
     yield

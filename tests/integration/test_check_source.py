@@ -195,7 +195,7 @@ async def streamed(checker: Checker, stream: MakeStreamer) -> None:
 
 
 async def run_resync(checker: Checker, finding: Finding) -> None:
-    """Do what the command of a finding does, and what `run` does with it at its start."""
+    """Run the command of a finding, with the steps of `run` at its start."""
     assert finding.fix is not None
     assert finding.fix.sql == ("streamer resync '*.*' --database shop",)
     settings, _ = static.load(checker.path)
@@ -206,7 +206,7 @@ async def run_resync(checker: Checker, finding: Finding) -> None:
 
 async def test_a_slot_or_a_server_that_is_another(checker: Checker, stream: MakeStreamer) -> None:
     await streamed(checker, stream)
-    with prepared(checker.source, "p"):  # nobody waits for it: slot and rows are there
+    with prepared(checker.source, "p"):  # no statement waits for it: slot and rows are there
         assert await checker.findings() == []
     checker.target.execute("update streamer.source set system_identifier = '7'")
     await checker.finds(ERROR, "the source is another server now", "need a resync")

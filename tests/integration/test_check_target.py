@@ -93,7 +93,7 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
     await checker.finds(WARNING, "lacks truncate", "a copy that is interrupted")
     checker.configure("items:")
     await checker.mends(ERROR, "lacks truncate")
-    # What is not its own it must leave as it is, also while it copies.
+    # It must leave others' objects as they are, also while it copies.
     settings, _ = static.load(checker.path)
     checker.target.execute("create index on items (name)")
     async with target_connection(TargetAddress.parse(settings.target.url)) as connection:

@@ -1,4 +1,4 @@
-"""What must not matter does not: a bit of everything, with every combination of settings.
+"""Settings that must not matter do not: a bit of everything, with every combination of settings.
 
 `make matrix` runs all tests with some combinations; this one runs with all, each time.
 """

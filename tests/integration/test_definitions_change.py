@@ -32,7 +32,7 @@ async def test_the_target_first_or_the_source_first(
         source.execute("alter table t alter a type bigint")
         source.execute("update t set a = 9223372036854775807 where id = 2")
         await streamer.caught_up()
-        # The source first: what does not fit stops the table, and goes on when it does.
+        # The source first: a misfit stops the table, and its end lets the table continue.
         source.execute("alter table t alter a type text using 'n' || a")
         source.execute("insert into t values (4, 'not a number', 'four', null)")
         await streamer.table_state("public.t", "error")
@@ -188,7 +188,7 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         await execute("insert into plain values (200, 'end', repeat('e', 9000))")
         await streamer.caught_up()
         assert_same(source, target, "plain")
-        # Attaching and detaching move no rows; what was streamed before stays, what came is told.
+        # Attaching and detaching move no rows; streamed rows stay, and attached rows are reported.
         assert target.execute("select id, v, length(big) from p order by 1") == [
             (1, "changed", 9000),
             (2, "created", None),
@@ -221,7 +221,7 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
 
 
 async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
-    """Those made as partitions brought nothing, at any depth and whatever was written since."""
+    """Partitions that were created as such brought nothing, at any depth and after any writes."""
     source.execute(
         """
         create table p (id int default 0, day date check (day > '2000-01-01')) partition by range (day);
@@ -270,7 +270,7 @@ async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: D
         with source.connect() as user, user.transaction():
             user.execute("lock table locked")
             found = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
-            # Heartbeats have the same connection, and must not go with what is given up.
+            # Heartbeats have the same connection, and must not end with the abandoned work.
             locked = next(leaf for leaf in after if leaf.name.name == "locked")
             await asyncio.gather(
                 brought_rows(plain, locked), plain.execute("create table public.beat ()")

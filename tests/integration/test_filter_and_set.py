@@ -1,6 +1,6 @@
 """`filter` and `set`: the copy and the stream write the same rows, with every replica identity.
 
-What the target should hold is asked of the source: the same expressions, in a SELECT there.
+The source computes the target's expected rows: the same expressions, in a SELECT there.
 """
 
 import pytest
@@ -207,7 +207,7 @@ async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(
         ("filter: 'v > 10'", "update t set v = 20"),
         # It is not at the target, so whether it enters cannot be known.
         ("filter: 'v > 10 or length(big) < 9'", "update t set v = 2"),
-        # The target has the digest, not what it was made of.
+        # The target has the digest, not its input.
         ("set: {big: 'v || md5(big)'}", "update t set v = 2"),
     ],
 )
@@ -340,7 +340,7 @@ async def test_a_filter_that_the_publication_refuses_is_left_to_the_target(
         assert target.value("select array_agg(m::text) from t") == ["ok"]
 
 
-# ---- what is wrong -----------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

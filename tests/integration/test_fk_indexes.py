@@ -173,7 +173,7 @@ async def test_a_paused_table_gets_none(
 
 
 def start(streamer: Streamer) -> ForkedProcess:
-    """Let a process build what is missing."""
+    """Let a process build the missing indexes."""
     return ForkedProcess(
         "streamer",
         ["--config", str(streamer.path), "indexes", "--missing-fk", "--apply"],
@@ -201,7 +201,7 @@ async def test_what_a_killed_build_leaves_is_dropped_and_built_again(
         eventually(lambda: target.execute(BUILDING), 60, "it waits for the user's transaction")
         process.kill()
         process.wait()
-        # Its backend goes on: that index is nobody's leftover yet.
+        # Its backend continues: that index is not a leftover yet.
         (result,) = await look(streamer, apply=True)
         assert (result["state"], "another process builds" in result["reason"]) == ("failed", True)
         assert ours(target) == [("orders", "person_id", False)]

@@ -25,7 +25,7 @@ WORLDLY = re.compile(
     "ts_stat|ts_rewrite|nextval|setval|currval|set_config|current_|inet_(client|server)|has_|row_sec)"
     "|file|sleep|advisory|_sendn?$|_recv$|xml_and_|xmlschema"
 )
-"""Reads or changes what is not an argument, by its name."""
+"""Reads or changes something besides its arguments, by its name."""
 KINDS = ("", "array", "nonarray", "range", "multirange")
 VALUES = ["any", "anyelement", "anyenum", *(f"any{k}" for k in KINDS[1:])]
 VALUES += [f"anycompatible{kind}" for kind in KINDS]
@@ -72,7 +72,7 @@ def test_every_function_that_can_be_called_is_harmless(
         found[str(name)].append(facts)
     assert len(found) > 2000
     taken = {name for name in found if any(map(is_taken, calls(name)))}
-    # Not one of what is not listed; "like" and its kind are words of SQL that are listed too.
+    # No unlisted function; "like" and its kind are words of SQL that are listed too.
     assert taken - ALLOWED == set()
     assert len(taken) > 200
     for name in taken:

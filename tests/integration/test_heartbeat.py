@@ -1,4 +1,4 @@
-"""Heartbeats: how long a commit takes to become visible, also where nobody commits."""
+"""Heartbeats: the delay of a commit until it is visible, also at an idle source."""
 
 import asyncio
 import contextlib

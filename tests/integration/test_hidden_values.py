@@ -1,4 +1,4 @@
-"""Readiness is open to everybody, and shows no value of a row, whatever SQLSTATE reports it."""
+"""Readiness is open to every client, and shows no value of a row, for any SQLSTATE."""
 
 import functools
 import json

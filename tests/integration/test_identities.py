@@ -46,14 +46,14 @@ async def test_a_leaf_without_the_identity_of_its_root_does_not_stop_the_applica
         source.execute("update p set v = 'updated'; delete from q where id = 1")
         source.execute("insert into p values (2, '2021-06-06', 'new')")
         await streamer.caught_up(60)
-    # What check says mends it: then both are published whole.
+    # The fix of `check` works: then both are published whole.
     for finding in (problems["shop public.p"], problems["shop public.q"]):
         assert finding.fix is not None
         for sql in finding.fix.sql:
             source.execute(sql)
     report = await check(settings, mapping)
     assert not [f for f in report.findings if LOST in f.problem]
-    # What check says mends it: then both are published whole, after a copy.
+    # The fix of `check` works: then both are published whole, after a copy.
     for finding in (problems["shop public.p"], problems["shop public.q"]):
         assert finding.fix is not None
         for sql in finding.fix.sql:

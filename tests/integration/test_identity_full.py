@@ -1,4 +1,4 @@
-"""REPLICA IDENTITY FULL: exactly the right row changes, whatever `=` says of its values."""
+"""REPLICA IDENTITY FULL: exactly the right row changes, even if `=` finds other values equal."""
 
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer

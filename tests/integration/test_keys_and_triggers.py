@@ -30,7 +30,7 @@ async def test_unique_keys_are_handed_from_row_to_row(
         source.execute("insert into k select g, g, g from generate_series(1, 30) g")
         with source.connect() as connection:
             for _ in range(3):
-                # In many transactions: each takes what the one before has just given away.
+                # In many transactions: each takes the key that the one before has just released.
                 connection.execute("update k set u = 0, e = 0 where id = 1")
                 for n in range(2, 12):
                     connection.execute(f"update k set u = {n - 1}, e = {n - 1} where id = {n}")

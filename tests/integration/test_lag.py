@@ -1,4 +1,4 @@
-"""The age of what is not visible yet, and whom a table waits for."""
+"""The age of changes that are not visible yet, and the sessions that a table waits for."""
 
 import re
 

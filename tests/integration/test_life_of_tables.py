@@ -57,7 +57,7 @@ async def test_tables_join_and_leave_while_others_stream(
         published = "select tablename from pg_publication_tables where pubname like 'streamer%'"
         assert source.execute(published) == [("b",)]
 
-        # Again, and from what is there: its rows in the target are ours.
+        # Again, from the existing rows: its rows in the target are streamer's.
         await change(streamer, "{a: {truncate_target: true}, b: {}}")
         source.execute("delete from a where id = 2; insert into b values (4)")
         await streamer.caught_up()

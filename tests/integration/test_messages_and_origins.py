@@ -1,4 +1,4 @@
-"""What else comes through a slot: logical messages, empty transactions, changes with an origin."""
+"""Other contents of a slot: logical messages, empty transactions, changes with an origin."""
 
 import time
 from typing import Any

@@ -25,7 +25,7 @@ sources:
 async def test_a_source_lacks_a_variable_and_gets_it(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both urls lead to one database under two slots, which is enough to see who streams."""
+    """Both urls lead to one database under two slots, which is enough to see the streaming sources."""
     source.execute("create table t (id int primary key)")
     target.execute("create table t (sid text, id int, primary key (sid, id))")
     path = tmp_path / "config.yaml"

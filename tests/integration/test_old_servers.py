@@ -1,4 +1,4 @@
-"""What a source before PostgreSQL 14 is asked for, forced on a newer one."""
+"""The requests to a source before PostgreSQL 14, forced on a newer one."""
 
 import dataclasses
 

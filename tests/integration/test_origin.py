@@ -1,4 +1,4 @@
-"""Databases that feed each other, or one after the other: what came by replication is marked."""
+"""Databases that feed each other, or one after the other: replicated changes are tagged."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ create table whole (a int, b text); alter table whole replica identity full;
 def server(
     request: pytest.FixtureRequest, shared_server: Server, servers: Callable[[str], Server]
 ) -> Server:
-    """The shared server, and the oldest that is here: before 16, decoding cannot leave out itself
-    what is marked.
+    """The shared server, and the oldest one here: before 16, decoding cannot leave out tagged
+    changes itself.
     """
     return shared_server if request.param == "shared" else servers(min(versions(), key=int))
 
@@ -69,7 +69,7 @@ async def test_two_databases_that_feed_each_other(server: Server, tmp_path: Path
                 )
             )
             await back.caught_up()
-            # What is copied to the right, and removed there for another copy, stays there.
+            # Rows copied to the right, and removed there for another copy, stay there.
             forth = await stack.enter_async_context(
                 streaming(tmp_path / "forth", left, right, "t:\nwhole:", "forth")
             )

@@ -3,7 +3,7 @@
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
-# Whoever changes a partition's identity while it is published is caught by what it sends.
+# The changes of a partition show that its identity was changed while it was published.
 WHOLE = """
 create table whole (id int not null, v text) partition by list (id);
 create table whole_1 partition of whole for values in (1, 2);

@@ -101,7 +101,7 @@ async def test_a_deadlock_with_a_user(
                 source.execute("update t set v = v || '1' where id = 1")
                 source.execute("update t set v = v || '2' where id = 2")
                 await until(lambda: waits_for_lock(target), "the program waits for the user")
-                # Whoever is chosen, the stream goes on afterwards.
+                # PostgreSQL may choose either one; the stream continues afterwards.
                 try:
                     user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
                 except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):

@@ -1,4 +1,4 @@
-"""What a statement asks of the target's planner stays with that statement."""
+"""The planner settings of a statement at the target end with that statement."""
 
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer

@@ -1,5 +1,5 @@
-"""`on_error: quarantine`: what the target refuses is put aside with all that follows it by its key,
-and the rest of the table goes on. Mended, it is applied again, and the tables are equal.
+"""`on_error: quarantine`: rejected changes and later ones of their keys are put aside, and the rest
+of the table continues. After a fix they are applied again, and the tables are equal.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ async def ask(streamer: Streamer, target: Database, action: str, *ids: int) -> N
 
 
 async def apply(streamer: Streamer, source: Database, *statements: str) -> None:
-    """Have each statement applied on its own: what a window folds away is not refused."""
+    """Have each statement applied on its own: a window would fold rejected changes away."""
     for statement in statements:
         source.execute(statement)
         await streamer.caught_up()
@@ -70,7 +70,7 @@ async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mend
             source,
             "insert into t values (1, 1), (2, -2), (3, 3)",
             "update t set v = 20 where id = 2; insert into t values (4, 4)",
-            # The key is handed on: 9 follows too, and whoever gets 2 now.
+            # The key is handed on: 9 follows too, and so does the row that gets 2 now.
             "update t set id = 9 where id = 2",
             "insert into t values (2, 2)",
             "update t set v = -3 where id = 3",
@@ -179,7 +179,7 @@ async def test_single_changes_are_retried_in_order_and_dropped(
         assert target.execute("select id, v from t") == [(1, 10)]
         target.execute(CHECK)
 
-        # Without what was refused, the rest of a row can go.
+        # Without the rejected change, the rest of a row can go.
         await ask(streamer, target, "drop", found[1].id)
         await ask(streamer, target, "retry")
         assert target.execute("select id, v from t order by 1") == [(1, 10), (2, 20)]
@@ -317,7 +317,7 @@ async def test_history_append_keyless_and_whole_rows(
                 f"delete from {name} where id = 1",
             )
         source.execute("insert into keyless values (1, 1), (2, -2), (2, 2)")
-        # A truncated history ends what is in quarantine as well.
+        # A truncated history also ends the versions in quarantine.
         source.execute("insert into hist values (3, -3)")
         source.execute("truncate hist; insert into hist values (3, 3), (4, 4)")
         await streamer.caught_up()
@@ -570,7 +570,7 @@ async def test_killed_between(
         assert target.value("select count(*) from t") == n - 1
         await streamer.kill()
 
-    # A retry that is asked for while nobody runs, and killed in the middle.
+    # A retry that an operator requests while no process runs, and that is killed in the middle.
     target.execute(f"{MEND}; alter table keyless drop constraint positive")
     assert len(await command.ask(address(target), "retry", Choice())) == 2
     with Process(config, environment={"STREAMER_FAILPOINTS": f"{failpoint}=kill"}) as process:

@@ -127,7 +127,7 @@ async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
     source.execute("insert into t select g, repeat('x', 1000) from generate_series(1, 3000) g")
     for policy in ("spool", "drop"):
         await keeps_away(policy, "no installation id")
-    # The first one proves with its stored id what is its own, and leaves a journal.
+    # The first one proves its objects with its stored id, and leaves a journal.
     (stored,) = (tmp_path / "spool").glob("installation-*")
     assert stored.stat().st_mode & 0o777 == 0o600
     target_proxy.leave()

@@ -24,7 +24,7 @@ sources:
   urls: [{{url: "{source}"}}]
   tables: {{other:}}
 """
-# A statement sees what is committed when it begins, so the trigger waits until the gate is opened.
+# A statement sees the commits before its start, so the trigger waits until the gate is opened.
 GATE = """
 create table gate ();
 create function wait_at_gate() returns trigger language plpgsql as $$

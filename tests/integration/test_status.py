@@ -1,4 +1,4 @@
-"""What status shows of copies and of what is held, from the databases alone."""
+"""The status of copies and of held changes, from the databases alone."""
 
 import asyncio
 from typing import Any
@@ -69,7 +69,7 @@ async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
         assert 50_000 < table["held_bytes"] < 60_000
         assert table["retained_wal_bytes"] > 50_000
         assert the(await s.table("public.u"), "held_changes", "retained_wal_bytes") == (0, 0)
-        # What does not change is not written again.
+        # Unchanged values are not written again.
         written = target.value("select xmin::text from streamer.held")
         source.execute("insert into u values (6)")
 
@@ -79,7 +79,7 @@ async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
         await s.eventually(is_there)
         assert target.value("select xmin::text from streamer.held") == written
 
-        # Nobody holds anything once the process is gone, whatever it has said.
+        # Nothing is held once the process is gone, despite its last report.
         await s.kill()
 
         async def is_gone() -> bool:

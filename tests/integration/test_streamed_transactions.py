@@ -32,7 +32,7 @@ create table hist (id int not null, v text, kvsz_start timestamptz not null, kvs
 def tables(source: Database, target: Database) -> None:
     source.execute(DDL + "create table hist (id int primary key, v text)")
     target.execute(DDL + HISTORY)
-    # The walsender streams what it can: what is kept in memory otherwise is 64 MB.
+    # The walsender streams early: otherwise it keeps 64 MB in memory.
     immediate = "debug_logical_replication_streaming%3Dimmediate"
     is_new = int(str(source.value("show server_version_num"))) >= 160000
     setting = immediate if is_new else "logical_decoding_work_mem%3D64kB"
@@ -207,7 +207,7 @@ async def test_a_transaction_that_is_open_over_a_kill(
 async def test_larger_than_memory(
     source: Database, target: Database, stream: MakeStreamer, mode: str
 ) -> None:
-    """Transactions larger than what a worker may hold are written in pieces, still at once."""
+    """Transactions larger than a worker's memory limit are written in pieces, still at once."""
     async with stream(TABLES) as streamer:
         await streamer.caught_up()
         body = "repeat('x', 1000)"

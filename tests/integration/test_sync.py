@@ -1,4 +1,4 @@
-"""Copies and what surrounds them, with the parts copied in a thread instead of by Spark."""
+"""Copies and their surroundings, with the parts copied in a thread instead of by Spark."""
 
 import asyncio
 from typing import Any
@@ -85,7 +85,7 @@ async def test_a_table_of_somebody_else_is_copied_with_its_indexes_left_alone(
 async def test_a_table_that_cannot_be_prepared_fails_alone(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """What a defective preparation looks like: an index that cannot be dropped."""
+    """A defective preparation: an index that cannot be dropped."""
     for name in ("bad", "good"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     target.execute(
@@ -249,7 +249,7 @@ async def test_a_declared_table_is_copied_when_it_is_asked_for(
         source.execute("insert into t values (2, 'b')")
         await streamer.caught_up()
         await ask(streamer, "public.t", "resync")
-        await streamer.table_state("public.t", "error")  # nobody consented to lose row 7
+        await streamer.table_state("public.t", "error")  # no consent to lose row 7
         assert len(contents(target, "t")) == 3
         assert "truncate_target" in (await streamer.table("public.t"))["error"]
     async with stream("{t: {initial: none, truncate_target: true}}") as streamer:

@@ -116,7 +116,8 @@ async def test_a_table_that_is_dropped_and_made_again_does_not_end_the_process(
         assert streamer._task is not None
         assert not streamer._task.done()
 
-        # AND the new table of that name is copied; if it stopped before, it says what to do
+        # AND the new table of that name is copied; if it stopped before, its error has the next
+        # step
         async def goes_on() -> bool:
             table = await streamer.table("public.gone")
             if table["state"] == "error":
@@ -253,7 +254,7 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
             await streamer.eventually(is_said, 60)
             await streamer.table_state("public.free", "ready", 60)
             assert (await streamer.table("public.held"))["state"] == "copying"
-            # A copy that begins meanwhile waits for nobody else's table.
+            # A copy that begins meanwhile waits for no other table.
             resync(target)
             holder.rollback()
             await streamer.caught_up(60)
@@ -288,7 +289,7 @@ async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_sto
                 status = await streamer.status()
                 return f"pid {pid} (role" in (status["error"] or "")
 
-            # THEN the start says who holds it, and stopping does not wait for that
+            # THEN the start names the session, and stopping does not wait for that
             await streamer.eventually(is_said, 60)
             await asyncio.wait_for(streamer.stop(), 60)
             assert (await streamer.status())["state"] == "stopped"

@@ -1,4 +1,4 @@
-"""Resyncs: what readers see meanwhile, what is written and what stays, and whose rows may go."""
+"""Resyncs: the readers' view meanwhile, written and kept rows, and others' rows."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ def stages(target: Database) -> list[Any]:
 
 @contextlib.contextmanager
 def reading(db: Database, sql: str) -> Iterator[list[Any]]:
-    """Run a query over and over meanwhile; yield what it has returned."""
+    """Run a query over and over meanwhile; yield its results."""
     seen: list[Any] = []
     ended = threading.Event()
 
@@ -222,7 +222,7 @@ async def test_history_keeps_its_versions(
         source.execute("delete from t where id = 6")
         await streamer.caught_up()
         await streamer.kill()
-        # What the target does not hear of: as if somebody had written there.
+        # A write past streamer: as if another program had written there.
         target.execute(
             """
             update t set v = 'wrong' where id = 1 and kvsz_end = '9999-01-01';

@@ -23,7 +23,7 @@ TABLES = "a:\nb:\nc:\nd:\ngood:"
 
 
 async def run_remedy(streamer: Streamer, target: Database, table: str) -> None:
-    """Do what the table's error says."""
+    """Run the command in the table's error."""
     error = (await streamer.table(f"public.{table}"))["error"]
     command = re.search(r"streamer resync .*?(?=;|$)", error)
     assert command is not None, error
@@ -65,7 +65,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
         # Nothing of another table came in under the name.
         assert target.execute("select v from b") == [("b",)]
         assert "dropped or renamed" in (await streamer.table("public.a"))["error"]
-    # The state outlives the process, and nobody copies on his own.
+    # The state outlives the process, and no table is copied unasked.
     await execute("create table a (id int primary key, v text); insert into a values (9, 'anew')")
     async with stream(TABLES) as streamer:
         for table in "abcd":
@@ -238,12 +238,12 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
         async with stream("a:\nb:") as streamer:
             await streamer.caught_up(60)
         before = target.execute(attempts)
-        # Taken out, while nobody runs, and back before anything was acknowledged.
+        # Taken out, while no process runs, and back before anything was acknowledged.
         found = [f for f in await find("a:") if "publication" in f.problem]
         assert [(f.severity, f.fix and f.fix.sql) for f in found] == [
             (Severity.WARNING, ('alter publication "streamer_shop" drop table only "public"."b"',))
         ]
-        # A misspelt name is the one finding: what it makes superfluous follows from it.
+        # A misspelt name is the one finding: the surplus members follow from it.
         found = [f for f in await find("a:\nbb:") if f.severity is not Severity.INFO]
         assert [str(f.place) for f in found if "fsync" not in f.problem] == ["shop public.bb"]
         async with stream("a:\nbb:") as streamer:

@@ -1,4 +1,4 @@
-"""Teardown takes away what is ours, and nothing else."""
+"""Teardown removes streamer's objects, and nothing else."""
 
 import re
 
@@ -47,7 +47,7 @@ async def test_tables_of_others_in_our_schema_stay(
         assert target.execute("select one from streamer.precious") == [(1,)]
     assert source.value("select count(*) from pg_publication") == 0
 
-    # What is left does not stand in the way of a new beginning.
+    # The remains do not stand in the way of a new beginning.
     async with stream("t: {initial: none}") as streamer:
         await streamer.caught_up()
 

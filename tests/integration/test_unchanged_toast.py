@@ -1,4 +1,4 @@
-"""Unchanged TOAST values are not sent: what the target has stays, and nothing is made up."""
+"""Unchanged TOAST values are not sent: the target's values stay, and none is made up."""
 
 import pytest
 

@@ -21,7 +21,7 @@ default_transaction_deferrable = on; row_security = off; plan_cache_mode = 'forc
 check_function_bodies = off; synchronous_commit = off; statement_timeout = '300ms'; lock_timeout = '300ms';
 idle_in_transaction_session_timeout = '300ms'; max_parallel_workers_per_gather = 0; enable_indexscan = off
 """
-"""Defaults that change how values look or are read, and those that end what takes its time."""
+"""Defaults that change how values look or are read, and those that end slow statements."""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ WIDTH_MAX = 1600
 
 
 def wide(table: str, count: int, kind: str, key: str = "id int primary key, big text, ") -> str:
-    """Return what makes *table* with *count* columns."""
+    """Return the statement that creates *table* with *count* columns."""
     names = [f"c{n}" for n in range(1, count - key.count(","))]
     columns = ", ".join(f"{name} {kind}" for name in names)
     return f"create table {table} ({key}{columns}, last text)"
@@ -91,7 +91,7 @@ async def test_filter_and_set_of_wide_rows(
         source.execute(CHANGES.format(t="t"))
         await streamer.caught_up(60)
         assert target.execute(found) == source.execute(wanted)
-        # Rows with a TOAST value would be refused: who enters must be whole.
+        # Rows with a TOAST value would be refused: an entering row must be whole.
         source.execute("update t set c1 = (c1 + 1) % 3 where id % 2 = 0 and id % 5 <> 0")
         await streamer.caught_up(60)
         assert target.execute(found) == source.execute(wanted)

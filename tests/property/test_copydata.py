@@ -1,4 +1,4 @@
-"""What is encoded for COPY is what PostgreSQL would read: parsed here after its documentation."""
+"""Data encoded for COPY is read by PostgreSQL's rules: parsed here after its documentation."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -136,7 +136,7 @@ def test_binary_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
 def test_rows_with_large_values_are_read_back(
     case: tuple[bool, list[Cells]], piece_bytes: int
 ) -> None:
-    """They are cut anywhere, also inside of what is escaped."""
+    """They are cut anywhere, also inside an escape sequence."""
     binary, table = case
     with (
         mock.patch.object(large, "LARGE_VALUE_BYTES", 4 + 2 if binary else 2),
@@ -190,7 +190,7 @@ def test_picked_columns_behind_a_prefix_are_read_back(
 
 
 def as_cell(value: str | int | None, binary: bool) -> bytes | None:
-    """What a constant of ours is in COPY data."""
+    """A constant in COPY data."""
     if isinstance(value, int):
         return struct.pack(">h", value) if binary else b"%d" % value
     return None if value is None else value.encode()
@@ -198,7 +198,7 @@ def as_cell(value: str | int | None, binary: bool) -> bytes | None:
 
 @given(tables(text_values))
 def test_rows_of_our_own_making_may_hold_nulls_in_plain_lists(table: list[Cells]) -> None:
-    """Rows for exact order are plain lists, not what the decoder makes."""
+    """Rows for exact order are plain lists, not those of the decoder."""
     width = len(table[0]) if table else 1
     rows = [[NULL if cell is None else cell for cell in row] for row in table]
     assert encoded(rows, binary=False, width=width) == table

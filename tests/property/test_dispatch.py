@@ -343,7 +343,7 @@ class Dispatching(Transactions):
         lane = lanes[data.draw(st.integers(0, len(lanes) - 1))]
         waiting = self.queue.waiting.get(lane, [])
         if waiting and gives_back:
-            # What the worker was about to commit comes back after what it had queued behind it.
+            # The window of the worker comes back after the changes queued behind it.
             first, rest = waiting[:count], waiting[count:]
             waiting.clear()
             for shares in (rest, first):
@@ -408,7 +408,7 @@ class Dispatching(Transactions):
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
 
-    # ---- what must hold ------------------------------------------------------------------------
+    # ---- invariants -----------------------------------------------------------------------------
 
     def what_was_committed_has_arrived(self) -> None:
         """The pieces are taken apart by the dispatcher, so the list of them stays empty."""

@@ -1,5 +1,5 @@
-"""`filter` and `set`: whatever the expressions and the rows, the copy, the stream and a SELECT at the
-source agree.
+"""`filter` and `set`: for any expressions and rows, the copy, the stream and a SELECT at the source
+agree.
 
 Each example makes two tables for each of a handful of rules. One gets its rows before streaming
 begins, the other comes to the same rows by changes.
@@ -279,7 +279,7 @@ def change(
 
 
 def outcome(rule: dict[str, Any]) -> dict[str, str]:
-    """What each column of the target is, in terms of the source."""
+    """Each column of the target, in terms of the source."""
     computed: dict[str, str] = rule["set"]
     return {name: name for name in ("id", *COLUMNS)} | computed
 

@@ -1,8 +1,8 @@
-"""Folding a window and writing what is left gives what applying its changes one by one gives.
+"""Folding a window and writing the result equals applying its changes one by one.
 
-Two models stand in for the target, both dictionaries from key to row: `apply_in_order` does what
-the statements for exact order do, `apply_fold` what those for sets do. Every window is tried with
-several plans: text and binary, one key column or two, key tuples or whole old rows.
+Two models stand in for the target, both dictionaries from key to row: `apply_in_order` works like
+the statements for exact order, `apply_fold` like those for sets. Every window is tried with several
+plans: text and binary, one key column or two, key tuples or whole old rows.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class OldTuple(TypedDict, total=False):
 
 
 class Refused(Exception):
-    """The target refuses this: a key that is there already, or a value that nobody has."""
+    """The target rejects this: a key that exists already, or a value that no row has."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Sender:
         self.payloads.append(encode.insert(RELID, row, binary=self.flavour.binary))
 
     def update(self, old: list[Cell], new: list[Cell]) -> None:
-        """*new* may lack values; what identifies the row is sent when it changes, or always."""
+        """*new* may lack values; the key of the row is sent when it changes, or always."""
         changed = self.flavour.key_of(old) != self.flavour.key_of(new)
         is_sent = changed or self.flavour.identity == "f"
         sent: OldTuple = self._old(old) if is_sent else {}
@@ -293,7 +293,7 @@ def test_a_window_of_a_clone_gives_the_sources_table(
 def test_a_window_that_only_inserts_updates_and_deletes_is_folded(
     case: tuple[str, tuple[Table, list[bytes], Table]],
 ) -> None:
-    """NotFoldable is for what goes wrong; it must not become the way out of everything."""
+    """NotFoldable is for failures; it must not become the normal case."""
     name, (_, payloads, _) = case
     flavour, plan = FLAVOURS[name], PLANS[name]
     changes = list(read_changes(plan, payloads))
@@ -311,7 +311,7 @@ LATE = [name for name, flavour in FLAVOURS.items() if flavour.identity == "f"]
 
 
 def apply_to_rows(rows: list[list[Cell]], flavour: Flavour, payloads: list[bytes]) -> None:
-    """Do what exact order does without a key: find each row by all its values."""
+    """Work like exact order without a key: find each row by all its values."""
     for change in read_changes(PLANS[flavour.name], payloads):
         if change.old is not None:
             rows.remove(to_cells(change.old, flavour.binary))
@@ -384,7 +384,7 @@ def late_windows(draw: st.DrawFn, flavour: Flavour) -> tuple[Table, list[bytes],
 def test_rows_that_share_a_key_for_a_while_are_not_taken_for_each_other(
     case: tuple[str, tuple[Table, list[bytes], list[list[Cell]]]],
 ) -> None:
-    """What is folded has the outcome at the source; the rest is left to exact order."""
+    """A folded window has the outcome of the source; the rest is left to exact order."""
     name, (before, payloads, after) = case
     flavour = FLAVOURS[name]
     in_order = [list(row) for row in before.values()]

@@ -57,7 +57,7 @@ def gatherer_of(journal: Journal, start_lsn: Lsn = START) -> Gatherer:
 
 
 def messages_in(journal: Journal, lsn: Lsn = START) -> list[bytes]:
-    """Everything a pipeline would read, without what is there to begin with."""
+    """Everything a pipeline would read, without the initial contents."""
     stream = JournalStream(journal, lsn)
     found: list[bytes] = []
     while True:
@@ -99,7 +99,7 @@ def test_what_is_written_is_read(rows: list[list[bytes]], flush_every: int) -> N
         whole = fill(journal, rows, flush_every)
         assert messages_in(journal) == [message for each in whole for message in each]
         for segment in journal._segments:
-            # Whoever begins with a later segment knows the relations as they are there.
+            # A reader of a later segment knows the relations as of that segment.
             known: dict[bytes, bytes] = {}
             for message in messages_in(journal, segment.start_lsn):
                 if message[:1] == b"R":
@@ -168,7 +168,7 @@ def test_a_changed_byte_is_found(rows: list[list[bytes]], data: st.DataObject) -
             found = row_messages(messages_in(again))
         except JournalError:
             return
-        # It looks torn: then it ends before what was acknowledged, and the slot tells.
+        # It looks torn: then it ends before the acknowledged position, and the slot shows it.
         assert again.end_lsn < end or found == expected
         assert found == expected[: len(found)]
         again.close()

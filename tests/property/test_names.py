@@ -1,4 +1,4 @@
-"""Names: whatever PostgreSQL can store as one is printed so that it is read back."""
+"""Names: every name that PostgreSQL can store is printed so that it is read back."""
 
 import re
 

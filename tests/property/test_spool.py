@@ -37,7 +37,7 @@ contents = st.lists(
     st.tuples(st.integers(0, len(RELATIONS) - 1), st.lists(payloads, min_size=1, max_size=4)),
     max_size=4,
 )
-sizes = st.integers(40, 400)  # never less than what stands in front of the first change
+sizes = st.integers(40, 400)  # never less than the header of the first change
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Spooling(RuleBasedStateMachine):
         self.spool.release(self.read_count - self.released)
         self.released = self.read_count
 
-    # ---- what must hold ------------------------------------------------------------------------
+    # ---- invariants -----------------------------------------------------------------------------
 
     @invariant()
     def it_is_empty_when_everything_is_released(self) -> None:

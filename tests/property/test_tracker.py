@@ -74,7 +74,7 @@ class Tracking(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, LANES - 1), position=st.integers(0, 40))
     def superseded(self, number: int, position: int) -> None:
-        """A copy covers what a lane has up to some position, not always that of a commit."""
+        """A copy covers a lane up to some position, not always that of a commit."""
         through = self.history[0].end_lsn + position
         self.tracker.durable(self.lanes[number], Lsn(through))
         for entry in self.history:
@@ -128,7 +128,7 @@ class Tracking(RuleBasedStateMachine):
 
 
 class MergedTracking(Tracking):
-    """With so little memory that lanes merge what is pending."""
+    """With so little memory that lanes merge pending transactions."""
 
     runs_max = 2
 

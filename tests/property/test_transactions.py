@@ -1,8 +1,8 @@
-"""Whatever a source does, each committed transaction arrives once, whole and in order.
+"""For any source, each committed transaction arrives once, whole and in order.
 
 `Source` behaves like a walsender with pgoutput: it sends RELATION before the first change of a
-relation and after each change of its definition, streams some transactions in parts, and rolls
-some of them or their subtransactions back. What it has committed is compared with the pieces.
+relation and after each change of its definition, streams some transactions in parts, and rolls some
+of them or their subtransactions back. The test compares its commits with the pieces.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ class Streamed:
 
 
 Operation = tuple[str, int]
-"""What to do, and to which relation."""
+"""The action, and its relation."""
 
 _ORDINARY = ["change", "change", "change", "truncate", "message"]
 
@@ -80,7 +80,7 @@ def operations(*more: str) -> st.SearchStrategy[list[Operation]]:
 
 
 class Transactions(RuleBasedStateMachine):
-    """A source, the assembler it feeds, and what should have come out."""
+    """A source, the assembler that it feeds, and the expected pieces."""
 
     forward_origins = False
 
@@ -130,7 +130,7 @@ class Transactions(RuleBasedStateMachine):
         return [b"%d" % self.number] * self.widths[relid]
 
     def burst(self, data: st.DataObject) -> None:
-        """Feed what was sent, in bursts of any size."""
+        """Feed the sent messages, in bursts of any size."""
         while self.out:
             size = data.draw(st.integers(1, len(self.out)))
             burst, self.out = self.out[:size], self.out[size:]
@@ -184,7 +184,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(relid=st.sampled_from(RELIDS), width=st.integers(1, 3))
     def redefine(self, relid: int, width: int) -> None:
-        """ALTER TABLE waits for all who have changed the table."""
+        """ALTER TABLE waits for all transactions that have changed the table."""
         if any(relid in stream.locked for stream in self.streams.values()):
             return
         self.widths[relid] = width
@@ -282,7 +282,7 @@ class Transactions(RuleBasedStateMachine):
         self.known.clear()
         self.streams.clear()
 
-    # ---- what must hold ------------------------------------------------------------------------
+    # ---- invariants -----------------------------------------------------------------------------
 
     @invariant()
     def what_was_committed_has_arrived(self) -> None:

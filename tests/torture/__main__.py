@@ -49,7 +49,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="streamer-torture-"))
     directory.chmod(0o755)
     world = torture(options, directory)
-    shutil.rmtree(directory, ignore_errors=True)  # kept for whoever has to find out why it failed
+    shutil.rmtree(directory, ignore_errors=True)  # kept for the search for the cause of a failure
     _say(describe(world))
     transactions = sum(source.transactions for source in world.sources)
     _say(f"equal, after {transactions} transactions, {world.acknowledged} seen acknowledged")

@@ -1,4 +1,4 @@
-"""What must be true of the target: at a kill, and in the end."""
+"""Invariants of the target: at a kill, and in the end."""
 
 from streamer.commands.embedded import Server
 from streamer.lsn import Lsn
@@ -14,10 +14,11 @@ class Violation(Exception):
 
 
 def check_acknowledged(source: Source, target: Database) -> int:
-    """Everything acknowledged to *source* is in the target, once; return how many transactions.
+    """Everything acknowledged to *source* is in the target, once; return the number of
+    transactions.
 
-    Call it while the program does not run. The slot is read first: what is acknowledged after that
-    is no concern of this check.
+    Call it while the program does not run. The check reads the slot first, and ignores later
+    acknowledgements.
     """
     found = source.execute(
         f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
@@ -47,7 +48,7 @@ def check_acknowledged(source: Source, target: Database) -> int:
 
 
 def check_table(source: Source, target: Database, kind: Kind) -> None:
-    """The target's table is what its type promises."""
+    """The target's table keeps the promise of its type."""
     columns = _columns(source, kind)
     listed = ", ".join(columns)
     own = f"sid = '{source.sid}'" if source.sid else "true"

@@ -1,7 +1,7 @@
 """Faults of definitions: the application changes its tables while the program streams them.
 
 Each works on tables of its own. The program copies such a table again by itself, or stops it and
-names the resync; `World.operate` then does what an operator would.
+names the resync; `World.operate` then runs it like an operator.
 """
 
 import contextlib
@@ -155,10 +155,10 @@ def swap_by_rename(world: World) -> None:
 
 
 def _others_go_on(world: World, source: Source) -> None:
-    """Changes of another table must become visible, whatever has become of this one.
+    """Changes of another table must become visible, in any state of this one.
 
-    With ``consistency: transaction`` a table that an earlier fault has stopped keeps back the others
-    until the operator has it copied.
+    With ``consistency: transaction`` a table that an earlier fault has stopped keeps back the
+    others until the operator has it copied.
     """
     mark = f"mark {len(world.schedule)}"
     source.execute(

@@ -145,7 +145,7 @@ def change_identity(world: World) -> None:
 
 
 def write_elsewhere(world: World) -> None:
-    """WAL that concerns nobody."""
+    """WAL without changes of mapped tables."""
     world.source_server.execute(
         "create table if not exists noise (v text);"
         " insert into noise select repeat('n', 500) from generate_series(1, 3000)"

@@ -70,7 +70,7 @@ def fail_over_target(world: World) -> None:
 def fail_over_source(world: World) -> None:
     """The source fails over to a standby that lacks the last commits and has no slots.
 
-    Mostly somebody makes the slots there, after the applications have begun to write.
+    Mostly an administrator makes the slots there, after the applications have begun to write.
     """
     old = world.source_server
     standby = _standby(world, old, world.options.source_version)
@@ -100,7 +100,7 @@ def fail_over_source(world: World) -> None:
 
 
 def second_installation(world: World) -> None:
-    """Somebody runs a copy of the configuration with another target and fewer tables."""
+    """A second installation runs a copy of the configuration with another target and fewer tables."""
     lone = world.sources[0]
     is_alone = world.random.random() < 0.6
     world.note(f"  while the first is {'stopped' if is_alone else 'running'}")

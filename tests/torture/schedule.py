@@ -191,7 +191,7 @@ def torture(options: Options, directory: Path) -> World:
 
 
 def describe(world: World) -> str:
-    """Return what was done, for who has to find out why."""
+    """Return the actions of the run, for the search for a cause."""
     done = textwrap.indent("\n".join(world.schedule), "  ")
     return f"torture {world.options}\nin {world.directory}\n{done}\n{summarize(world)}"
 

@@ -1,4 +1,4 @@
-"""The tables of the torture test: many kinds, and what a random session does to each.
+"""The tables of the torture test: many kinds, and the operations of a random session on each.
 
 An operation is a list of statements that belong together; it may fail (a duplicate key, a
 deadlock), which ends its transaction like any other error of an application.
@@ -16,7 +16,7 @@ Operation = Callable[[Random], list[str]]
 
 
 class Compare(Enum):
-    """What must be true of a target table in the end."""
+    """The expected state of a target table in the end."""
 
     EQUAL = "the same rows"
     HISTORY = "open versions are the source's rows, and versions of a key do not overlap"
@@ -25,7 +25,7 @@ class Compare(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One table: how the source makes it, what is done to it, what must come of that."""
+    """One table: its creation at the source, its operations, and its expected target."""
 
     name: str
     ddl: str
@@ -35,7 +35,7 @@ class Kind:
     type: str = "clone"
     compare: Compare = Compare.EQUAL
     columns: str = "*"
-    """What is compared."""
+    """The compared columns."""
     faults: tuple[str, ...] = ()
     """The faults that it belongs to: it is there if one of them is chosen. Empty: always."""
 

@@ -1,8 +1,8 @@
-"""Sessions that do random things to a source, and remember what they have committed.
+"""Sessions that do random things to a source, and remember their commits.
 
 Every committed transaction of a session leaves a number in two ledger tables, and the session
-remembers the position of the source's WAL after the commit. Whatever the program acknowledges
-beyond that position must have these numbers at the target.
+remembers the position of the source's WAL after the commit. Once the program acknowledges that
+position, the target must have these numbers.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _APPLICATION_ERRORS = (
 
 
 class Ledger:
-    """What one source has committed: number → a position behind its commit."""
+    """The commits of one source: number → a position behind its commit."""
 
     def __init__(self, tables: tuple[str, str]) -> None:
         self.tables = tables
@@ -89,7 +89,7 @@ class Source:
         return time.monotonic() < self._tolerant_until
 
     def move_to(self, server: Server) -> None:
-        """Go on at a standby that was promoted. What it lacks never happened."""
+        """Continue at a promoted standby. The commits that it lacks never happened."""
         self.url = server.url(self.url.rpartition("/")[2])
         rows = self.execute(f"select id from {self.ledger.tables[1]}")
         self.ledger.keep_only({int(str(number)) for (number,) in rows})
@@ -127,7 +127,7 @@ class Session(threading.Thread):
         self._ended.set()
 
     def check(self) -> None:
-        """Raise what has ended this session: the application was harmed."""
+        """Raise the error that has ended this session: the application was harmed."""
         if self.failure is not None:
             raise self.failure
 
@@ -225,6 +225,6 @@ class Session(threading.Thread):
 
 
 def settle_all_prepared(source: Source) -> None:
-    """Commit what is still prepared, in the end."""
+    """Commit the transactions that are still prepared, in the end."""
     for (gid,) in source.execute(_PREPARED_SQL):
         source.execute(f"commit prepared '{gid}'")

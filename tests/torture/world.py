@@ -28,7 +28,7 @@ from tests.torture.tables import Kind
 from tests.torture.workload import Source, settle_all_prepared
 
 STOP_SECONDS_MAX = 30.0
-"""What a stop may take: 10 seconds are promised, and the machine may be busy."""
+"""The time limit of a stop: 10 seconds are promised, and the machine may be busy."""
 OPERATOR_SECONDS = 12.0
 """How long the program has to notice a definition, and to act after a request."""
 
@@ -42,7 +42,7 @@ TARGET_SETTINGS = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is made of; the same options make the same schedule."""
+    """The options of a run; the same options make the same schedule."""
 
     seconds: float
     seed: int
@@ -236,7 +236,7 @@ class World:
         return False
 
     def operate(self) -> None:
-        """Do what the program asks an operator to do, where a fault has given a reason for it."""
+        """Follow the program's hints as an operator would, if a fault has given a reason for it."""
         now = time.monotonic()
         for slot, state, error, table, table_state, table_error in self.states():
             source = next(each for each in self.sources if each.slot == slot)

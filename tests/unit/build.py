@@ -34,7 +34,7 @@ def relation(
     relid: int = 16385,
     name: str = "t",
 ) -> Relation:
-    """What RELATION says; with identity FULL all columns are flagged, as PostgreSQL does."""
+    """A RELATION message; with identity FULL all columns are flagged, as PostgreSQL does."""
     keys = set(columns) if identity == "f" else set(key)
     defined = tuple(Column(column, 25, -1, column in keys) for column in columns)
     return Relation(relid, "public", name, identity, defined)
@@ -72,7 +72,7 @@ def target_relation(
     has_row_triggers: bool = False,
     leading_index_columns: Iterable[str] = (),
 ) -> TargetRelation:
-    """What the target's catalogs say; columns of unique keys are NOT NULL."""
+    """A relation in the target's catalogs; columns of unique keys are NOT NULL."""
     in_keys = {column for key in unique_keys for column in key}
     made = [
         target_column(column, not_null=column in in_keys) if isinstance(column, str) else column

@@ -1,4 +1,4 @@
-"""When a backlog is bad, what a journal is good for, and how fast copies go meanwhile."""
+"""When a backlog is bad, when a journal is valid, and the speed of copies meanwhile."""
 
 import itertools
 import time
@@ -40,7 +40,7 @@ def test_levels_are_left_below_where_they_begin(ratio: float, before: Level, lev
 
 
 def test_a_journal_is_read_exactly_if_it_leaves_no_hole() -> None:
-    """Compared with sets of positions: what the target has, what the journal and the slot bring."""
+    """Compared with sets of positions: those of the target, of the journal and of the slot."""
     for acknowledged, start, end, confirmed in itertools.product(range(1, 6), repeat=4):
         if end < start:
             continue

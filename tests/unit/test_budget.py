@@ -1,4 +1,4 @@
-"""What sources may queue, each for itself."""
+"""The queued bytes of sources, each for itself."""
 
 import asyncio
 from typing import Any

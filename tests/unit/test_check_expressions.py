@@ -1,4 +1,4 @@
-"""What `check` says of expressions, by the facts alone."""
+"""The verdict of `check` on expressions, by the facts alone."""
 
 from dataclasses import replace
 

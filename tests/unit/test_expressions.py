@@ -1,4 +1,4 @@
-"""What is taken for an expression, what it uses, and what is refused."""
+"""Valid expressions, their inputs, and rejected ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is left of a window; `tests/property` shows that it is enough."""
+"""The net changes of a window; `tests/property` shows that they are enough."""
 
 import pytest
 

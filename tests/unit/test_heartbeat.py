@@ -18,7 +18,7 @@ SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_inte
 
 
 class Beating:
-    """A heartbeat whose source writes what the test says, at the times it says."""
+    """A heartbeat whose source writes the bytes that the test gives, at the given times."""
 
     def __init__(self) -> None:
         self.target = TargetHealth()

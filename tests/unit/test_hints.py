@@ -1,4 +1,4 @@
-"""Commands in messages can be pasted, whatever the names in them."""
+"""Commands in messages can be pasted, with any names in them."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""What may be published of a relation goes by its root and every leaf."""
+"""The publishable changes of a relation depend on its root and every leaf."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def table(kind: str, key: tuple[str, ...] = (), name: str = "leaf") -> TableIden
         (table("f"), [table("f"), table("d", ("id",))], NONE),
         (table("f"), [table("d")], NONE),
         (table("d", ("id",)), [table("f")], NONE),
-        # Which index it is matters to nobody, only what the stream brings of the old row.
+        # The index does not matter, only the old values in the stream.
         (table("d", ("a", "b")), [table("i", ("b", "a"))], "key a, b"),
         (table("i", ("a",)), [table("i", ("b",))], NONE),
         (table("d"), [table("f")], NONE),

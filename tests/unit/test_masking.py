@@ -1,4 +1,4 @@
-"""An error that everybody may read holds no values of rows, and keeps what to do."""
+"""An error for readers without credentials holds no values of rows, and keeps the next step."""
 
 import httpx
 import pytest

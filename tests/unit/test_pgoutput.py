@@ -1,4 +1,4 @@
-"""What is no message is refused by name, with the place where it stops making sense."""
+"""Bytes that are no message are rejected by name, with the place where they stop making sense."""
 
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""How changes become changes of the target: columns, sid, identity, and what is refused."""
+"""How changes become changes of the target: columns, sid, identity, and rejections."""
 
 import pytest
 
@@ -402,7 +402,7 @@ def test_a_history_table_needs_its_columns() -> None:
     assert "add column kvsz_start" not in hint
 
 
-# ---- what follows from a plan ------------------------------------------------------------------
+# ---- consequences of a plan ---------------------------------------------------------------------
 
 
 def test_triggers_that_fire_want_exact_order() -> None:

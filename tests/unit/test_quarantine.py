@@ -1,4 +1,4 @@
-"""Changes survive quarantine to the byte, and what follows them is told by their keys."""
+"""Changes survive quarantine to the byte, and their keys identify later changes of the same rows."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_a_change_comes_back_as_it_was(change: OrderedChange, identity: str) -> 
 
     (back,) = read_changes(plan, [message])
     assert (back.kind, back.old) == (change.kind, change.old)
-    # With FULL, what did not change is in the old row.
+    # With FULL, unchanged values are in the old row.
     assert back.new == change.new
     assert keys_of_values(key_names(plan), old, new) == keys_of_change(plan, change)
 

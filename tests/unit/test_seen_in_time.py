@@ -6,7 +6,7 @@ from streamer.runtime import target_watch
 from streamer.source import feedback
 
 BOUND_SECONDS = 12.0
-"""What is left of the 15 s is for the work itself, on a machine that has other work."""
+"""The rest of the 15 s is for the work itself, on a machine that has other work."""
 PAGE_SECONDS = events.LOOK_SECONDS + overview.WAIT_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""What is pinned on every connection."""
+"""The pinned settings of every connection."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the configuration refuses, and that it says where."""
+"""Rejected configurations, and the places that their errors name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whose slot is it: the stored id of this installation, and what proves a slot to be ours."""
+"""The owner of a slot: the stored id of this installation, and the proofs of ownership."""
 
 from pathlib import Path
 

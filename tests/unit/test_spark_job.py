@@ -1,4 +1,4 @@
-"""What is shipped to executors on other machines is all that a task needs there."""
+"""The modules shipped to executors on other machines are all that a task needs there."""
 
 import subprocess
 import sys

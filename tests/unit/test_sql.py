@@ -1,4 +1,4 @@
-"""Names and literals get into SQL text as what they are."""
+"""Names and literals keep their meaning in SQL text."""
 
 import pytest
 

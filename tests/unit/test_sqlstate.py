@@ -1,4 +1,4 @@
-"""One classification of SQLSTATEs, whoever asks: the stream, a copy, quarantine, the source."""
+"""One classification of SQLSTATEs, for all callers: the stream, a copy, quarantine, the source."""
 
 import asyncpg
 import psycopg

@@ -1,6 +1,7 @@
 """SQL text: names are quoted wherever they come from, each source touches its own rows only.
 
-That the statements do what they should is shown on real servers; here is what no server tells.
+Tests on real servers show the effect of the statements; this file has the properties that no server
+shows.
 """
 
 import dataclasses
@@ -113,7 +114,7 @@ _QUOTED = re.compile(
 
 
 def unquoted(sql: str) -> str:
-    """What is left of *sql* without quoted identifiers and strings."""
+    """The rest of *sql* without quoted identifiers and strings."""
     return _QUOTED.sub(" ", sql)
 
 
@@ -184,7 +185,7 @@ def test_each_statement_that_changes_rows_is_limited_to_the_sid(name: str) -> No
         conditions = re.findall(r"\bwhere\b([^;]*);", unquoted(sql.replace(limit, "limited")))
         assert any("limited" in condition for condition in conditions)
         for condition in conditions:
-            # What was found with the limit is then changed by its place.
+            # Rows found with the limit are then changed by their place.
             assert "limited" in condition or "t.ctid = streamer_ctid" in condition
 
 

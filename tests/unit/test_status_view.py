@@ -1,4 +1,4 @@
-"""What `streamer status` prints: names stay whole, problems come first."""
+"""The output of `streamer status`: names stay whole, problems come first."""
 
 import io
 

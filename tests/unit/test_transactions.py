@@ -1,4 +1,4 @@
-"""Messages become transactions: pieces, definitions, streams, and what is out of order."""
+"""Messages become transactions: pieces, definitions, streams, and messages out of order."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
@@ -326,7 +326,7 @@ def test_a_definition_that_was_rolled_back_is_not_used_by_the_rest_of_its_transa
 
 
 def test_a_definition_that_was_rolled_back_is_not_used_by_later_transactions() -> None:
-    """The same, but it is others who change the table, before the first has committed."""
+    """The same, but other sessions change the table, before the first has committed."""
     assembler = Assembler()
     pieces = assembler.feed(
         *(start(5), define(columns="abc", xid=6), row("1", xid=6), STOP),

@@ -86,7 +86,7 @@ def test_a_text_in_binary_transport_is_no_value() -> None:
     assert row[1:] == [NULL_BINARY, b"\0\0\0\1y"]
     assert end == 2 + len(text) + 1 + len(binary)
     assert not is_partial(row)
-    # The target refuses what should not have come so far: a length of -2.
+    # The target rejects a value that should not have come so far: a length of -2.
     assert b"".join(row).startswith(b"\xff\xff\xff\xfe\xff\xff\xff\xff")
 
 

@@ -1,4 +1,4 @@
-"""What `run` logs of a long wait."""
+"""The log of `run` about a long wait."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Which connections are dead, told from what the server's session does while we wait."""
+"""Dead connections, recognised by the activity of the server's session during a wait."""
 
 import asyncio
 
