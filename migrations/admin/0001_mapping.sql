@@ -1,10 +1,10 @@
--- The mapping, which operators edit while the program runs. These tables hold the draft; the newest
--- revision runs.
+-- The mapping that operators edit while streamer runs. These tables hold the draft; streamer runs the
+-- newest revision.
 
 create table database (
     id integer primary key autoincrement,
     name text not null unique check (name <> ''),
-    -- Other settings of a group of databases, as in the YAML; absent: the default.
+    -- The other settings of a group of databases, as in the YAML; absent: the default.
     settings text not null default '{}' check (json_type(settings) = 'object')
 );
 
@@ -36,7 +36,7 @@ create table setting (
     value text not null check (json_valid(value))
 );
 
--- Applied mappings: the rows of the tables above, passwords encrypted.
+-- The applied drafts: the rows of the tables above, passwords encrypted.
 create table revision (
     number integer primary key autoincrement,
     applied_at text not null,
@@ -52,7 +52,18 @@ create table audit (
     object text not null,
     object_id integer,
     label text not null,
-    -- Old and new values, without passwords; null if there is none.
+    -- The object before and after, without passwords; null where there was, or is, none.
     before text,
     after text
+);
+-- Every change removes audit rows that are too old, and finds them by this index.
+create index audit_at on audit (at);
+
+-- Users that an operator added beside those of the configuration file.
+create table user (
+    name text primary key check (name <> ''),
+    role text not null check (role in ('viewer', 'admin')),
+    -- argon2; never shown and never exported.
+    password_hash text not null,
+    created_at text not null
 );

@@ -1,4 +1,4 @@
--- streamer's memory, in the target, so that it commits together with the data.
+-- The bookkeeping of streamer, in the target: it commits together with the data.
 
 create table streamer.source (
     id bigint generated always as identity primary key,
@@ -11,13 +11,26 @@ create table streamer.source (
     state text not null default 'starting'
         check (state in ('starting', 'streaming', 'waiting', 'stopped', 'error')),
     error text,
-    -- Stored before it is acknowledged to the source: the slot is never ahead of it, unless this
-    -- database went back in time or another program moved the slot.
+    -- Stored before streamer acknowledges it to the source: the slot is never ahead of it, unless
+    -- this database went back in time or another client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
     -- Everything the source committed up to this time (its clock) is visible here.
     visible_time timestamptz,
     -- The process that streams from this source now, or did last.
-    holder text
+    holder text,
+    -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. When the source sends it
+    -- again, streamer recognises the source's history by it.
+    last_transaction jsonb,
+    -- The WAL that the source keeps for streamer, and the journal of its changes: for `status`, and
+    -- {"throttled"} tells copies whether to go slower.
+    backlog jsonb,
+    -- The time between the commit of the last heartbeat at the source and the moment when everything
+    -- before it was durable here; and the time since which a heartbeat is overdue.
+    heartbeat_seconds double precision,
+    heartbeat_since timestamptz,
+    -- The session that takes the source's advisory lock writes its token. Rows that carry another
+    -- token do not count.
+    lock_token text
 );
 create unique index source_key on streamer.source (database, coalesce(sid, ''));
 
@@ -29,22 +42,65 @@ create table streamer.relation (
     type text not null check (type in ('clone', 'append', 'history')),
     state text not null default 'init'
         check (state in ('init', 'copying', 'catching_up', 'ready', 'paused', 'error')),
-    -- Where the copied rows were taken: changes up to here are in them.
+    -- The position of the copy's snapshot: the copied rows contain all changes up to it.
     snapshot_lsn pg_lsn,
     -- End of the last source transaction whose changes to this relation are in the target.
     end_lsn pg_lsn not null default '0/0',
-    -- Raised whenever a copy begins again; the parts of an older attempt no longer count.
+    -- Raised whenever a copy begins again; rows of an older attempt no longer count.
     attempt integer not null default 0,
     rows_copied bigint not null default 0,
     bytes_copied bigint not null default 0,
     rows_total bigint,
     error text,
-    -- Whether streamer created the target table, and whether its rows there are all streamer's.
+    -- Whether streamer created the target table.
     target_created boolean not null default false,
-    -- Fingerprint of its membership in the publication; it changes when the membership is re-created.
+    -- The fingerprint of the relation's membership in the publication; it changes when the membership
+    -- is dropped and re-created.
     publication_mark text,
     changed_at timestamptz not null default now(),
+    -- streamer has acted on `initial: none`: the table was declared to be in step. It counts once.
+    declared boolean not null default false,
+    -- A copy fills the target table itself, so the rows of this source there are incomplete.
+    filling boolean not null default false,
+    -- `filter` and `set` under which the rows were written; null for none. Others need a new copy.
+    expressions text,
+    -- The options of a resync, until it is done.
+    resync jsonb,
+    -- streamer wrote all rows of this source in the target, so a copy may replace them.
+    owns_rows boolean not null default false,
+    -- The partitions of a partitioned source table whose rows are copied or streamed, by their oids
+    -- there; null before streamer has read them. Rows that a partition has when it is attached never
+    -- travel.
+    leaves int8[],
+    -- The identity of old rows as published: 'full', 'key …' or 'none'; null before the first time.
+    identity text,
+    -- Changes are missing for good, and an operator decides when the table is copied again.
+    needs_resync boolean not null default false,
+    -- For each of `leaves`, the transactions that attached it and the partitions above it. They differ
+    -- after it was detached and attached again.
+    leaf_joins text[],
+    -- The session or the work for which the table waits, with pid, role and query age of a lock's
+    -- holder. Not an error: the table goes on by itself.
+    waiting_for text,
+    -- The source's columns with their numbers when the table was last in step: a renamed column keeps
+    -- its number, a column that is dropped and added again gets another.
+    columns jsonb,
+    -- The commit time, at the source, of the oldest change of the table that is not visible; null
+    -- while the table is in step, or nearly so.
+    lag_since timestamptz,
+    -- Everything of the table up to here is visible; stored while a client waits for the table.
+    visible_lsn pg_lsn,
     unique (source_id, source)
+);
+
+-- Relations that are no longer mapped, with their last state: their rows in the target stay streamer's.
+-- One that comes back goes on there if nothing was acknowledged since; otherwise streamer copies it.
+create table streamer.former_relation (
+    source_id bigint not null references streamer.source on delete cascade,
+    source text not null,
+    acknowledged_lsn pg_lsn not null,
+    relation jsonb not null,
+    primary key (source_id, source)
 );
 
 -- One row per part of a copy. A task locks its row, copies, and marks it in the same transaction, so a
@@ -59,6 +115,8 @@ create table streamer.sync_partition (
     started_at timestamptz,
     finished_at timestamptz,
     error text,
+    -- The size of the part in the source's table.
+    size_bytes bigint not null default 0,
     primary key (relation_id, part)
 );
 
@@ -69,11 +127,66 @@ create table streamer.deferred_index (
     definition text not null
 );
 
--- Operators' requests: a running process acts at once, a stopped one at its next start.
+-- Requests of operators: a running process acts at once, a stopped one at its next start.
 create table streamer.request (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
-    action text not null check (action in ('resync', 'pause', 'resume')),
+    action text not null
+        check (action in ('resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop')),
     options jsonb not null default '{}',
     requested_at timestamptz not null default now()
 );
+
+-- Operators' acts: resync, pause, resume, and the work on rows in quarantine. Each row is written in
+-- the transaction of its request, whether the page, the API or the command line made it.
+create table streamer.audit (
+    id bigint generated always as identity primary key,
+    at timestamptz not null default pg_catalog.clock_timestamp(),
+    -- The user of the page or the API, or that of the command line.
+    actor text not null,
+    action text not null,
+    -- The source and its table. No reference: an act outlives its source.
+    label text not null,
+    options jsonb not null
+);
+-- Every act removes rows that are too old, and finds them by this index.
+create index audit_at on streamer.audit (at);
+
+-- Changes that wait in the memory or the spool of the process, which reports them every few seconds.
+create table streamer.held (
+    relation_id bigint primary key references streamer.relation on delete cascade,
+    changes bigint not null,
+    bytes bigint not null,
+    -- The source has to keep its WAL from here on for them.
+    behind_lsn pg_lsn
+);
+
+-- Changes that the target refused, and later ones of the same rows, in the order the source made them.
+-- Values are kept as text under the source's names, so that they can be applied again under the
+-- target's later definition; a value that the source did not send (unchanged TOAST) is absent.
+create table streamer.quarantine (
+    id bigint generated always as identity primary key,
+    relation_id bigint not null references streamer.relation on delete cascade,
+    operation text not null check (operation in ('insert', 'update', 'delete')),
+    -- The identity of the row after the change; null if it has none.
+    key json,
+    old json,
+    new json,
+    -- The definition of the source's table under which the change was made.
+    definition json not null,
+    -- The source transaction: position and time of its commit, and its xid.
+    lsn pg_lsn not null,
+    commit_time timestamptz not null,
+    xid bigint not null,
+    error text not null,
+    -- SQLSTATE; null if the change only follows an earlier one of its row.
+    code text,
+    quarantined_at timestamptz not null default now(),
+    retried_at timestamptz
+);
+create index quarantine_relation on streamer.quarantine (relation_id, id);
+
+-- The id that tells this installation's slots and publications from those of another.
+create table streamer.installation (id text primary key);
+insert into streamer.installation
+select md5(concat(random(), clock_timestamp(), current_database(), pg_backend_pid()));
