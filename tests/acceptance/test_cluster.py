@@ -301,8 +301,7 @@ def test_a_job_by_spark_submit(
         ]
         for n in range(10)
     ]
-    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and "
-    "application_name = '{}'"
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = '{}'"
     with psycopg.connect(source.url) as exporter, psycopg.connect(target.url) as blocker:
         exporter.execute("set transaction isolation level repeatable read")
         row = exporter.execute("select pg_export_snapshot()").fetchone()

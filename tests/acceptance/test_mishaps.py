@@ -88,8 +88,7 @@ def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
         with site.running():
             pass
         lost = "select wal_status = 'lost' from pg_replication_slots"
-        write = "insert into t select coalesce(max(id), 0) + 1, 'x' from t; select "
-        "pg_switch_wal(); checkpoint"
+        write = "insert into t select coalesce(max(id), 0) + 1, 'x' from t; select pg_switch_wal(); checkpoint"
         eventually(lambda: source.execute(write) is None or source.value(lost), 60)
         with site.running(until_ready=False):
             site.run(site.sees("wal_removed|invalidated|can no longer", RESYNC))
