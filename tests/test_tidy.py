@@ -310,6 +310,22 @@ def test_nothing_is_printed_past_the_log() -> None:
     assert printed == []
 
 
+def test_no_string_stands_alone() -> None:
+    """A string that is a statement is a docstring, or the rest of one that a line break has cut."""
+    alone = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for top in ("streamer", "tests", "scripts", "benchmarks")
+        for path in sorted((ROOT / top).rglob("*.py"))
+        for source in [path.read_text(encoding="utf-8")]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.JoinedStr | ast.Constant)
+        and node.value.__dict__.get("value") is not ...
+        and '"""' not in (ast.get_source_segment(source, node) or "")
+    ]
+    assert alone == []
+
+
 def test_nothing_is_left_for_later_in_a_comment() -> None:
     later = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
     assert [module.name for module in MODULES if later.search(module.text)] == []

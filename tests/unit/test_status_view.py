@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
+from streamer.commands.doctor.diagnosis import judge_status
 from streamer.commands.status import HINTS, SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_view import Pager, print_status, render_lines
 from streamer.runtime.target_watch import TargetHealth
@@ -120,3 +121,9 @@ def test_a_long_status_is_shown_in_pages_that_keys_turn() -> None:
 
 def test_what_fits_is_shown_without_a_foot() -> None:
     assert [t.plain for t in Pager().page(Text("now"), [Text("a")], 10)] == ["now", "a"]
+
+
+def test_doctor_names_the_command_for_a_table_in_error() -> None:
+    status = source("eu", "streaming", table("public.t", "error", "a column is missing"))
+    fixes = [str(finding) for finding in judge_status(status)]
+    assert any("streamer resume public.t --database shop --sid eu" in fix for fix in fixes), fixes

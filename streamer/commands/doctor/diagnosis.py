@@ -112,8 +112,10 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
     held = f", and holds changes ({table.held_changes:,})" if table.held_changes else ""
     match table.state:
         case "error":
-            words = "remove the cause; streamer then continues within seconds, or at once after: "
-            "{command('resume')}"
+            words = (
+                "remove the cause; streamer then continues within seconds, or at once after: "
+                f"{command('resume')}"
+            )
             yield error(place, f"has stopped{held}: {table.error}", in_words(words))
         case "paused":
             yield warning(place, f"is paused{held}", run_here(command("resume")))
