@@ -27,7 +27,7 @@ from streamer.commands.demo import stage
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
 from streamer.errors import StreamerError
 from streamer.observability.metrics import Metrics
-from streamer.runtime.gauges import Facts, families
+from streamer.runtime.gauges import ScrapeFacts, families
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
@@ -339,7 +339,7 @@ def metric_rows() -> Iterator[tuple[str, str, str, str]]:
     metrics = Metrics()
     own = [value for value in vars(metrics).values() if hasattr(value, "describe")]
     described = [(value.describe()[0], _labels(value)) for value in own]
-    gauges = [(family, _labels(family)) for family in families(Facts(True, 0.0))]
+    gauges = [(family, _labels(family)) for family in families(ScrapeFacts(True, 0.0))]
     for family, labels in described + gauges:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         yield name, family.type, ", ".join(labels), family.documentation

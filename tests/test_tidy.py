@@ -417,3 +417,12 @@ def test_a_test_waits_for_a_condition_and_never_sleeps() -> None:
         and any(map(_lets_time_pass, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
     }
     assert found == MAY_SLEEP
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

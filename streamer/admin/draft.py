@@ -14,7 +14,7 @@ from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
 from streamer.config.yaml_file import Location, Replaced, format_location, replace_variables
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
-from streamer.mapping.rules import Fault, Mapping, OnError, SourceLabel
+from streamer.mapping.rules import Mapping, MappingFault, OnError, SourceLabel
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -80,7 +80,7 @@ def build_mapping(
     places = _Places(groups)
     models = []
     variables = Replaced()
-    faults: dict[Location, Fault] = {}
+    faults: dict[Location, MappingFault] = {}
     for number, group in enumerate(groups):
         location: Location = ("sources", number)
         given = {
@@ -93,14 +93,14 @@ def build_mapping(
         }
         for at, row in enumerate(group.urls):
             if isinstance(refused := urls[row["id"]], StoreError):
-                faults[*location, "urls", at, "url"] = Fault(refused.message, refused.hint)
+                faults[*location, "urls", at, "url"] = MappingFault(refused.message, refused.hint)
         try:
             replaced = variables.in_source(given, location)
         except LookupError as exc:
             raise SettingsError(f"{places.describe(location)}: {exc.args[0]}", hint=_HINT) from None
         models.append(_validate(replaced, location, places))
     for where, text in variables.missing.items():
-        faults.setdefault(where, Fault(f"{places.describe(where)}: {text}", _HINT))
+        faults.setdefault(where, MappingFault(f"{places.describe(where)}: {text}", _HINT))
     return MappingBuilder(
         models,
         target_namespace(content, settings),

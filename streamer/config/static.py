@@ -12,9 +12,9 @@ from streamer.config.yaml_file import Document, Location, Replaced, format_locat
 from streamer.errors import MappingError, SettingsError
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
-    Fault,
     Initial,
     Mapping,
+    MappingFault,
     OnError,
     OnMaxRetainedWal,
     RelationPattern,
@@ -50,7 +50,10 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         settings.on_error,
         describe,
         document.replaced,
-        {at: Fault(f"{describe(at)}: {text}") for at, text in document.replaced.missing.items()},
+        {
+            at: MappingFault(f"{describe(at)}: {text}")
+            for at, text in document.replaced.missing.items()
+        },
     )
     return settings, builder.build()
 
@@ -107,7 +110,7 @@ class MappingBuilder:
         on_error: OnError,
         describe: Callable[[Location], str],
         replaced: Replaced | None = None,
-        faults: dict[Location, Fault] | None = None,
+        faults: dict[Location, MappingFault] | None = None,
     ) -> None:
         replaced = replaced or Replaced()
         self._variables = replaced.variables
@@ -149,14 +152,14 @@ class MappingBuilder:
         self._check_shared_targets(mapping)
         return mapping
 
-    def _group_fault(self, location: Location) -> Fault | None:
+    def _group_fault(self, location: Location) -> MappingFault | None:
         """Return the fault that concerns all urls of a database."""
         for at, fault in self._faults.items():
             if at[:2] == location and at[2:3] != ("urls",):
                 return fault
         return None
 
-    def _url_fault(self, url: Secret, at: Location) -> Fault | None:
+    def _url_fault(self, url: Secret, at: Location) -> MappingFault | None:
         """Return the fault of a url, if any. Raises SettingsError for a malformed url."""
         if at in self._faults:
             return self._faults[at]
@@ -166,7 +169,7 @@ class MappingBuilder:
             problem = f"{self._url_place(at)}: {exc}"
             if at not in self._variables:
                 raise SettingsError(problem) from None
-            return Fault(problem)
+            return MappingFault(problem)
         return None
 
     def _url_place(self, at: Location) -> str:

@@ -332,7 +332,7 @@ def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class MappingFault:
     """Why the configuration of one source cannot be used: a variable or a password is missing."""
 
     problem: str
@@ -356,7 +356,7 @@ class SourceMapping:
     """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
-    fault: Fault | None = None
+    fault: MappingFault | None = None
     """The source stays in the mapping, because one that leaves it is torn down."""
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""

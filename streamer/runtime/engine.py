@@ -44,7 +44,7 @@ from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
-from streamer.runtime.gauges import Facts, families, read_facts
+from streamer.runtime.gauges import ScrapeFacts, families, read_facts
 from streamer.runtime.installation import Installation
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.services import Health, Services
@@ -532,7 +532,7 @@ class Engine:
             reasons.append(reason)
         return reasons
 
-    def _gauge_facts(self) -> Facts:
+    def _gauge_facts(self) -> ScrapeFacts:
         guards = [guard for guard, _ in self._guards.values()]
         return read_facts(self.supervisors, guards, self.target)
 

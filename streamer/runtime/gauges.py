@@ -45,7 +45,7 @@ class SourceGauges:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ScrapeFacts:
     """The facts of one scrape. ``backlogs``: values by name, for guarded sources."""
 
     is_target_well: bool
@@ -56,9 +56,9 @@ class Facts:
 
 def read_facts(
     supervisors: Sequence[Supervisor], guards: Sequence[BacklogGuard], target: TargetHealth
-) -> Facts:
+) -> ScrapeFacts:
     """Read the facts of a scrape; in the event loop, and quickly."""
-    facts = Facts(target.is_well, target.silent_seconds)
+    facts = ScrapeFacts(target.is_well, target.silent_seconds)
     for guard in guards:
         if (backlog := guard.backlog) is not None:
             names = (guard.source.database, guard.source.sid or "")
@@ -94,7 +94,7 @@ def _source_gauges(supervisor: Supervisor) -> SourceGauges:
     )
 
 
-def families(facts: Facts) -> Iterable[Metric]:
+def families(facts: ScrapeFacts) -> Iterable[Metric]:
     """Make metrics of *facts*, in any thread."""
     made = {name: gauge(name, text, _SOURCE) for name, text in _OF_SOURCES.items()}
     states = gauge(

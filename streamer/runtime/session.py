@@ -71,7 +71,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class StreamTransport:
     """How the stream sends values. ``binary_types``: see `RelationSource`."""
 
     binary_types: frozenset[int]
@@ -89,7 +89,7 @@ class Session:
     services: Services
     record: "SourceRecord"
     server: SourceServer
-    transport: Transport
+    transport: StreamTransport
     tables: TableEvents
     publishing: Publishing
     watch: SourceWatch
@@ -224,7 +224,7 @@ class _Opening:
             known_obstacle=self._attempt.binary_obstacle if journal is None else IS_JOURNAL,
         )
         is_text = binary_types == TEXT
-        transport = Transport(binary_types, await read_conversion(plain) if is_text else None)
+        transport = StreamTransport(binary_types, await read_conversion(plain) if is_text else None)
         publishing = Publishing(source, server, bookkeeping, relations)
         watch = SourceWatch(
             source, server, bookkeeping, relations, publishing, self._attempt.health
@@ -312,7 +312,7 @@ class _Opening:
 class _Settled:
     """The results of tying source and target together."""
 
-    transport: Transport
+    transport: StreamTransport
     publishing: Publishing
     watch: SourceWatch
     slot_check: SlotCheck
@@ -325,7 +325,7 @@ async def _register(
     source_id: int,
     tables: TableEvents,
     publishing: Publishing,
-    transport: Transport,
+    transport: StreamTransport,
     mappings: Iterable[RelationMapping],
     found: dict[RelationName, SourceRelation],
     *,

@@ -107,7 +107,7 @@ def membership_fingerprint(
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PublicationFault:
     """Why a publication, or one table in it, would bring less than was changed."""
 
     publication: str
@@ -139,7 +139,7 @@ def publication_faults(
     identities: Iterable[RelationIdentity],
     filtered: Collection[RelationName],
     version: int,
-) -> list[Fault]:
+) -> list[PublicationFault]:
     """Judge our publications as they are, for `run` and `check` alike. Pure.
 
     *filtered*: relations with a `filter` of ours, whose row filter is ours too.
@@ -153,12 +153,14 @@ def publication_faults(
         if held := [name for name in operations if name not in publication.publishes]:
             sql = f"alter publication {quoted} set (publish = '{', '.join(operations)}')"
             problem = f"does not publish {', '.join(held)}"
-            faults.append(Fault(publication.name, None, problem, (sql,)))
+            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
         is_partitioned = any(identity.is_partitioned for identity in present)
         if is_partitioned and not publication.via_root and version >= 13_00_00:
             sql = f"alter publication {quoted} set (publish_via_partition_root = true)"
             problem = "publishes partitions by their own names, which the mapping lacks"
-            faults.append(Fault(publication.name, None, problem, (sql,), only_partitioned=True))
+            faults.append(
+                PublicationFault(publication.name, None, problem, (sql,), only_partitioned=True)
+            )
         for identity in its:
             member = publication.members.get(identity.name)
             is_ours = identity.name in filtered
@@ -170,11 +172,13 @@ def publication_faults(
                 f"alter publication {quoted} drop {table}",
                 f"alter publication {quoted} add {table}",
             )
-            faults.append(Fault(publication.name, identity.name, f"keeps back {what}", sqls))
+            faults.append(
+                PublicationFault(publication.name, identity.name, f"keeps back {what}", sqls)
+            )
     return faults
 
 
-def concerns(fault: Fault, publication: Publication, identity: RelationIdentity) -> bool:
+def concerns(fault: PublicationFault, publication: Publication, identity: RelationIdentity) -> bool:
     """Whether *fault* of *publication* keeps changes of a relation back. Pure."""
     if fault.publication != publication.name or not publication.has(identity.name):
         return False
@@ -267,7 +271,7 @@ def publishable_filters(
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class PublicationChanges:
     """Statements that bring publications to the wanted state. ``surplus``: those that remove
     members which the mapping lacks.
     """
@@ -288,7 +292,7 @@ def publication_changes(
     filters: Filters = _NO_FILTERS,
     fresh: Collection[RelationName] = (),
     unfit: Collection[RelationName] = (),
-) -> Changes:
+) -> PublicationChanges:
     """Return the statements after which our publications publish *identities*. Pure.
 
     *filters*: the filters of new members. *fresh*: members that are copied again, so that their
@@ -324,7 +328,7 @@ def publication_changes(
             needed.append(f"{alter} drop table {_members(going)}")
         if coming := missing | changing:
             needed.append(f"{alter} add table {_members(coming, filters)}")
-    return Changes(needed, surplus)
+    return PublicationChanges(needed, surplus)
 
 
 def publication_sql(

@@ -24,7 +24,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class Facts:
+class WaitFacts:
     """The copies of one round, and the sessions that work for them."""
 
     waiting: list[MappedRelation] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Facts:
     is_starving: bool = False
 
 
-def find_reasons(facts: Facts) -> dict[MappedRelation, str]:
+def find_reasons(facts: WaitFacts) -> dict[MappedRelation, str]:
     """Return the reason why each copy waits; a copy that makes progress has none. Pure."""
     reasons: dict[MappedRelation, str] = {}
     if facts.copies:
@@ -59,7 +59,7 @@ def find_reasons(facts: Facts) -> dict[MappedRelation, str]:
     return reasons
 
 
-def _find_turn(facts: Facts, copy: TableCopy) -> str | None:
+def _find_turn(facts: WaitFacts, copy: TableCopy) -> str | None:
     """Return the reason why no task has begun to copy *copy*, if that is so."""
     if not copy.parts or copy.has_copied_parts:
         return None
@@ -107,7 +107,7 @@ class CopyWaits:
         with contextlib.suppress(StreamerError):
             await self._report({})
 
-    async def _read(self) -> Facts:
+    async def _read(self) -> WaitFacts:
         context = self._context
         async with context.bookkeeping.connection() as connection:
             sessions = await read_own_sessions(connection)
@@ -115,7 +115,7 @@ class CopyWaits:
         blockers = await read_blockers(context.bookkeeping, blocked) if blocked else {}
         copies = [copy for copy in self.copies if not copy.is_done]
         tasks = [s for s in sessions if s.application_name.startswith("streamer copy ")]
-        return Facts(
+        return WaitFacts(
             waiting=self._queue.waiting,
             copies=copies,
             source_locks=self.source_locks,

@@ -19,10 +19,10 @@ from streamer.source.history import Landmark
 from streamer.source.journal import gather
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
-from streamer.source.journal.records import Identity, Kind, Record, decode, pack, unpack
+from streamer.source.journal.records import JournalIdentity, Kind, Record, decode, pack, unpack
 from streamer.source.journal.stream import JournalStream
 
-IDENTITY = Identity("7000000000000000001", "streamer_shop")
+IDENTITY = JournalIdentity("7000000000000000001", "streamer_shop")
 START = Lsn(1000)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.sync.copy_waits import Facts, find_reasons
+from streamer.sync.copy_waits import WaitFacts, find_reasons
 from streamer.sync.plan import CopyPart, CopySource, Heap, cut
 from streamer.sync.prepare import TableCopy
 from streamer.sync.states import is_turn
@@ -25,7 +25,7 @@ def parts_of(number: int) -> list[CopyPart]:
 def test_a_copy_whose_part_no_task_has_taken_waits_for_the_others() -> None:
     one, two, three = copy_of(1), copy_of(2), copy_of(3)
     two.has_copied_parts = True
-    facts = Facts(copies=[one, two, three], task_name="streamer copy 1", jobs=4)
+    facts = WaitFacts(copies=[one, two, three], task_name="streamer copy 1", jobs=4)
     facts.copying = {("streamer copy 1", *three.fills), ("streamer copy 2", "public", "t1")}
     reason = "its turn: 2 copies of other tables use Spark (sync.jobs: 4)"
     assert find_reasons(facts) == {one.mapped: reason}
@@ -33,7 +33,7 @@ def test_a_copy_whose_part_no_task_has_taken_waits_for_the_others() -> None:
 
 def test_a_relation_that_is_requested_meanwhile_waits_for_the_round() -> None:
     late = mapped_relation(9)
-    facts = Facts(waiting=[late], copies=[copy_of(1), copy_of(2)])
+    facts = WaitFacts(waiting=[late], copies=[copy_of(1), copy_of(2)])
     assert find_reasons(facts)[late] == "its turn: 2 copies of this source end first"
     facts.copies = [copy_of(1)]
     assert find_reasons(facts)[late] == "its turn: 1 copy of this source ends first"
@@ -53,14 +53,14 @@ def test_a_copy_that_waits_for_spark_itself_says_so(
     is_starting: bool, is_starving: bool, reason: str | None, is_a_turn: bool
 ) -> None:
     copy = copy_of(1)
-    facts = Facts(copies=[copy], is_starting=is_starting, is_starving=is_starving)
+    facts = WaitFacts(copies=[copy], is_starting=is_starting, is_starving=is_starving)
     assert find_reasons(facts).get(copy.mapped) == reason
     assert reason is None or is_turn(reason) is is_a_turn
 
 
 def test_a_lock_at_the_target_comes_before_one_at_the_source_and_before_its_turn() -> None:
     copy = copy_of(1)
-    facts = Facts(copies=[copy], is_starting=True, source_locks={copy: "pid 7 (…)"})
+    facts = WaitFacts(copies=[copy], is_starting=True, source_locks={copy: "pid 7 (…)"})
     assert find_reasons(facts) == {copy.mapped: "pid 7 (…)"}
     facts.target_locks = {copy.mapped: "pid 8 (…)"}
     assert find_reasons(facts) == {

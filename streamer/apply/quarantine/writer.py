@@ -359,12 +359,12 @@ class QuarantineWriter:
         statements = mapped.statements(plan).in_order
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
         for start in range(0, len(items), max(1, size)):
-            segment = _Segment(plan, blocked, items[start : start + size], {}, [])
+            segment = _ItemRun(plan, blocked, items[start : start + size], {}, [])
             async with self._writer.planned_for(mapped, plan):
                 await self._write_some(statements, segment, is_diverted)
 
     async def _write_some(
-        self, statements: Statements, segment: "_Segment", is_diverted: bool
+        self, statements: Statements, segment: "_ItemRun", is_diverted: bool
     ) -> None:
         plan, blocked, items = segment.plan, segment.blocked, segment.items
         await self.transaction.stage(statements)
@@ -385,7 +385,7 @@ class QuarantineWriter:
             blocked.put(_quarantined(plan, items[index], error, code))
 
     async def _stage_segment(
-        self, statements: Statements, segment: "_Segment", run: OrderedRun, is_diverted: bool
+        self, statements: Statements, segment: "_ItemRun", run: OrderedRun, is_diverted: bool
     ) -> None:
         """Stage all that can be. Begins small behind a value that cannot, for more may come."""
         items, blocked = segment.items, segment.blocked
@@ -427,7 +427,7 @@ class QuarantineWriter:
     async def _stage_chunk(
         self,
         statements: Statements,
-        segment: "_Segment",
+        segment: "_ItemRun",
         run: OrderedRun,
         chunk: list[int],
         is_diverted: bool,
@@ -455,7 +455,7 @@ class QuarantineWriter:
             await self.target.execute("release savepoint streamer_stage")
 
     async def _run_around(
-        self, statements: Statements, segment: "_Segment", is_partial: bool
+        self, statements: Statements, segment: "_ItemRun", is_partial: bool
     ) -> None:
         """Write the staged changes; record the rejected ones, and their followers."""
         items, blocked = segment.items, segment.blocked
@@ -620,7 +620,7 @@ class QuarantineWriter:
 
 
 @dataclass(slots=True)
-class _Segment:
+class _ItemRun:
     """Changes of a relation under one definition, none of them a TRUNCATE, or that alone.
 
     ``outcomes``: of those that go into quarantine, error and SQLSTATE, by number; ``staged``: the

@@ -19,8 +19,8 @@ from streamer.hints import command
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.identity import RelationIdentity
 from streamer.source.publication import (
-    Changes,
-    Fault,
+    PublicationChanges,
+    PublicationFault,
     membership_fingerprint,
     publication_changes,
     publication_faults,
@@ -57,7 +57,7 @@ def _identities(facts: SourceFacts) -> list[RelationIdentity]:
     return [relation.identity for relation in facts.relations.values()]
 
 
-def _publishing_obstacles(facts: SourceFacts, changes: Changes) -> list[str]:
+def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> list[str]:
     """Return the privileges that the role lacks for *changes*."""
     server, usage = facts.server, facts.usage
     assert server is not None
@@ -85,7 +85,7 @@ def _publishing_obstacles(facts: SourceFacts, changes: Changes) -> list[str]:
     return obstacles
 
 
-def _check_surplus(facts: SourceFacts, changes: Changes) -> Iterable[Finding]:
+def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
     """Members that the mapping lacks and that `run` may not remove.
 
     Beside a rule that matches no table they follow from it: one of them may have the right name.
@@ -123,7 +123,7 @@ def _check_faults(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fi
         yield make(Place(facts.label, str(fault.relation)), problem, fix)
 
 
-def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: Fault) -> bool:
+def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: PublicationFault) -> bool:
     """Whether `run` makes a plain member of the table, because it is copied anyway."""
     mapping = next(m for m in facts.mappings if m.source == fault.relation)
     is_copied = target is None or target.needs_copy(facts.source, mapping)

@@ -37,7 +37,7 @@ from streamer.source.catalog import SourceServer, check_same_history, read_serve
 from streamer.source.connection import Connection, connection
 from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
 from streamer.source.journal.gather import Gatherer
-from streamer.source.journal.records import Identity
+from streamer.source.journal.records import JournalIdentity
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 
@@ -236,7 +236,7 @@ class Journaling:
     async def _create(self, server: SourceServer, start_lsn: Lsn) -> None:
         if self.journal is not None:
             return
-        identity = Identity(server.system_identifier, self.source.slot)
+        identity = JournalIdentity(server.system_identifier, self.source.slot)
         self.journal = await asyncio.to_thread(Journal.create, self._path, identity, start_lsn)
         log.warning(
             "journaling started: slot is now read to disk",

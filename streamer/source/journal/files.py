@@ -32,7 +32,7 @@ from streamer.source.journal.gather import NewSegment
 from streamer.source.journal.records import (
     PREFIX_SIZE,
     Header,
-    Identity,
+    JournalIdentity,
     Kind,
     Record,
     decode,
@@ -77,7 +77,7 @@ class Journal:
     `trim` and the methods that only read.
     """
 
-    def __init__(self, path: Path, identity: Identity, lock: int) -> None:
+    def __init__(self, path: Path, identity: JournalIdentity, lock: int) -> None:
         """Use `create` or `open`."""
         self.path = path
         self.identity = identity
@@ -96,7 +96,7 @@ class Journal:
     # ---- beginning and ending ------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, identity: Identity, start_lsn: Lsn) -> Self:
+    def create(cls, path: Path, identity: JournalIdentity, start_lsn: Lsn) -> Self:
         """Begin a journal at *start_lsn*. Raises SpoolError."""
         with _saying(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -118,7 +118,7 @@ def unpack(body: bytes) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class JournalIdentity:
     """Whose changes a journal holds."""
 
     system_identifier: str
@@ -131,7 +131,7 @@ class Header:
     transaction before it.
     """
 
-    identity: Identity
+    identity: JournalIdentity
     number: int
     last: Landmark | None
 
@@ -151,6 +151,6 @@ class Header:
         fields = json.loads(body)
         if fields["format"] != FORMAT:
             return None
-        identity = Identity(fields["system_identifier"], fields["slot"])
+        identity = JournalIdentity(fields["system_identifier"], fields["slot"])
         last = None if fields["last"] is None else Landmark.from_json(fields["last"])
         return cls(identity, fields["number"], last)
