@@ -48,7 +48,10 @@ async def test_a_failover_slot_lets_streaming_go_on(
         source.execute("insert into t values (1)")
         await streamer.caught_up(SECONDS)
         assert source.value(is_failover) is True
-        await asyncio.to_thread(second.synchronize, "streamer_shop")
+        async with asyncio.timeout(SECONDS):
+            while not await asyncio.to_thread(second.has_slot, "streamer_shop"):
+                source.execute("select pg_log_standby_snapshot()")
+                await streamer.caught_up(SECONDS)
         source.execute("insert into t values (2)")
         await asyncio.to_thread(second.wait)
         source.server.kill()

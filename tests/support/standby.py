@@ -48,18 +48,18 @@ class Standby(Server):
             what="the WAL sender ends",
         )
 
-    def synchronize(self, slot: str) -> None:
-        """Wait until the standby has *slot* where the primary has it."""
+    def has_slot(self, slot: str) -> bool:
+        """Synchronize the slots, and return whether *slot* is where the primary has it.
+
+        The standby makes the slot once the primary's has passed its own restart position. For that
+        the primary's slot must advance past a record of running transactions.
+        """
+        self.execute("select pg_sync_replication_slots()")
         sql = (
             f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{slot}'"
         )
-
-        def is_same() -> bool:
-            self.execute("select pg_sync_replication_slots()")
-            (own, its) = (self.execute(f"{sql} and not temporary"), self.primary.execute(sql))
-            return own == its and bool(own)
-
-        eventually(is_same, 60, what="the slot is synchronized")
+        (own, its) = (self.execute(f"{sql} and not temporary"), self.primary.execute(sql))
+        return own == its and bool(own)
 
     def promote(self) -> None:
         """Make the standby a primary."""
