@@ -8,7 +8,7 @@ WORKDIR /src
 COPY requirements-build.lock requirements.lock ./
 RUN python -m pip install --no-cache-dir --require-hashes --requirement requirements-build.lock
 RUN python -m pip wheel --no-cache-dir --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels --requirement requirements.lock
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
 COPY docs docs
 COPY streamer streamer
