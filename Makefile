@@ -6,8 +6,7 @@ python := .venv/bin/python
 installed := .venv/.installed
 lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --custom-compile-command "make lock"
-# Tests wait as long as they compute, so two processors have work for four processes. Each process
-# has servers of its own.
+# Tests also wait, so there are more processes than two processors. Each process has servers of its own.
 processes := --numprocesses 4 --dist worksteal
 build_tools := uv hatchling editables setuptools
 
