@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamer.commands.embedded import Server
-from streamer.runtime import pipeline
+from streamer.runtime import session as session_module
 from tests.support.postgres import Database, contents, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -166,7 +166,7 @@ async def test_a_column_added_in_the_middle_of_a_large_transaction(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adding it must not wait for the transaction that needs it."""
-    monkeypatch.setattr(pipeline, "PIECE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
     source.execute(DDL)
     async with stream("t: {initial: none, on_column_added: add}") as streamer:
         await streamer.caught_up()

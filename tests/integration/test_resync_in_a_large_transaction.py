@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamer.apply import drainer
-from streamer.runtime import pipeline
+from streamer.runtime import session as session_module
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, copy_in_threads
@@ -25,7 +25,7 @@ async def test_no_reader_sees_a_part_of_it(
     monkeypatch: pytest.MonkeyPatch,
     consistency: str,
 ) -> None:
-    monkeypatch.setattr(pipeline, "PIECE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
     monkeypatch.setattr(drainer, "READ_BYTES", 20_000)
     seen: list[object] = []
 
