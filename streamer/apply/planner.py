@@ -338,11 +338,17 @@ def judge_added(
 ) -> dict[str, AddedColumn]:
     """Return the definitions of columns that the target lacks, by their numbers at the last copy.
 
-    A column that the source no longer has by that name is left out. Pure.
+    A column that the source no longer has by that name is left out. One that the target had at its
+    last copy was dropped there, with the values of all rows. Pure.
     """
     by_number = {number: name for name, number in known.items()}
-    return {
-        name: AddedColumn(by_number.get(now[name].number), now[name].fill, now[name].is_computed)
-        for name in names
-        if name in now
-    }
+    judged = {}
+    for name in names:
+        if name in now:
+            column, former = now[name], by_number.get(now[name].number)
+            judged[name] = (
+                AddedColumn(is_computed=True)
+                if former == name
+                else AddedColumn(former, column.fill, column.is_computed)
+            )
+    return judged
