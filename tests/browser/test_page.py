@@ -437,7 +437,9 @@ def test_a_source_and_the_target_go_away_and_the_page_says_so(
         look(page, "target-away")
     finally:
         target.server.execute(f"alter database {target.name} allow_connections true")
-    expect(page.get_by_text("the page may show old or incomplete data")).to_have_count(0, timeout=60_000)
+    expect(page.get_by_text("the page may show old or incomplete data")).to_have_count(
+        0, timeout=60_000
+    )
     expect(row_of(page, "public.t")).to_contain_text("ready")
     assert has_stayed(page)
 

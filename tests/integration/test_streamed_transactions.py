@@ -223,7 +223,7 @@ async def test_larger_than_memory(
             seen.add(target.value(f"select count(*) from {table}"))
             return 40000 in seen
 
-        await streamer.eventually(is_there, 50)
+        await streamer.eventually(is_there, 180)
         await streamer.caught_up()
         assert seen <= {0, 40000}
         assert_same(source, target, table)
