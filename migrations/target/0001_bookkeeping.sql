@@ -11,8 +11,8 @@ create table streamer.source (
     state text not null default 'starting'
         check (state in ('starting', 'streaming', 'waiting', 'stopped', 'error')),
     error text,
-    -- Stored before streamer acknowledges it to the source: the slot is never ahead of it, unless
-    -- this database went back in time or another client moved the slot.
+    -- Stored before streamer acknowledges it to the source. So the slot is never ahead of it,
+    -- unless this database went back in time or another client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
     -- Everything the source committed up to this time (its clock) is visible here.
     visible_time timestamptz,
@@ -24,8 +24,8 @@ create table streamer.source (
     -- The WAL that the source keeps for streamer, and the journal of its changes: for `status`, and
     -- {"throttled"} tells copies whether to go slower.
     backlog jsonb,
-    -- The time between the commit of the last heartbeat at the source and the moment when everything
-    -- before it was durable here; and the time since which a heartbeat is overdue.
+    -- The time from the commit of the last heartbeat at the source until everything before it was
+    -- durable here. Then the time since which a heartbeat is overdue.
     heartbeat_seconds double precision,
     heartbeat_since timestamptz,
     -- The session that takes the source's advisory lock writes its token. Rows that carry another
@@ -54,47 +54,47 @@ create table streamer.relation (
     error text,
     -- Whether streamer created the target table.
     target_created boolean not null default false,
-    -- The fingerprint of the relation's membership in the publication; it changes when the membership
-    -- is dropped and re-created.
+    -- The fingerprint of the relation's membership in the publication; it changes if a session
+    -- drops and re-creates the membership.
     publication_mark text,
     changed_at timestamptz not null default now(),
-    -- streamer has acted on `initial: none`: the table was declared to be in step. It counts once.
+    -- streamer has acted on `initial: none`: the table counts as in sync. It counts once.
     declared boolean not null default false,
     -- A copy fills the target table itself, so the rows of this source there are incomplete.
     filling boolean not null default false,
-    -- `filter` and `set` under which the rows were written; null for none. Others need a new copy.
+    -- `filter` and `set` of the rows in the target; null for none. Others need a new copy.
     expressions text,
     -- The options of a resync, until it is done.
     resync jsonb,
     -- streamer wrote all rows of this source in the target, so a copy may replace them.
     owns_rows boolean not null default false,
-    -- The partitions of a partitioned source table whose rows are copied or streamed, by their oids
-    -- there; null before streamer has read them. Rows that a partition has when it is attached never
-    -- travel.
+    -- The replicated partitions of a partitioned source table, by their oids there; null before
+    -- streamer has read them. Rows that a partition has at its ATTACH never travel.
     leaves int8[],
     -- The identity of old rows as published: 'full', 'key …' or 'none'; null before the first time.
     identity text,
-    -- Changes are missing for good, and an operator decides when the table is copied again.
+    -- Changes are missing for good, and an operator decides about the next copy.
     needs_resync boolean not null default false,
-    -- For each of `leaves`, the transactions that attached it and the partitions above it. They differ
-    -- after it was detached and attached again.
+    -- For each of `leaves`, the transactions that attached it and the partitions above it. They
+    -- change when a session detaches and attaches it again.
     leaf_joins text[],
     -- The session or the work for which the table waits, with pid, role and query age of a lock's
-    -- holder. Not an error: the table goes on by itself.
+    -- holder. Not an error: the table continues by itself.
     waiting_for text,
-    -- The source's columns with their numbers when the table was last in step: a renamed column keeps
-    -- its number, a column that is dropped and added again gets another.
+    -- The source's columns with their numbers when the table was last in sync. A renamed column
+    -- keeps its number; a column that was dropped and added again gets another.
     columns jsonb,
-    -- The commit time, at the source, of the oldest change of the table that is not visible; null
-    -- while the table is in step, or nearly so.
+    -- The commit time, at the source, of the oldest change of the table that is not visible. Null
+    -- while the table lags less than two seconds.
     lag_since timestamptz,
     -- Everything of the table up to here is visible; stored while a client waits for the table.
     visible_lsn pg_lsn,
     unique (source_id, source)
 );
 
--- Relations that are no longer mapped, with their last state: their rows in the target stay streamer's.
--- One that comes back goes on there if nothing was acknowledged since; otherwise streamer copies it.
+-- Relations that are no longer mapped, with their last state: their rows in the target stay
+-- streamer's. One that comes back continues there if streamer has acknowledged nothing since;
+-- otherwise streamer copies it.
 create table streamer.former_relation (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,
@@ -103,8 +103,8 @@ create table streamer.former_relation (
     primary key (source_id, source)
 );
 
--- One row per part of a copy. A task locks its row, copies, and marks it in the same transaction, so a
--- part is copied once however often a task for it runs.
+-- One row per part of a copy. A task locks its row, copies, and marks it in one transaction. So a
+-- part counts once, even if its task runs twice.
 create table streamer.sync_partition (
     relation_id bigint not null references streamer.relation on delete cascade,
     part integer not null,
@@ -120,7 +120,7 @@ create table streamer.sync_partition (
     primary key (relation_id, part)
 );
 
--- Indexes that are dropped while a table is filled; written in the transaction that drops them.
+-- Indexes that streamer dropped for a copy. The transaction that drops them writes these rows.
 create table streamer.deferred_index (
     id bigint generated always as identity primary key,
     target text not null,
@@ -137,8 +137,8 @@ create table streamer.request (
     requested_at timestamptz not null default now()
 );
 
--- Operators' acts: resync, pause, resume, and the work on rows in quarantine. Each row is written in
--- the transaction of its request, whether the page, the API or the command line made it.
+-- Operators' acts: resync, pause, resume, and the work on rows in quarantine. The transaction of a
+-- request writes its row, whether it comes from the page, the API or the command line.
 create table streamer.audit (
     id bigint generated always as identity primary key,
     at timestamptz not null default pg_catalog.clock_timestamp(),
@@ -161,9 +161,9 @@ create table streamer.held (
     behind_lsn pg_lsn
 );
 
--- Changes that the target refused, and later ones of the same rows, in the order the source made them.
--- Values are kept as text under the source's names, so that they can be applied again under the
--- target's later definition; a value that the source did not send (unchanged TOAST) is absent.
+-- Changes that the target refused, and later ones of the same rows, in the order the source made
+-- them. Values are text under the source's names, so that a retry works under a later definition of
+-- the target. A value that the source did not send (unchanged TOAST) is absent.
 create table streamer.quarantine (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
@@ -172,7 +172,7 @@ create table streamer.quarantine (
     key json,
     old json,
     new json,
-    -- The definition of the source's table under which the change was made.
+    -- The definition of the source's table at the time of the change.
     definition json not null,
     -- The source transaction: position and time of its commit, and its xid.
     lsn pg_lsn not null,

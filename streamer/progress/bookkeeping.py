@@ -24,7 +24,7 @@ class Bookkeeping:
         self._claim: Claim | None = None
 
     def under(self, claim: Claim) -> "Bookkeeping":
-        """Return the same for the holder of *claim*: it works where that was taken only."""
+        """Return the same for the holder of *claim*: it works only on the server of that claim."""
         other = copy.copy(self)
         other._claim = claim
         return other

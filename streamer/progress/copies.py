@@ -31,14 +31,12 @@ async def begin_copy(
 ) -> BegunCopy:
     """Store ``copying`` and a new attempt.
 
-    Raises TargetFencedError if changes of the relation were found missing meanwhile: a copy that
-    began now would let the relation seem to be in step.
+    Raises TargetFencedError if streamer found changes of the relation missing meanwhile. A copy
+    that began now would make the relation look in sync.
     """
     rows = await connection.fetch(_BEGIN_COPY_SQL, relation_id, was_created)
     if not rows:
-        raise TargetFencedError(
-            "this table was stopped, or its bookkeeping was removed, as its copy began"
-        )
+        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
     return BegunCopy(**rows[0])
 
 
@@ -55,8 +53,9 @@ async def hand_over(
 ) -> None:
     """The copy is in the target: from *lsn* on the stream brings the changes of a relation.
 
-    *columns*: the source's, with their numbers. Without *attempt* nothing was copied: the relation
-    was declared to be in step. Raises TargetFencedError if the copy has begun again meanwhile.
+    *columns*: the source's, with their numbers. Without *attempt* there was no copy: `initial:
+    none` declared the relation in sync. Raises TargetFencedError if the copy has begun again
+    meanwhile.
     """
     updated = await connection.execute(
         _HAND_OVER_SQL,
@@ -69,7 +68,7 @@ async def hand_over(
         json.dumps(dict(columns)),
     )
     if not updated:
-        raise TargetFencedError("this copy was begun again, by a request or another process")
+        raise TargetFencedError("a request or another process has begun this copy again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RunningParts:
-    """The progress of the parts that are being copied."""
+    """The progress of the parts under way."""
 
     rows: int
     bytes: int
@@ -93,7 +92,7 @@ class RunningParts:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """The progress of a copy. Rows that are copied but not committed count."""
+    """The progress of a copy. Rows that COPY has read but no transaction has committed count."""
 
     rows: int
     rows_total: int | None
@@ -191,7 +190,7 @@ async def set_copy_error(
 async def read_columns_known(
     connection: TargetConnection, relation_ids: list[int]
 ) -> dict[int, dict[str, int] | None]:
-    """Return the source's columns, with their numbers, that relations were filled with."""
+    """Return the source's columns, with their numbers, from which copies filled relations."""
     rows = await connection.fetch(
         "select id, columns::text as columns from streamer.relation where id = any ($1::int8[])",
         relation_ids,
@@ -202,7 +201,7 @@ async def read_columns_known(
 async def is_handed_over(
     connection: TargetConnection, relation_id: int, lsn: Lsn, *, attempt: int
 ) -> bool:
-    """Whether a hand-over, whose outcome was not heard of, was committed."""
+    """Whether a hand-over with an unknown outcome was committed."""
     return bool(
         await connection.fetch_value(
             "select state <> 'copying' and snapshot_lsn = $2::text::pg_lsn and attempt = $3"

@@ -2,7 +2,7 @@
 streamer's.
 
 A relation that returns to the mapping continues if streamer has acknowledged nothing to its source
-meanwhile. Otherwise it is copied over its own rows.
+meanwhile. Otherwise a copy replaces its rows.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Final
 from streamer.mapping.resync import Resync
 from streamer.target.connection import TargetConnection
 
-# Of rows in quarantine nothing is left, so with some the table cannot go on as it was.
+# Its rows in quarantine are gone, so a table that had some cannot continue as it was.
 _KEEP_FORMER_SQL: Final = """
 insert into streamer.former_relation
 select r.source_id, r.source, s.acknowledged_lsn,

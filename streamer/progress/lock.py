@@ -1,9 +1,9 @@
 """The right to run a source: an advisory lock in the target, held by a separate session.
 
-A process that loses the session loses the right. So acknowledgements are stored over this session
-and no other, and the session never runs a slow statement. Its holder stores a token, with which all
-other connections of this process prove that they are on the same server (`streamer.target.claim`).
-Writes with an earlier token no longer count.
+A process that loses the session loses the right. So the process stores acknowledgements over this
+session and no other, and the session never runs a slow statement. Its holder stores a token, with
+which all other connections of this process prove that they are on the same server
+(`streamer.target.claim`). Writes with an earlier token no longer count.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from streamer.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
-"""How long to wait for a session of ours that was told to end."""
+"""How long to wait for one of our sessions to end after pg_terminate_backend."""
 
 _REGISTER_SQL: Final = """
 insert into streamer.source (database, sid, slot, publication)
@@ -126,7 +126,7 @@ class SourceLock:
                     _CHECK_SQL, self.claim.source_id, self.claim.token
                 )
             if not is_ours:
-                raise TargetFencedError("target: the lock on this source was given to another")
+                raise TargetFencedError("target: another process has the lock on this source")
 
     async def acknowledge(
         self,
@@ -136,11 +136,12 @@ class SourceLock:
         landmark: Landmark | None,
         heartbeat_seconds: float | None,
     ) -> None:
-        """Store the position that is about to be acknowledged, before the source hears of it.
+        """Store the next position to acknowledge, before streamer reports it to the source.
 
-        *stored_lsn*: the position that is stored now. *landmark*: a transaction up to *lsn*, newer
-        than the one that is stored. After a TargetConnectionError it is not known whether *lsn* is
-        stored, so the attempt has to end. Raises TargetFencedError if *stored_lsn* is not stored.
+        *stored_lsn*: the position in the bookkeeping. *landmark*: a transaction up to *lsn*, newer
+        than the stored one. After a TargetConnectionError *lsn* may or may not be stored, so the
+        attempt has to end. Raises TargetFencedError if the bookkeeping has another position than
+        *stored_lsn*.
         """
         async with self._using:
             updated = await self._held().execute(

@@ -39,6 +39,6 @@ def find_lost_mapping(
         f"{state}, but the target holds the progress of {names}{more}; "
         "streamer keeps it and the slots, and streams nothing",
         f"{first}restore the mapping database with its .key file and restart, or run: "
-        "streamer import BACKUP.yaml, then streamer apply; streaming goes on where it stopped. "
-        "If the sources are not wanted any more, import them and run streamer teardown",
+        "streamer import BACKUP.yaml, then streamer apply; streaming continues where it stopped. "
+        "If you no longer want the sources, import them and run streamer teardown",
     )

@@ -86,13 +86,12 @@ async def read_relation_records(
 async def register_relation(
     bookkeeping: Bookkeeping, source_id: int, mapping: RelationMapping, *, may_resume: bool = False
 ) -> RelationRecord:
-    """Return the record of a mapped relation, made if it is new.
+    """Return the record of a mapped relation; a new relation gets one.
 
-    One that was mapped before is copied over its own rows. With *may_resume*, when the stream
-    is about to begin at the acknowledged position, it goes on if that has not moved since.
-    With another target it is new: a copy fills that one. With another type, or other
-    expressions, the same target is filled anew, unless the mapping says that it is not to be
-    copied.
+    A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
+    the stream is about to begin at the acknowledged position, the relation continues if that
+    position has not moved since. A relation with another target is new. With another type, or other
+    expressions, a copy fills the same target again, unless the mapping says `initial: none`.
     """
     is_copied = mapping.rule.initial is not Initial.NONE
     key = (source_id, str(mapping.source))
@@ -147,9 +146,7 @@ async def set_published(
 
 
 async def require_resync_of_source(bookkeeping: Bookkeeping, source_id: int, error: str) -> None:
-    """Changes of a source are lost for good: say so of every relation that is not to be copied
-    anyway.
-    """
+    """Changes of a source are lost for good: record it for every relation that awaits no copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = $2, changed_at = now(),"
@@ -176,7 +173,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: str)
 
 
 async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
-    """A relation that was in step, or was being copied, is to be copied again."""
+    """Require another copy of a relation that was in sync or in copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = null, needs_resync = false,"
@@ -190,7 +187,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
 
 
 async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
-    """A relation cannot be copied."""
+    """Record why a relation cannot be copied."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set state = 'error', error = $2, waiting_for = null,"
@@ -216,7 +213,7 @@ async def set_waiting(
 async def read_known_leaves(
     bookkeeping: Bookkeeping, relation_ids: list[int]
 ) -> dict[int, dict[int, str]]:
-    """Return the partitions whose rows are copied or streamed, of relations that have some.
+    """Return the replicated partitions of each partitioned relation.
 
     Each comes with the transactions that attached it; empty if an older version did not store them.
     """
@@ -235,9 +232,7 @@ async def read_known_leaves(
 
 
 async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[int, str]) -> None:
-    """Store the partitions whose rows are copied or streamed, with the transactions that attached
-    them.
-    """
+    """Store the replicated partitions, with the transactions that attached them."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",

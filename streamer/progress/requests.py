@@ -1,4 +1,6 @@
-"""The rows of streamer.request: what operators ask for, and how the process hears of it."""
+"""The rows of streamer.request: operators' requests, and the notification that wakes the
+process.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -46,7 +48,7 @@ update streamer.relation set
     snapshot_lsn = null
 where id = $1 returning resync::text
 """
-# A table whose copy never finished has no snapshot_lsn: resumed, it is copied.
+# A table whose copy never finished has no snapshot_lsn: resuming it begins the copy.
 _REQUESTED_STATE_SQL: Final = {
     "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
     "resume": "update streamer.relation set"

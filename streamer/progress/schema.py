@@ -82,7 +82,7 @@ async def read_installation(bookkeeping: Bookkeeping) -> str:
 
 
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
-    """Drop the bookkeeping and our replication origins when no source is left in it.
+    """Drop the bookkeeping and our replication origins if it has no sources left.
 
     The schema goes too, if it has no objects of other programs.
     """

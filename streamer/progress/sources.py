@@ -1,4 +1,5 @@
-"""The rows of streamer.source: how each source stands, and up to where it is acknowledged.
+"""The rows of streamer.source: the state of each source, and the LSN that streamer has acknowledged
+to it.
 
 The session that holds the lock of a source stores its acknowledged position, see `lock`.
 """
@@ -82,7 +83,7 @@ async def read_source_records(bookkeeping: Bookkeeping) -> list[SourceRecord]:
 
 
 async def read_source_record(bookkeeping: Bookkeeping, source_id: int) -> SourceRecord:
-    """Return the record of a source that is registered. Raises TargetFencedError."""
+    """Return the record of a source in the bookkeeping. Raises TargetFencedError."""
     async with bookkeeping.connection() as connection:
         rows = await connection.fetch(
             f"select * from ({_SOURCES_SQL}) s where source_id = $1", source_id

@@ -1,14 +1,13 @@
 """Which source commits are durable in the target: the only source of acknowledgements.
 
-Transactions are dispatched in commit order to lanes (a lane is a sequence of changes that is
-applied in order), and lanes make them durable at their own pace. The slot may be confirmed up to
-the last commit *before the first gap*: the source discards everything behind a confirmed position
-and can never send it again. PostgreSQL's apply worker keeps the same list (``lsn_mapping`` in
-worker.c), for one lane.
+The dispatcher hands transactions to lanes in commit order, and each lane makes them durable at its
+own pace. The acknowledgement reaches the last commit *before the first gap*. The source discards
+the WAL before it and can never send that again. PostgreSQL's apply worker keeps the same list
+(``lsn_mapping`` in worker.c), for one lane.
 
-Memory is bounded however long a lane is held up: past `RUNS_MAX` entries a lane's pending
-transactions are merged into runs. A run that is durable in part is then acknowledged up to that
-part, which is never too far.
+Memory is bounded, even if a lane waits for days: past `RUNS_MAX` entries the tracker merges a
+lane's pending transactions into runs. If only part of a run is durable, the tracker allows that
+part only, which is never too far.
 
 Pure: no I/O, no clock, no asyncio. Everything it promises is stated by the property test.
 """
@@ -31,11 +30,11 @@ class _Run:
     first_lsn: Lsn
     last_lsn: Lsn
     first_time: int
-    """When the first was committed at the source, at the earliest; a protocol time."""
+    """The earliest possible commit time of the first one, at the source; a protocol time."""
 
 
 class LanePending:
-    """The transactions of one lane that were dispatched and are not durable yet."""
+    """The dispatched transactions of one lane that are not durable yet."""
 
     __slots__ = ("_runs",)
 
@@ -52,7 +51,7 @@ class LanePending:
 
     @property
     def oldest_time(self) -> int | None:
-        """When the oldest pending transaction was committed at the source, at the earliest."""
+        """The earliest possible commit time of the oldest pending transaction, at the source."""
         return self._runs[0].first_time if self._runs else None
 
     def _add(self, before_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> None:
@@ -76,14 +75,14 @@ class ProgressTracker:
 
     def __init__(self, start_lsn: Lsn) -> None:
         self.newest_lsn = start_lsn
-        """Everything up to here has come and was dispatched."""
+        """The stream has delivered everything up to here, and the lanes have it."""
         self._lanes: set[LanePending] = set()
 
     def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending], commit_time: int = 0) -> None:
-        """Record a transaction whose changes were handed to *lanes*; none of them if it had no
-        change. *commit_time* is a protocol time.
+        """Record a transaction whose changes went to *lanes*; without changes, *lanes* is empty.
+        *commit_time* is a protocol time.
 
-        Raises ValueError unless *end_lsn* is behind all that were dispatched before.
+        Raises ValueError unless *end_lsn* is greater than every earlier one.
         """
         if end_lsn <= self.newest_lsn:
             raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")
@@ -93,8 +92,8 @@ class ProgressTracker:
         self.newest_lsn = end_lsn
 
     def durable(self, lane: LanePending, end_lsn: Lsn, commit_time: int = 0) -> None:
-        """Everything handed to *lane* up to *end_lsn*, which was committed at *commit_time*, is
-        committed in the target, flushed there.
+        """The target has committed and flushed everything of *lane* up to *end_lsn*, committed at
+        *commit_time*.
         """
         lane._remove_through(end_lsn, commit_time)
         if not lane:
@@ -103,19 +102,19 @@ class ProgressTracker:
     def keepalive(self, wal_end_lsn: Lsn) -> None:
         """The source is at *wal_end_lsn*, and everything before it that concerns us has come.
 
-        Like a transaction without changes: it is acknowledged once everything before it is durable.
-        Call it between transactions only.
+        Like a transaction without changes: streamer acknowledges it once everything before it is
+        durable. Call it between transactions only.
         """
         self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was dispatched is durable."""
+        """Whether every dispatched transaction is durable."""
         return not self._lanes
 
     @property
     def oldest_time(self) -> int | None:
-        """When the oldest transaction that is not durable was committed at the source."""
+        """The commit time, at the source, of the oldest transaction that is not durable."""
         times = (lane.oldest_time for lane in self._lanes)
         return min((time for time in times if time is not None), default=None)
 

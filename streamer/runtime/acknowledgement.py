@@ -1,7 +1,7 @@
 """The position that streamer may acknowledge to a source: stored in the target first.
 
-Only stored positions are acknowledged, so a slot is never ahead of the target. If it is, another
-program moved it, or the target went back in time.
+streamer acknowledges only stored positions, so a slot is never ahead of the target. If it is,
+another program moved it, or the target went back in time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history import HistoryCheck
 
 STORE_SECONDS: Final = 15.0
-"""How often a position is stored that moved a little, without a change for us.
+"""The interval for storing a position that moved a little, without a change for us.
 
 An idle target would otherwise have a commit for each heartbeat.
 """
@@ -39,7 +39,7 @@ class Acknowledgement:
         heartbeat: Heartbeat,
     ) -> None:
         self.stored_lsn = tracker.flush_lsn
-        """The position that may be acknowledged now."""
+        """The position that streamer may acknowledge now."""
         self.tried_at = 0.0
         """When storing was last begun; this and the next in `time.monotonic`'s terms."""
         self.stored_at = 0.0
@@ -51,12 +51,13 @@ class Acknowledgement:
         self._history = history
         self._heartbeat = heartbeat
         self._acknowledged_lsn = record.acknowledged_lsn
-        """The position that is stored. If an answer is lost the attempt ends, so it is known."""
+        """The position in the bookkeeping. If an answer is lost the attempt ends, so it is known.
+        """
         self._visible_time: datetime | None = None
         self._storing = asyncio.Lock()
 
     async def store(self, durable_time: int) -> None:
-        """Store the position that may be acknowledged.
+        """Store the position that streamer may acknowledge.
 
         *durable_time*: commits until then are visible, in the source's time; 0 if unknown. Raises
         TargetConnectionError, TargetFencedError.

@@ -1,8 +1,8 @@
 """The long-running process: services that all sources share, and a supervisor for each source.
 
 Stopping has two phases. First intake ends and dispatched changes become durable; then the pipelines
-acknowledge them, so that a restart does not repeat them. After a time limit the rest is dropped.
-Nothing is lost, because changes that are not durable were never acknowledged.
+acknowledge them, so that a restart does not repeat them. After a time limit it drops the rest. That
+loses nothing, because streamer acknowledges durable changes only.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ STOP_SECONDS: Final = 9.0
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """When to stop without being asked to."""
+    """The condition for stopping without a signal."""
 
     at_lsn: Lsn | None = None
     when_caught_up: bool = False
@@ -140,8 +140,8 @@ class Engine:
         for defects.
         """
         _raise_file_limit()
-        # Windows hold hundreds of thousands of rows, none of them in a cycle: looking for cycles at
-        # every 700th new list, as Python does by default, costs a fifth of the throughput.
+        # Windows hold hundreds of thousands of rows, none of them in a cycle. Python looks for
+        # cycles at every 700th new list by default, which costs a fifth of the throughput.
         gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
@@ -354,7 +354,7 @@ class Engine:
     # ---- another mapping -----------------------------------------------------------------------
 
     async def apply(self, mapping: Mapping) -> None:
-        """Go over to *mapping* while everything that stays goes on: add, change, remove.
+        """Switch to *mapping*: add, change and remove, while everything else continues.
 
         Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
         a mapping that cannot be, and then nothing has changed; other errors concern one source.
@@ -401,7 +401,7 @@ class Engine:
         )
 
     def _guard(self, source: SourceMapping) -> BacklogGuard:
-        """Return the guard of a source; one is started if it has none."""
+        """Return the guard of a source; start one if it has none."""
         assert self._guarding is not None
         if source.label not in self._guards:
             spool = self._settings.spool
@@ -438,7 +438,7 @@ class Engine:
         result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
-                "the source is removed, but could not be cleaned up",
+                "the source is removed, but its cleanup failed",
                 source=source.label,
                 error=result.error,
                 run_there="; ".join(result.left_sql),
@@ -465,7 +465,7 @@ class Engine:
             if find_source(self._mapping.sources, record.database, record.sid) is None:
                 log.warning(
                     "the target holds a source that the configuration lacks; its slot keeps WAL."
-                    " Add the source again, or, if it is not wanted any more, drop the slot",
+                    " Add the source again, or, if you no longer want it, drop the slot",
                     source=record.label,
                     to_drop_run_there=drop_slot_sql(record.slot),
                 )
@@ -485,7 +485,7 @@ class Engine:
     # ---- operators' views -----------------------------------------------------------------------
 
     def readiness(self) -> list[dict[str, str]]:
-        """Return why not everything is in step; empty when it is."""
+        """Return the reasons why not everything is in sync; empty if it is."""
         reasons = []
         target = self.target
         if target.error is not None:

@@ -1,7 +1,7 @@
 """The gauges of a scrape, in two steps.
 
-The event loop reads the facts, which it alone may do; a thread makes metrics of them, because there
-may be many tables, and the loop feeds the streams meanwhile.
+Only the event loop may read the facts. A thread makes metrics of them, because there may be many
+tables, and the loop feeds the streams meanwhile.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@ source.
 Every few seconds streamer commits an empty transaction with a logical message at the source. It
 comes through slot and stream like any other, and counts as arrived when everything before it is
 durable in the target. Only one is on its way at a time, so streamer writes nothing to a stalled
-stream; the age of the present one shows how long the stream has stalled.
+stream. The age of the present one shows how long the stream has stalled.
 
 Times are those of this machine's clock, because the clocks of the two servers may differ. They
 begin before the request for the commit: on an idle source the heartbeat may arrive before the
@@ -43,7 +43,7 @@ class Heartbeat:
         self._told = services.without_heartbeat
         self._target = services.target
         self.confirmed_at: float | None = None
-        """When the last heartbeat that arrived was sent, in monotonic time."""
+        """The time of sending of the last heartbeat that arrived, in monotonic time."""
         self._sent_at: float | None = None
         self._lsn = NOTHING
 
@@ -99,8 +99,8 @@ class Heartbeat:
     def seconds(self) -> float | None:
         """How long a commit takes now: as the last one took, or the present one already has.
 
-        Where nothing is in flight a heartbeat arrives without a commit at the target, so the time
-        for which the target has confirmed nothing counts as well.
+        With nothing in flight, a heartbeat arrives without a commit at the target. So the time
+        since the target last confirmed a write counts as well.
         """
         waited = max(self.travelling_seconds, self._target.silent_seconds)
         if self.arrived_seconds is None:

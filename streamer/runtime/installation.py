@@ -1,8 +1,8 @@
 """The id of this installation, also while the target is away.
 
 The target's bookkeeping holds the id. A process that starts while the target is away would not know
-its own id, and could not tell its publications from those of another installation. A copy of the id
-is therefore kept in ``spool.directory``, in a file that is named after the target: another target
+its id. It could not tell its publications from those of another installation. The process therefore
+keeps a copy of the id in ``spool.directory``, in a file named after the target. Another target
 means another installation, also in the same directory.
 """
 
@@ -48,7 +48,7 @@ class Installation:
         return text if 0 < len(text) <= _ID_LENGTH_MAX else None
 
     async def learn(self, installation: str) -> None:
-        """Keep the id that the target's bookkeeping has. A directory that refuses it is logged."""
+        """Keep the id that the target's bookkeeping has. Log a directory that refuses it."""
         await asyncio.to_thread(self._keep, installation)  # it syncs a file
 
     def _keep(self, installation: str) -> None:
@@ -59,8 +59,8 @@ class Installation:
             self._write(installation)
         except OSError as exc:
             log.warning(
-                "the id of this installation cannot be stored; started while the target is away, "
-                "streamer will not touch a replication slot",
+                "streamer cannot store the id of this installation; a process that starts while "
+                "the target is away will not touch a replication slot",
                 file=str(self._path),
                 error=exc.strerror,
             )

@@ -15,7 +15,7 @@ class Lag:
         self._received_time = 0
 
     def received(self, time: int) -> None:
-        """Everything that was committed until *time* has come."""
+        """The stream has delivered every commit until *time*."""
         self._received_time = max(self._received_time, time)
 
     @property

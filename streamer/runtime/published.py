@@ -7,11 +7,12 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 - *keep*: nothing is missing. A plain table may change its key: the stream shows that in order.
 - *copy*: the table can become ready again, but only after a copy. It gained a replica identity, or
   identities of partitions changed, whose order is unknown.
-- *copy*, too: the application dropped the table and created it again while it was copied.
+- *copy*, too: the application dropped and re-created the table during its copy.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
   table whose updates can no longer be published leaves the publication of updates first, so that
   the application's own statements work.
-- *block*: a table that is not ready anyway cannot be published now; it is copied when it can be.
+- *block*: streamer cannot publish a table that is not ready anyway; its copy begins as soon as it
+  can.
 """
 
 import asyncio
@@ -58,11 +59,11 @@ class Verdicts:
     """With the reason, for the log."""
     blocked: dict[MappedRelation, str] = field(default_factory=dict)
     contention: SourceContentionError | None = None
-    """Another session kept us from changing publications; the rest is judged next time."""
+    """Another session kept us from changing publications; the next round judges the rest."""
 
 
 def needs_copy(before: str | None, identity: RelationIdentity) -> bool:
-    """Whether a relation whose replica identity was *before* has to be copied. Pure.
+    """Whether a relation whose replica identity was *before* needs a copy. Pure.
 
     Without an identity only inserts were published. Identities of partitions change one by one, and
     in between the stream brings old rows that fit neither.
@@ -90,7 +91,7 @@ class Publishing:
         self._returned: set[int] = set()
         """Mapped again: streamer itself took it out of the publication, no other session did."""
         self._renewed: set[MappedRelation] = set()
-        """Not in step, and published for the copy that is to come."""
+        """Not in sync, and published for its next copy."""
         self._roots: dict[int, int] = {}
         """The OIDs of tables, by relation id, when they were last seen."""
         self.is_being_copied: Callable[[MappedRelation], bool] = lambda _: False
@@ -107,13 +108,13 @@ class Publishing:
         self._source = source
 
     def renew(self, mapped: MappedRelation) -> None:
-        """A new copy of *mapped* is wanted: earlier gaps in its publication no longer matter."""
+        """A new copy of *mapped* is due: earlier gaps in its publication no longer matter."""
         self._renewed.discard(mapped)
 
     async def settle(self, plain: Connection) -> Verdicts:
         """Publish every relation as its identity allows; return the consequences for each.
 
-        The consequences are stored before this returns. Raises SourceDivergedError when a
+        This method stores the consequences before it returns. Raises SourceDivergedError when a
         publication that was in use is gone, and SourceRejectedError.
         """
         async with self._lock:
@@ -134,7 +135,7 @@ class Publishing:
                 if mapped.relation_id in self._returned:
                     verdicts.copied[mapped] = "it was not published while the mapping lacked it"
                 elif self._is_of_former_table(mapped, identity):
-                    verdicts.copied[mapped] = "the application replaced it while it was copied"
+                    verdicts.copied[mapped] = "the application replaced it during its copy"
                 else:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
         # A session that took a table out of a publication does not find it back at once.
@@ -165,7 +166,7 @@ class Publishing:
         publications, identities = await self._read(plain, relations)
         self._judge_faults(verdicts, relations, publications, identities, refused)
         self._judge_identities(verdicts, relations, identities)
-        # Before the identity: dying in between, it is compared with the old one again.
+        # Before the identity: after a crash in between, the guard compares with the old one again.
         await self._store_verdicts(verdicts)
         await self._remember(verdicts, relations, publications, identities)
         self._returned.clear()
@@ -211,11 +212,11 @@ class Publishing:
         publications: dict[str, Publication],
         identity: RelationIdentity | None,
     ) -> str | None:
-        """Return why changes of a relation in step may be missing."""
+        """Return the reason why changes of a relation in sync may be missing."""
         if identity is None:
             return (
-                f'table "{mapped.mapping.source}" is no longer in the source: it was dropped or '
-                "renamed"
+                f'table "{mapped.mapping.source}" is no longer in the source: a session dropped '
+                "or renamed it"
             )
         known = self._known.get(mapped.relation_id, Known())
         mark = membership_fingerprint(publications.values(), identity)
@@ -229,7 +230,7 @@ class Publishing:
     def _is_of_former_table(
         self, mapped: MappedRelation, identity: RelationIdentity | None
     ) -> bool:
-        """Whether another table got the name of *mapped* while that was copied.
+        """Whether another table got the name of *mapped* during its copy.
 
         The copy may be over by now, and may have read the other table.
         """
@@ -264,7 +265,7 @@ class Publishing:
                 leaf = unlogged[0].name
                 error = (
                     f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
-                    "the WAL; have its owner run at the source: alter table "
+                    "the WAL; its owner has to run at the source: alter table "
                     f"{quote_qualified(leaf.namespace, leaf.name)} set logged"
                 )
             elif name in refused:
@@ -297,8 +298,8 @@ class Publishing:
                 if before not in (None, NONE) and not identity.is_usable:
                     verdicts.stopped[mapped] = (
                         f'table "{mapped.mapping.source}": {identity.obstacle}, so its updates and '
-                        "deletes are no longer published; streamer check prints the statements "
-                        "that help, and the table is then copied again; to go on with inserts "
+                        "deletes are no longer published. streamer check prints the statements "
+                        "that help; streamer then copies the table again. To continue with inserts "
                         f"only, run: {self._resync_command(mapped)}"
                     )
                 elif needs_copy(before, identity):
@@ -357,5 +358,5 @@ class Publishing:
 
 
 def _is_in_step(mapped: MappedRelation) -> bool:
-    """Whether no copy of *mapped* is still to be made."""
+    """Whether *mapped* needs no further copy."""
     return mapped.skip_through_lsn != EVERYTHING

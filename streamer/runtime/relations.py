@@ -1,9 +1,8 @@
 """The mapped relations of one source while it streams: their states, and the lanes they are in.
 
 With ``consistency: table`` every relation has a lane of its own. With ``consistency: transaction``
-those that are in step share one, and a relation that is being copied has one of its own until then.
-Relations whose target tables are connected by foreign keys share one too, where the role cannot
-keep the keys from firing.
+those in sync share one, and a relation in copy has its own until then. Relations whose target
+tables are connected by foreign keys share one too, where the role cannot keep the keys from firing.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ class Relations:
         """Lanes of several relations, by the first table of their group; None for all."""
         self._groups: Groups = {}
         self.positions_wanted = asyncio.Event()
-        """An operator waits for tables, so their positions are to be stored."""
+        """An operator waits for tables, so the process has to store their positions."""
 
     @property
     def table_waits(self) -> dict[str, str]:
@@ -88,7 +87,7 @@ class Relations:
 
     @property
     def are_ready(self) -> bool:
-        """Whether every relation is in step."""
+        """Whether every relation is in sync."""
         return all(state is State.READY for state in self._states.values())
 
     def in_step(self) -> list[MappedRelation]:
@@ -131,7 +130,7 @@ class Relations:
         return self._lanes[mapped]
 
     def lane_now(self, mapped: MappedRelation) -> Lane | None:
-        """Return the lane of a relation that may have been removed."""
+        """Return the lane of a relation, even of one that left the mapping."""
         return self._lanes.get(mapped)
 
     def lanes(self) -> set[Lane]:
@@ -177,7 +176,7 @@ class Relations:
             mapped.plan = None
 
     def shares_home(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* shares a lane with others when it is in step."""
+        """Whether *mapped* shares a lane with others once it is in sync."""
         return self._services.by_transaction or mapped.mapping.target in self._groups
 
     def remove(self, mapped: MappedRelation) -> Lane:
@@ -196,9 +195,7 @@ class Relations:
         return self._lanes.pop(mapped)
 
     def hold_for_copy(self, mapped: MappedRelation) -> None:
-        """Hold the changes of *mapped* from now on; those that were dispatched before are
-        superseded.
-        """
+        """Hold the changes of *mapped* from now on; they supersede those dispatched before."""
         self._own_lane(mapped).keep(Hold.SYNC)
         mapped.skip_through_lsn = EVERYTHING
         mapped.is_set_aside = False
@@ -252,7 +249,7 @@ class Relations:
             self._lanes[mapped] = self._home_lane(mapped)
 
     def _home_lane(self, mapped: MappedRelation) -> Lane:
-        """Return the lane where *mapped* belongs when it is in step."""
+        """Return the lane where *mapped* belongs once it is in sync."""
         group = self._groups.get(mapped.mapping.target)
         if not self._services.by_transaction and group is None:
             lane = self._lanes.get(mapped)
@@ -268,7 +265,7 @@ class Relations:
             return await read_groups(target, [mapping.target for mapping in mappings])
 
     def set_groups(self, groups: Groups) -> None:
-        """Give a lane to each of *groups*, before any relation is added."""
+        """Give a lane to each of *groups*, before the first relation."""
         self._groups = groups
 
     def fits(self, groups: Groups) -> bool:

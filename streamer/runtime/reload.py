@@ -1,7 +1,7 @@
 """Applies another mapping to a source while its stream runs.
 
-Tables that stay are not interrupted, unless they share a lane with one that changes. A change that
-cannot be made like this needs a new attempt to stream the source.
+Tables that stay continue without a break, unless they share a lane with one that changes. Any other
+change needs a new attempt to stream the source.
 """
 
 from collections.abc import Callable
@@ -65,10 +65,10 @@ def _may_change(
     gone: list[MappedRelation],
     is_copied: Callable[[MappedRelation], bool],
 ) -> bool:
-    """Return whether the running stream can go over to *wanted*; *gone* leave or are refilled.
+    """Return whether the running stream can switch to *wanted*; *gone* leave, or get a new copy.
 
-    One relation cannot leave a lane that several share, and a copy goes on by the rule it began
-    with. A table that is not copied again would lose the changes that its lane holds.
+    One relation cannot leave a lane that several share, and a copy continues by the rule with which
+    it began with. A table without a new copy would lose the changes that its lane holds.
     """
     changed = [m for m in relations if wanted.get(m.mapping.source) != m.mapping]
     return not (
@@ -83,7 +83,7 @@ def _may_change(
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Forget a relation. Changes of it that were dispatched are applied, or given up."""
+    """Forget a relation. The workers apply its dispatched changes, or give them up."""
     lane = session.relations.remove(mapped)
     if lane in session.relations.lanes():
         return  # other relations share it

@@ -61,12 +61,12 @@ class Requests:
                     )
 
     def _pause(self, relation_id: int) -> None:
-        """Hold later changes. A reader who sees that the table is paused may rely on that."""
+        """Hold later changes. A client that reads the state "paused" may rely on it."""
         if (mapped := self._relations.get(relation_id)) is not None:
             self._relations.lane(mapped).keep(Hold.PAUSED)
 
     def _end_pause(self, lane: Lane) -> None:
-        """Let *lane* go on, unless one of the tables that share it is paused."""
+        """Let *lane* continue, unless one of the tables that share it is paused."""
         in_lane = self._relations.in_lane(lane)
         if not any(self._relations.state(other) is State.PAUSED for other in in_lane):
             lane.release(Hold.PAUSED)
@@ -98,7 +98,8 @@ class Requests:
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         self._end_pause(before)
-        before.changed.set()  # a drainer that waits for more of a large transaction gives it up
-        # Nothing of it may still be on its way to the target when the copy begins.
+        # A drainer that waits for more of a large transaction gives it up: nothing of it may be on
+        # its way to the target when the copy begins.
+        before.changed.set()
         await until_applied(before, through_lsn)
         await self._publish([mapped])

@@ -46,7 +46,7 @@ class Services:
 
 
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
-"""As they are stored in streamer.source."""
+"""As streamer.source stores them."""
 
 
 @dataclass(slots=True)

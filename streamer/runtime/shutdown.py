@@ -1,7 +1,7 @@
 """Signals: the first requests an orderly stop, the second ends the process at once.
 
-An orderly stop is bounded: a server that does not answer must not delay it. An abrupt end loses
-nothing, because changes that are not durable were never acknowledged.
+An orderly stop has a time limit: a server that does not answer must not delay it. An abrupt end
+loses nothing, because streamer acknowledges durable changes only.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The link between source and target: slot, publications, and the positions that both sides store.
 
-Positions and fingerprints are stored in the target before they count. So a comparison at every
-start, and while streaming, finds everything that breaks the link: a moved slot, a changed
-publication, a server restored to an earlier time. streamer never continues across a gap: the source
-stops, and its error names the tables to resync.
+streamer stores positions and fingerprints in the target before they count. A comparison at every
+start, and while streaming, finds all breaks of the link: a moved slot, a changed publication, a
+restored server. streamer never continues across a gap: the source stops, and its error names the
+tables to resync.
 """
 
 from collections.abc import Iterable
@@ -81,11 +81,13 @@ class SlotCheck:
         self._reported = Reported()
 
     def _synced(self) -> list[MappedRelation]:
-        """Return the relations that have no copy still to be made."""
+        """Return the relations that need no further copy."""
         return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
 
     async def check(self) -> None:
-        """Refuse a source that cannot go on where the target stands. Raises SourceDivergedError."""
+        """Refuse a source that cannot continue at the target's position. Raises
+        SourceDivergedError.
+        """
         synced, record = self._synced(), self._record
         if not synced:
             return
@@ -147,8 +149,8 @@ class SlotCheck:
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
         is_all_copied = not synced and not any(m.is_to_declare for m in self._relations)
         if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
-            # Everything is copied again, so begin at the end of the WAL: earlier WAL may not even
-            # be readable, as when a publication was dropped (before PostgreSQL 18).
+            # All tables get a new copy, so begin at the end of the WAL. Earlier WAL may be
+            # unreadable, as after DROP PUBLICATION before PostgreSQL 18.
             return await self._make_slot(plain)
         try:
             start_lsn = check_slot(slot, name, self._server.database)
@@ -158,7 +160,7 @@ class SlotCheck:
                 self._check_position(slot, start_lsn)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:
-                raise  # another program's slot: neither to be used nor to be dropped
+                raise  # another program's slot: streamer neither uses nor drops it
             if not synced:
                 return await self._make_slot(plain)
             raise await self._lost(exc, synced) from None

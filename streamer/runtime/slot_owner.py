@@ -38,7 +38,7 @@ class SlotOwner:
         is_known: bool,
         is_taken_over: bool,
     ) -> None:
-        """Refuse slot and publications of another installation, unless they are taken over.
+        """Refuse slot and publications of another installation, without an order to take them over.
 
         *is_known*: the target has a position of the slot. Raises SourceTakenError.
         """

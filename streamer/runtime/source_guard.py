@@ -79,7 +79,7 @@ class SourceWatch:
         self._publishing.is_being_copied = coordinator.is_at
 
     async def publish(self, relations: Iterable[MappedRelation]) -> None:
-        """See that *relations*, which are to be copied, are published; copy those that are."""
+        """Publish *relations*, which need a copy; begin the copies of the published ones."""
         wanted = list(relations)
         for mapped in wanted:
             self._publishing.renew(mapped)
@@ -89,7 +89,7 @@ class SourceWatch:
             await self._settle(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """The stream brings another table under the name of *mapped*: nothing of it is applied."""
+        """The stream brings another table under the name of *mapped*: apply nothing of it."""
         self._relations.set_aside(mapped)
         self._replaced.add(mapped)
 
@@ -184,7 +184,7 @@ class SourceWatch:
             self._coordinator.request(mapped)
 
     async def _block(self, blocked: dict[MappedRelation, str]) -> None:
-        """Show why tables cannot be copied, and copy those that can be by now."""
+        """Report the tables that cannot be copied yet, and copy those that can by now."""
         before, self._blocked = self._blocked, {}
         for mapped, error in blocked.items():
             if self._coordinator is not None and self._coordinator.is_at(mapped):

@@ -57,4 +57,4 @@ async def _look_at_partitions(
         with translating(source.label):
             await look_at_leaves(bookkeeping, plain, relations.in_step())
     except SourceContentionError as exc:
-        log.debug("partitions are looked at later", source=source.label, reason=str(exc))
+        log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))

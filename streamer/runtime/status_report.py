@@ -26,11 +26,10 @@ from streamer.waiting import wait_for_event
 
 REPORT_SECONDS: Final = 2.0
 _QUEUE: Final = (
-    f"one of the {CONCURRENT_MAX} connections by which held tables are applied: other held tables "
-    "use all of them"
+    f"one of the {CONCURRENT_MAX} connections for held tables: other held tables use all of them"
 )
 LAG_SECONDS_MIN: Final = 2.0
-"""A table that lags less is not written down, or every busy table would be, all the time."""
+"""A smaller lag is not reported: otherwise every busy table would cause a write all the time."""
 
 
 async def report_status(
@@ -42,7 +41,7 @@ async def report_status(
 ) -> None:
     """Write a source's status every `REPORT_SECONDS` until cancelled.
 
-    The positions of its tables are written whenever an operator waits for them.
+    The process writes the positions of its tables whenever an operator waits for them.
     """
     wanted = relations.positions_wanted
     report = _StatusReport(services, source, relations, heartbeat)
@@ -62,7 +61,7 @@ async def report_status(
 
 
 class _StatusReport:
-    """Remembers the values that were written last for one source."""
+    """Remembers the last written values of one source."""
 
     def __init__(
         self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat

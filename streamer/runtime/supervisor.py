@@ -1,9 +1,9 @@
 """Keeps pipelines running, each on its own: an error of one source does not disturb the others.
 
 The class of an error decides the reaction. After a transient error the supervisor retries with a
-back-off. An error that an operator must fix leaves the source in state ``error``; the supervisor
-retries now and then, and at once after an operator's request. An error that is no StreamerError is
-a defect, and ends the source's attempt like an error for the operator.
+back-off. An error that an operator must fix leaves the source in state ``error``. The supervisor
+retries every 15 s, and at once after an operator's request. An error that is no StreamerError is a
+defect, and ends the source's attempt like an error for the operator.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ class Supervisor:
         self._lock = SourceLock(services.address, source, holder)
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
-        """Why binary transport was given up; it is not tried again with this configuration."""
+        """The reason why the source fell back to text; it stays there with this configuration."""
         self._confirmed_at: float | None = None
-        """When the last heartbeat that arrived in an earlier attempt was sent."""
+        """The time of sending of the last heartbeat that arrived in an earlier attempt."""
         self._is_to_begin_anew = False
         self._may_stream = asyncio.Event()
         self._may_stream.set()

@@ -50,13 +50,13 @@ class TableEvents:
         self.advanced = asyncio.Event()
         """Set when the durable position may have moved."""
         self.has_progress = False
-        """A table has got further since the position was stored last."""
+        """A table has advanced since the last stored position."""
         self._services = services
         self._heartbeat = heartbeat
         self._fail = fail
 
     async def close(self) -> None:
-        """Give up everything that is not applied yet: the source will send it again."""
+        """Give up all unapplied changes: the source will send them again."""
         lanes = self.relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand it to a drainer
@@ -147,7 +147,7 @@ class TableEvents:
         if self.relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
             return
         if mapped.is_set_aside:
-            return  # it may be idle, but it is not in step
+            return  # it may be idle, but it is not in sync
         error, hint = (_with_notes(failure), failure.hint) if failure else (None, None)
         self.relations.set_state(mapped, state, error, hint)
         backoff = Backoff()
@@ -189,7 +189,7 @@ class TableEvents:
         self.relations.missing.add(mapped)
 
     def copy_failed(self, mapped: MappedRelation, error: str) -> None:
-        mapped.skip_through_lsn = EVERYTHING  # it is in step only after another copy
+        mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
         self.relations.set_state(mapped, State.ERROR, error)
         table = str(mapped.mapping.source)
         log.error("table cannot be copied", source=self.source.label, table=table, error=error)

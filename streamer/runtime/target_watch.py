@@ -1,8 +1,8 @@
 """The state of the target, for readiness, page, status and metrics.
 
 One connection does nothing but ask the target whether it answers and accepts writes, and listen for
-operators' requests. The state therefore does not depend on changes that happen to be in flight: an
-idle source notices an outage of the target as soon as a busy one. An answer that takes longer than
+operators' requests. The state therefore does not depend on changes in flight: an idle source
+notices an outage of the target as soon as a busy one. An answer that takes longer than
 `ANSWER_SECONDS` counts as an outage, so a network that swallows packets is an outage as well.
 
 States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
@@ -36,9 +36,9 @@ log = structlog.get_logger()
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
-"""Requests are also polled, because a notification is lost with its connection."""
+"""The task polls requests, too, because a lost connection loses its notifications."""
 
-# default_transaction_read_only is no obstacle: every session of ours sets it to off.
+# default_transaction_read_only is no obstacle: each of our sessions sets it to off.
 _IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
 
 
@@ -72,7 +72,7 @@ class TargetHealth:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the target can be read although it accepts no writes."""
+        """Whether the target accepts reads but no writes."""
         return self.state is TargetState.READ_ONLY
 
     @property

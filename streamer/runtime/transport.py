@@ -33,8 +33,8 @@ async def choose_transport(
 ) -> frozenset[int]:
     """Return the OIDs of types that come in binary; none when all is text.
 
-    Says in the log why binary that is asked for is not used. *known_obstacle*: why it could not be
-    gone on with before.
+    Logs the reason why a source with `transport: binary` sends text. *known_obstacle*: the reason
+    from an earlier attempt.
     """
     if source.transport is Transport.TEXT:
         return TEXT

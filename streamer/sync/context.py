@@ -47,7 +47,9 @@ class SyncEvents(Protocol):
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
     def copy_failed(self, mapped: MappedRelation, error: str) -> None: ...
     def table_missing(self, mapped: MappedRelation) -> None:
-        """The source has no table of that name. Its copy can be requested when there is one."""
+        """The source has no table of that name. A caller can request its copy once the source has
+        it.
+        """
         ...
 
     def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:

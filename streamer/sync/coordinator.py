@@ -1,9 +1,9 @@
 """Copies the relations of one source that need it, and hands each over to the stream.
 
-Relations that need a copy are held (`streamer.apply.lane`): the stream goes on for all others, and
-keeps the changes of these on disk. The coordinator takes all that wait and copies them in one round
-(`streamer.sync.round`); the tables that a round leaves, the next one takes. Changes that the stream
-held up to the consistent point are dropped, because the copy has them.
+Relations that need a copy are held (`streamer.apply.lane`): the stream continues for all others,
+and keeps the changes of these on disk. The coordinator takes all that wait and copies them in one
+round (`streamer.sync.round`); the tables that a round leaves, the next one takes. The coordinator
+drops held changes up to the consistent point, because the copy has them.
 
 Dying anywhere leaves a state that tells where to begin again (`streamer.sync.states`).
 """

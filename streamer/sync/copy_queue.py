@@ -37,12 +37,12 @@ class CopyQueue:
         self._copying.discard(mapped)
 
     def give_up(self, mapped: "MappedRelation") -> None:
-        """Neither begin nor go on with a copy of *mapped*, until it is requested again."""
+        """Give up the copy of *mapped* until the next request for it."""
         self._waiting.pop(mapped, None)
         self._copying.discard(mapped)
 
     def is_copying(self, mapped: "MappedRelation") -> bool:
-        """Whether the round under way copies *mapped*, and nobody gave that up."""
+        """Whether the round under way copies *mapped*, and no caller has cancelled that."""
         return mapped in self._copying and not mapped.is_set_aside
 
     def unfinished(self, batch: "Iterable[MappedRelation]") -> "list[MappedRelation]":

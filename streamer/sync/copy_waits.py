@@ -1,7 +1,7 @@
 """Reports the reason why a copy waits: its turn, or a session that holds a lock on either side.
 
-A task of its own polls the target for the length of a round, because the round itself can wait:
-for a lock as it prepares a table, or as it exchanges the rows.
+A separate task polls the target for the length of a round, because the round itself may wait for a
+lock.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class CopyWaits:
         }
 
     def _keep(self, reasons: dict[MappedRelation, str]) -> dict[MappedRelation, str]:
-        """Let the reason stand of an exchange that is tried again in a moment."""
+        """Keep showing the reason of an exchange that the round will soon try again."""
         now = time.monotonic()
         again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
         return {m: reason for m, reason in self._told.items() if m in again} | reasons

@@ -4,10 +4,10 @@ One transaction compares both, or replaces the rows, so readers see the old rows
 takes row locks only: no TRUNCATE, no other table under the old name. Indexes, grants, views and
 foreign keys stay untouched.
 
-Rows are compared as the text of their values. That finds differences which a type's own ``=``
-ignores (1.0 and 1.00), and works for types without one. If the target has a key, rows of one key
-are compared and a row that differs is updated. If it has none, equal rows are counted: of three
-equal rows in the target and two in the staging table, one goes.
+The comparison uses the text of the values. That finds differences which a type's own ``=`` ignores
+(1.0 and 1.00), and works for types without one. If the target has a key, it pairs the rows of each
+key and updates those that differ. If it has none, it counts equal rows: of three equal rows in the
+target and two in the staging table, one goes.
 
 In the statements, t is the target and s the staging table. Pure.
 """
@@ -26,11 +26,11 @@ class WriteMode(enum.Enum):
     DIRECT = "direct"
     """Straight into a table that holds none of this source."""
     REPLACE = "replace"
-    """All anew."""
+    """Every row is written again."""
     DIFFERENCE = "difference"
     """Those that differ."""
     KEEP = "keep"
-    """Rows that differ are written; rows that only the target has stay."""
+    """Write rows that differ; rows that only the target has stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Exchange:
     def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
         """Return the statements to run, in order.
 
-        Without *by_update* rows that differ are deleted and inserted: a unique constraint other
-        than the key's can reject updates that it allows in another order.
+        Without *by_update* it deletes and inserts rows that differ, because another unique
+        constraint may reject the updates.
         """
         if mode is WriteMode.REPLACE:
             return [f"delete from {self.table} t where {self._own}", self._insert("true")]

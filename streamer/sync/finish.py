@@ -1,8 +1,9 @@
 """The end of a table's copy: handed over to the stream, or given up.
 
-A relation whose parts are all copied is made whole. Directly filled, it gets its indexes back;
-staged, its rows are exchanged. ``catching_up`` with the consistent point as its progress is stored
-in the same transaction, and then its lane may drain. A copy that fails leaves the target as it was.
+Completes a relation whose last part is in the target. A table that the copy filled directly gets
+its indexes back; for a staged one, the exchange replaces the old rows. ``catching_up`` with the
+consistent point as its progress is stored in the same transaction, and then its lane may drain. A
+copy that fails leaves the target as it was.
 """
 
 import contextlib
@@ -36,15 +37,16 @@ class Finisher:
     async def refuse(
         self, mapped: MappedRelation, error: StreamerError, when: str | None = None
     ) -> None:
-        """*mapped* cannot be copied; the others of its round can."""
+        """Report that *mapped* cannot be copied; the others of its round continue."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
         await self.fail(mapped, str(error) if when is None else f"{when}: {error}")
 
     async def fail(self, mapped: MappedRelation, error: str) -> None:
-        """Leave the target as it was found, and show why the copy failed.
+        """Restore the target, then report the reason of the failure.
 
-        In this order: a table that is in error has its own indexes, unless they cannot be made.
+        In this order: a table in state "error" has its indexes, unless the server refuses to build
+        them.
         """
         try:
             async with self._context.target() as target:
@@ -59,7 +61,7 @@ class Finisher:
         self._context.events.copy_failed(mapped, error)
 
     async def declare(self, target: TargetConnection, copy: TableCopy) -> None:
-        """Take a relation to be in step, without a copy."""
+        """Declare a relation to be in sync, without a copy."""
         copy.reads(copy.relation)
         await hand_over(
             target,
@@ -79,7 +81,7 @@ class Finisher:
     async def finish(self, copy: TableCopy, rows: int, size: int) -> None:
         """A relation's parts are all there: make it whole and hand it over to the stream.
 
-        An exchange that others hinder is tried again later: its rows are all in the target.
+        The round tries a hindered exchange again later: all its rows are in the target.
         """
         failpoint("sync.copied")
         try:

@@ -11,7 +11,7 @@ FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JA
 
 
 def find_obstacle() -> str | None:
-    """Say why Spark cannot start here; None if its Java is fine. No Spark is started for it."""
+    """Say why Spark cannot start here; None if its Java is fine. This starts no Spark."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:

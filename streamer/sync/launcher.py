@@ -1,8 +1,8 @@
 """Starts the Spark process, hands it jobs, watches it and ends it.
 
-Spark never runs in the event loop's process: it may be killed or run out of memory without touching
-the stream. The process is started with the first job, kept warm for a while after the last, and
-owns a process group, so ending it ends the JVM and the Python workers too.
+Spark never runs in the event loop's process: it may crash or run out of memory without harm to the
+stream. The launcher starts the process with the first job and keeps it warm for a while after the
+last. The process has its own group, so ending the group ends the JVM and the Python workers, too.
 """
 
 import asyncio

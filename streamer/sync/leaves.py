@@ -1,11 +1,11 @@
 """Reports gaps of ready tables that no change closes.
 
 One kind is a partition that was attached to a published table with rows in it, or that was detached
-for a while. The other is a column that was dropped and added again, or took another's name: older
-rows keep its former values.
+for a while. The other is a column that a session dropped and added again, or that took another's
+name: older rows keep its former values.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
-table's status until the table is copied again.
+table's status until the next copy.
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,8 @@ async def know_leaves(
 async def look_at_leaves(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
-    """Say which partitions brought rows, or were away for a while, since *relations*, all in step,
-    were copied.
+    """Report partitions that brought rows, or were detached for a while, since the copies of
+    *relations*, all in sync.
     """
     relations = list(relations)
     await look_at_columns(bookkeeping, plain, relations)
@@ -61,7 +61,7 @@ async def _look(
     leaves: list[Leaf],
     known: dict[int, str] | None,
 ) -> None:
-    # An older version copied without recording partitions: the present ones are taken as known.
+    # An older version copied without recording partitions, so the present ones count as known.
     new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
     brought = [await brought_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
@@ -95,7 +95,7 @@ def _names(leaves: list[Leaf]) -> str:
 async def look_at_columns(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
-    """Say which columns are others than those that *relations*, all in step, were filled with."""
+    """Report columns that differ from those from which copies filled *relations*, all in sync."""
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]

@@ -1,4 +1,4 @@
-"""Copies a table that is rewritten faster than a copy can end, under one lock.
+"""Copies a table under one lock, if the application rewrites it faster than a copy can end.
 
 An ordinary part locks its table only while it reads, so the application can truncate the table
 between the snapshot and the part. A lock in another session does not help: the application's
@@ -6,7 +6,7 @@ TRUNCATE queues for that lock, and the parts queue behind the TRUNCATE. Here one
 snapshot, locks the table and reads all parts. A session never waits behind its own lock.
 
 The application's TRUNCATE waits for the copy meanwhile, and every later statement on that table
-waits for the TRUNCATE. So a table is copied this way only after several rounds
+waits for the TRUNCATE. So a round copies a table this way only after several attempts
 (`streamer.sync.copy_queue`).
 """
 
@@ -42,7 +42,7 @@ class LockedTable:
 
     @classmethod
     async def connect(cls, source: SourceMapping, server: SourceServer) -> Self:
-        """Connect before the snapshot is taken: the table can be rewritten until `lock`."""
+        """Connect before the snapshot exists: the application can rewrite it until `lock`."""
         plain = await connect(source)
         try:
             with translating(source.label):

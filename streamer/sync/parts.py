@@ -1,14 +1,14 @@
 """Copying one part: bytes from the source's COPY to the target's, untouched.
 
-It runs inside a Spark task, blocking, with psycopg. Rows are never decoded: one server reads the
-other's bytes, so no value can change on the way, and forwarding bytes costs a fiftieth of decoding
+It runs inside a Spark task, blocking, with psycopg. A task never decodes rows: one server reads the
+other's bytes, so no value can change on the way. Forwarding bytes also costs a fiftieth of decoding
 them. The task first locks the part's row in ``streamer.sync_partition``, and marks it in the
 transaction of the copy. So a task that Spark runs twice, or that outlived its process, copies once
 or not at all.
 
 A part locks its table at the source only while it reads. It first makes sure that the table still
-has the storage and the columns of the plan. A table that was rewritten, or whose columns were
-renamed, has to be copied again; DDL of the application need not wait for a whole copy.
+has the storage and the columns of the plan. After a rewrite or a renamed column, the table needs
+another copy. In return, DDL of the application need not wait for a whole copy.
 
 An executor on another machine has only this module and its imports of streamer
 (`streamer.sync.spark_job` ships them), besides psycopg.
@@ -35,9 +35,9 @@ from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
 from streamer.target.claim import PROOF_SQL
 
 PACE_ROWS: Final = 1000
-"""After how many rows the limit on rows per second is looked at."""
+"""The number of rows between two checks of the limit on rows per second."""
 UNSENT_BYTES: Final = 1024 * 1024
-"""After how many bytes a target that reads slowly is waited for."""
+"""The number of bytes after which a task waits for a slow target."""
 THROTTLED_TIMES: Final = 4
 """How many times as long a part takes while the source keeps too much WAL."""
 
@@ -96,10 +96,10 @@ class NotCopiedError(Exception):
 
 
 class PassingError(Exception):
-    """A part could not be copied now; Spark runs its task again.
+    """The copy of a part failed for now; Spark runs its task again.
 
-    It has the server's message in one line and no more: Spark shows it in its UI and event log, and
-    the rest of a driver's message may contain values of rows or a connection string.
+    It has the server's message in one line and no more. Spark shows it in its UI and event log, and
+    the rest may contain values of rows or a connection string.
     """
 
 
@@ -116,7 +116,7 @@ def copy_tasks(
 
 
 def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
-    """Copy a task's parts; yield those that are not copied, with the reason: see `NotCopiedError`.
+    """Copy a task's parts; yield the failed ones with the reason: see `NotCopiedError`.
 
     Raises PassingError for a transient error.
     """
@@ -159,8 +159,8 @@ def copy_over(
 ) -> dict[str, Any] | None:
     """Copy all parts of one table over a session that reads under the snapshot already.
 
-    Return the failure that ended this, if any. The session cannot be had again, so nothing is
-    tried again here. *connected* gets the connection to the target.
+    Return the failure that ended this, if any. The session cannot be replaced, so this function
+    retries nothing. *connected* gets the connection to the target.
     """
     part = parts[0]
     try:
@@ -180,7 +180,7 @@ def copy_over(
 
 
 def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """Return the report to the coordinator about a part that is not copied."""
+    """Return the report to the coordinator about a failed part."""
     kind = error.kind if isinstance(error, NotCopiedError) else "refused"
     return {"relation_id": part["relation_id"], "kind": kind, "error": _describe(error)}
 
@@ -389,8 +389,8 @@ class PartCopier:
     def _pump(self, source: "pq.abc.PGconn", target: "pq.abc.PGconn") -> int:
         """Pass COPY data on as it comes: libpq gathers rows into packets on either side.
 
-        Gathering rows here first costs three times the processor time of this loop. libpq is never
-        left to wait: psycopg would hold the interpreter's lock meanwhile.
+        Gathering rows here first costs three times the processor time of this loop. libpq itself
+        never waits: psycopg would hold the interpreter's lock meanwhile.
         """
         get, put = source.get_copy_data, target.put_copy_data
         size = rows = sent = 0
@@ -457,7 +457,7 @@ select coalesce(pg_catalog.bool_or(
     pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
 from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
 """
-# Only a block can go on behind a row that cannot be converted; a setting takes its result.
+# Only a block can continue after a row that it cannot convert; a setting takes its result.
 _FIND_UNTRANSLATABLE_SQL: Final = """
 do $streamer$
 declare
@@ -509,7 +509,7 @@ def _check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
 def _prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
-    A session stays on its server, so this is proved once. Each part proves the token again, in the
+    A session stays on its server, so one proof is enough. Each part proves the token again, in the
     transaction that writes: another process may have taken the source over on this server.
     """
     try:
@@ -524,8 +524,8 @@ def _prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
 
 
 def _import(source: "psycopg.Connection[Any]", snapshot_name: str) -> None:
-    """Import a snapshot. One that cannot be imported will not come back: the reasons have several
-    SQLSTATEs, and none of them passes.
+    """Import a snapshot. If the import fails, the snapshot is gone: the reasons have several
+    SQLSTATEs, and none is transient.
     """
     try:
         source.execute(f"set transaction snapshot '{snapshot_name}'".encode())
@@ -557,8 +557,8 @@ def _await_data(pgconn: "pq.abc.PGconn") -> None:
 
 
 def _flush(pgconn: "pq.abc.PGconn") -> None:
-    """Wait until everything is sent. The server's data must be read meanwhile, because it may wait
-    for that.
+    """Wait until libpq has sent everything. Read the server's data meanwhile, because the server
+    may wait for that.
     """
     while pgconn.flush():
         waiting = select.poll()

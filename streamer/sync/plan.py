@@ -1,11 +1,10 @@
 """Cutting the copy of relations into parts, and parts into Spark tasks.
 
-A part is a range of a table's pages, read with a TID range scan (PostgreSQL 14 and later; before
-that a table is one part, because each range would read it all). How many parts follows from all a
-table holds: wide values are not in its pages but in its TOAST table, and a few pages may refer to
-gigabytes of them. Parts of one table can run at the same time; small tables share a task, so that a
-task's two connections are worth making. Large parts come first, so that no long one begins last.
-Pure.
+A part is a range of a table's pages, read with a TID range scan. Before PostgreSQL 14 a table is
+one part, because each range would read it all. The number of parts follows from all bytes of a
+table: wide values are in its TOAST table, and a few pages may refer to gigabytes. Parts of one
+table can run at the same time; small tables share a task, so that a task's two connections are
+worth making. Large parts come first, so that no long one begins last. Pure.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ class Heap:
     """A table with storage of its own: a plain table, or a leaf of a partitioned one.
 
     ``size_bytes``: with its TOAST table; ``page_count``: without. ``stores``: OID and filenode of
-    each table that is read, as planned. ``numbers``: those of the columns, in the order of
+    each table to read, as planned. ``numbers``: those of the columns, in the order of
     `CopySource.columns`.
     """
 
@@ -41,8 +40,8 @@ class Heap:
 class CopyPart:
     """One piece of work, small and free of secrets.
 
-    ``lock``: the lock that keeps the table unchanged while the part is read. ``stores`` and
-    ``numbers``: its storage and columns when the part was planned, see `Heap`; ``look``: a query
+    ``lock``: the lock that keeps the table unchanged during the COPY. ``stores`` and
+    ``numbers``: its storage and columns at the time of the plan, see `Heap`; ``look``: a query
     without rows whose columns have these numbers.
 
     ``types_out`` and ``types_in``: queries without rows whose columns show the types on both sides,
@@ -84,7 +83,7 @@ class CopySource:
     heaps: tuple[Heap, ...]
     can_split: bool
     columns: str = ""
-    """All columns of the source's table: expressions may use those that are not copied."""
+    """All columns of the source's table: expressions may use columns that the copy leaves out."""
     names: tuple[str, ...] = ()
     """The columns of the target that the copy writes."""
 
@@ -102,7 +101,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
         for number in range(count):
             first = number * heap.page_count // count
             last = (number + 1) * heap.page_count // count
-            # The last range is open: the table may have grown since it was measured.
+            # The last range is open: the table may have grown since its measurement.
             conditions = [] if source.condition is None else [f"({source.condition})"]
             if number > 0:
                 conditions.append(f"ctid >= '({first},0)'::tid")

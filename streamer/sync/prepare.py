@@ -1,13 +1,13 @@
 """Before the rows of a copy come: whether it can run, and which way it takes.
 
 *Directly*: COPY fills the target table itself. That is the fast way, for a table without rows of
-this source, so readers miss none. ``streamer.relation.filling`` records the start. After a crash,
-the rows of this source in it are a part only, and are cleared.
+this source, so readers miss none. ``streamer.relation.filling`` records the start. After a crash it
+holds only part of this source's rows, and streamer deletes them.
 
 *Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
 transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the old rows.
 
-Rows that streamer has not written are removed with consent only.
+streamer removes rows of other programs with consent only.
 """
 
 from dataclasses import dataclass, field, replace
@@ -257,7 +257,7 @@ class Preparation:
         """
         relation_id = copy.mapped.relation_id
         async with transaction(target):
-            # All waits come before the relation's row is locked: their reasons are written there.
+            # All waits come before the lock on the relation's row, because their reasons go there.
             await _lock_target(target, copy)
             # A task of a process that died may still hold its part's row. This waits until the
             # task commits or ends, and the statements below see the rows that it committed. From

@@ -51,7 +51,7 @@ class CopyReports:
                 self._delayed.pop(mapped, None)
 
     def begin_round(self) -> None:
-        """All parts are copied again."""
+        """The next round copies all parts again."""
         self._delayed = dict.fromkeys(self._delayed, 0)
 
     async def show_progress(self, done: Counter[int]) -> None:

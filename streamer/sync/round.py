@@ -1,16 +1,15 @@
 """One round of copies: the tables that wait, under one snapshot.
 
-1. the target tables are there and fit, and it is decided which way rows go: straight into the
-   table, or into a staging table (`streamer.sync.prepare`, `streamer.sync.stage`);
-   ``copying`` is stored;
-2. a snapshot: the one that the main slot exported when it was made, or that of a temporary slot. A
-   session of the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
-3. definitions are read again under that snapshot. A table that is another one by then is left to
-   the next round;
-4. indexes are put off, parts are planned and stored, and Spark copies them (`streamer.sync.parts`).
-   A table that was rewritten in several rounds is copied under a lock
+1. the target tables exist and fit, and the round decides where rows go: into the table, or into a
+   staging table (`streamer.sync.prepare`, `streamer.sync.stage`); ``copying`` is stored;
+2. a snapshot: the one that the new main slot exported, or that of a temporary slot. A session of
+   the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
+3. the round reads the definitions again under that snapshot. A table that has changed by then waits
+   for the next round;
+4. the round defers indexes, plans and stores parts, and Spark copies them (`streamer.sync.parts`).
+   A table that the application rewrote in several rounds is copied under a lock
    (`streamer.sync.locked_table`);
-5. as each relation's last part is there, it is handed over (`streamer.sync.finish`).
+5. after a relation's last part, the round hands the relation over (`streamer.sync.finish`).
 """
 
 import asyncio
@@ -98,16 +97,16 @@ class Round:
         )
         self._copies: list[TableCopy] = []
         self._again: list[str] = []
-        """Why tables are left to the next round."""
+        """The reasons why tables wait for the next round."""
         self._waits = CopyWaits(context, queue, reports)
         self._locked: dict[TableCopy, LockedTable] = {}
-        """Tables that are copied under one lock."""
+        """Tables to copy under one lock."""
         self._snapshot: HeldSnapshot
 
     async def run(self, batch: list[MappedRelation], exported: ExportedSnapshot | None) -> None:
         """Copy *batch* under the snapshot of *exported*, or under a new one.
 
-        Raises SyncAgainError if tables are left to the next round, and StreamerError if all are.
+        Raises SyncAgainError if tables wait for the next round, and StreamerError if all do.
         """
         async with AsyncExitStack() as sessions:
             if exported is not None:
@@ -127,8 +126,8 @@ class Round:
     def _unfinished(self) -> list[TableCopy]:
         """The copies still to be made.
 
-        A table that was set aside meanwhile misses changes and waits for an operator's resync. One
-        whose copy was given up is requested again.
+        A table that was set aside meanwhile misses changes and waits for an operator's resync. A
+        cancelled copy has its own later request.
         """
         self._drop_given_up()
         return [copy for copy in self._copies if not copy.is_done]
@@ -251,7 +250,7 @@ class Round:
     # ---- 3: definitions ------------------------------------------------------------------------
 
     async def _copy(self) -> None:
-        """Copy all that can be copied under the snapshot."""
+        """Copy all tables that the snapshot allows."""
         for copy in self._unfinished:
             copy.consistent_point = self._snapshot.consistent_point
             copy.source_time = self._snapshot.source_time
@@ -267,8 +266,8 @@ class Round:
     async def _look(self) -> None:
         """Read the definitions again, as the snapshot has them.
 
-        A column that was added and filled before the snapshot was taken is in no later change. The
-        others go on: a table that is rewritten all the time must not keep them from being copied.
+        A column that a session added and filled before the snapshot is in no later change. The
+        other tables continue: one that is rewritten all the time must not block their copies.
         """
         looked = self._unfinished
         publications = await read_publications(
@@ -376,7 +375,7 @@ class Round:
                 failures = copying.result()
             except SparkJobError as exc:
                 await self._snapshot.check()
-                # Parts that are copied stay so; the snapshot still stands.
+                # Copied parts stay copied; the snapshot is still valid.
                 await self._reports.show_error([c.mapped for c in self._unfinished], str(exc))
                 backoff.log(log, "the Spark job is started again", exc)
                 await backoff.wait()
@@ -390,7 +389,7 @@ class Round:
                 submitted = None
 
     async def _copy_parts(self, parts: list[CopyPart]) -> list[dict[str, Any]]:
-        """Copy parts, most of them with Spark; return which could not be copied, and why."""
+        """Copy parts, most of them with Spark; return the failed ones with their reasons."""
         alone = {copy.mapped.relation_id: session for copy, session in self._locked.items()}
         tasks = group([part for part in parts if part.relation_id not in alone])
         ends = self._ends(len(tasks) + len(alone))
@@ -423,8 +422,8 @@ class Round:
         )
 
     async def _settle(self, failures: list[dict[str, Any]]) -> bool:
-        """See to the parts that are not copied (`streamer.sync.parts.NotCopiedError`); tell whether
-        some wait for a lock.
+        """Handle the failed parts (`streamer.sync.parts.NotCopiedError`); tell whether some wait
+        for a lock.
 
         Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """
@@ -471,7 +470,7 @@ class Round:
     # ---- 5: while and after parts are copied ---------------------------------------------------
 
     async def _finish_complete(self) -> list[CopyPart]:
-        """Finish relations all of whose parts are copied; return the parts still to copy."""
+        """Finish relations without a part left to copy; return the parts of the others."""
         active = self._unfinished
         async with self._context.bookkeeping.connection() as bookkeeping:
             rows = await bookkeeping.fetch(

@@ -5,10 +5,10 @@ meanwhile. So a session of the round imports it and exports it again. Then the s
 of any length retains no WAL. That session holds the snapshot and, between two looks at tables, no
 lock.
 
-A table's definition is read under this snapshot, while the table is locked, so a copy reads exactly
-the columns of its definition. The lock ends at once. Each part makes sure, under its own lock, that
-its table still has the same storage and the same columns (`streamer.sync.parts`). So the
-application's DDL waits for the parts that are being read, not for the copy.
+The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
+columns of its definition. The lock ends at once. Each part makes sure, under its own lock, that its
+table still has the same storage and the same columns (`streamer.sync.parts`). So the application's
+DDL waits for the parts under way, not for the copy.
 """
 
 from dataclasses import dataclass, replace

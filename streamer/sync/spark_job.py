@@ -5,11 +5,11 @@ and writes ``run FILE`` or ``cancel FILE``, a line each, to its standard input. 
 warm between jobs and ends with that input, so it never outlives its process. By hand, or with
 spark-submit on a cluster: ``spark_job.py --job FILE``.
 
-Executors on other machines need Python with psycopg, and a way to both databases; the few modules
-that a task runs are shipped. A job file has mode 0600. In local mode a task reads its connection
-strings from a file of the same mode. On a cluster they travel in the task's closure, once Spark has
-proved that it authenticates and encrypts (`spark_security`). No command line, configuration or
-message has them, so neither the UI nor an event log shows them.
+Executors on other machines need Python with psycopg, and a way to both databases; the driver ships
+the few modules that a task runs. A job file has mode 0600. In local mode a task reads its
+connection strings from a file of the same mode. On a cluster they travel in the task's closure,
+once Spark has proved that it authenticates and encrypts (`spark_security`). No command line,
+configuration or message has them, so neither the UI nor an event log shows them.
 
 Events go to standard output as lines of JSON. ``streamer.sync_partition`` records the copied parts.
 """
@@ -57,7 +57,7 @@ SHIPPED: Final = (
     "streamer.target",
     "streamer.target.claim",
 )
-"""All of ours that a task imports, with its packages."""
+"""All modules of streamer that a task imports, with their packages."""
 
 # Half the time to start: jobs end before optimizing them pays off.
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -196,7 +196,7 @@ def _ends_file(ends: CopyEnds, directory: Path) -> Iterator[str]:
 def _run_and_report(session: SparkSession, path: str) -> None:
     try:
         failures = run_job(session, Path(path))
-    except Exception as exc:  # noqa: BLE001  # reported to whoever started us; the session goes on
+    except Exception as exc:  # noqa: BLE001  # the parent process reports it; the session continues
         emit("failed", job=path, error=f"{type(exc).__name__}: {_cause(exc)}")
         _exit_without_java(session)
     else:

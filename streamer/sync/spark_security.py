@@ -2,8 +2,8 @@
 
 A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` it
 gives tasks to every client that can reach these ports, and a task on a cluster holds connection
-strings. So a local driver listens on the loopback interface only and authenticates its clients, and
-a driver of a cluster refuses to send a job unless Spark authenticates and encrypts.
+strings. So a local driver listens on the loopback interface only and authenticates its clients. A
+driver of a cluster sends a job only if Spark authenticates and encrypts.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Staging tables, in which a copy gathers rows while the target table keeps the old ones, and the
 transaction that exchanges them.
 
-A staging table is logged: the ledger records the parts in it, so it must not lose them alone. It
+A staging table is no unlogged table: a crash must not empty it while the ledger keeps its parts. It
 lives from the beginning of a copy to the commit of the exchange. The next process drops the tables
 that a crash leaves.
 """

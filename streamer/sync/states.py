@@ -1,10 +1,10 @@
 """The life of one relation's copy: init → copying → catching_up → ready, and error or paused from
 any.
 
-A state is stored before its work begins, so a crash always leaves the truth behind. A process that
-finds a state at its start acts as follows:
+streamer stores a state before its work begins, so the stored state is true after a crash. A process
+that finds a state at its start acts as follows:
 
-- ``init``: the target has no rows of this source yet, or rows to be replaced. Begin.
+- ``init``: the target has no rows of this source yet, or rows to replace. Begin.
 - ``copying``: the snapshot ended with the process that exported it. Raise the attempt, so that a
   task which still runs can no longer commit, clear the rows of finished parts, and begin again.
 - ``catching_up``: the copy is complete, and ``end_lsn`` is its consistent point. The stream, read
@@ -15,8 +15,8 @@ finds a state at its start acts as follows:
 - ``error``: the target rejects a change. A drainer retries now and then, and after an operator's
   request.
 
-In the last two, ``snapshot_lsn`` tells whether a copy is still to be made: it is null until one is
-complete.
+In the last two, ``snapshot_lsn`` tells whether the relation still needs a copy: it is null until
+one is complete.
 
 Pure.
 """
@@ -46,7 +46,7 @@ def is_turn(waiting_for: str) -> bool:
 
 
 def needs_copy(state: State, *, has_snapshot: bool) -> bool:
-    """Whether a relation found in *state* at start has a copy still to be made."""
+    """Whether a relation in *state* at a start still needs a copy."""
     match state:
         case State.INIT | State.COPYING:
             return True

@@ -1,13 +1,13 @@
 """Target tables: their required definition, and the creation of missing ones.
 
-A table is created from the source's definition: columns with their exact types, NOT NULL, generated
-columns with their expressions, and the primary key (or the columns of the replica identity's index)
-with the sid first. Identity columns become plain ones, because values come from the source;
-defaults are not needed for the same reason. Partitioned tables become plain ones.
+streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
+and generated columns with their expressions. The primary key, or the columns of the replica
+identity's index, follow the sid. Identity columns become plain ones, because values come from the
+source; defaults are not needed for the same reason. Partitioned tables become plain ones.
 
 A history table also gets ``kvsz_id`` (the order of versions that begin at the same time), the three
-history columns, a primary key of key and ``kvsz_id``, and a unique index that lets each key have
-one open version. A key that is deferrable at the source is deferrable here too.
+history columns, and a primary key of key and ``kvsz_id``. A unique index lets each key have one
+open version. A key that is deferrable at the source is deferrable here too.
 
 Building statements is pure; `create_table` runs them.
 """

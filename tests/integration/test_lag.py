@@ -76,7 +76,7 @@ async def test_a_table_that_queues_for_a_connection_of_the_drainer_says_so(
 
             async def one_queues() -> bool:
                 found = [(await streamer.table(f"public.{t}"))["waiting_for"] or "" for t in tables]
-                return any("by which held tables are applied" in reason for reason in found)
+                return any("connections for held tables" in reason for reason in found)
 
             await streamer.eventually(one_queues, 60)
             user.execute("rollback")

@@ -64,7 +64,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
         assert (await streamer.status())["state"] == "streaming"
         # Nothing of another table came in under the name.
         assert target.execute("select v from b") == [("b",)]
-        assert "dropped or renamed" in (await streamer.table("public.a"))["error"]
+        assert "dropped or renamed it" in (await streamer.table("public.a"))["error"]
     # The state outlives the process, and no table is copied unasked.
     await execute("create table a (id int primary key, v text); insert into a values (9, 'anew')")
     async with stream(TABLES) as streamer:

@@ -1,10 +1,10 @@
 """Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
 The guard measures at the source alone, over its own connection, so it works while the target is
-away. At half of ``max_retained_wal`` it warns, at 80 % it slows copies down. At the limit the
-policy decides: warn; spool, which reads the slot into a journal
-(`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot and has the tables
-copied again.
+away. At half of ``max_retained_wal`` it warns, at 80 % it slows copies down. The policy acts at the
+limit: warn; spool, which reads the slot into a journal
+(`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
+tables need a resync.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 MEASURE_SECONDS: Final = 2.0
 FINISH_SECONDS: Final = 60.0
-"""How long the pipeline may take to read the end of a journal before writing goes on."""
+"""How long the pipeline may take to read the end of a journal before writing continues."""
 FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
 FAILED_SECONDS: Final = 60.0
 
@@ -53,8 +53,8 @@ _HYSTERESIS: Final = 0.1
 
 
 def level_of(ratio: float, before: Level = Level.OK) -> Level:
-    """Return the level for a share of the limit. One that was reached is left a little below where
-    it begins, so that nothing is switched back and forth. Pure.
+    """Return the level for a share of the limit. A level ends a little below its beginning, so that
+    it does not switch back and forth. Pure.
     """
     order = list(Level)
     for level, begins_at in _BEGINS_AT.items():
@@ -78,7 +78,9 @@ class Backlog:
     def of(
         cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
-        """Return the backlog to show when *retained* was measured just now, and *stored* before."""
+        """Return the backlog to show. *retained*: the new measurement; *stored*: the earlier
+        one.
+        """
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
         if source.max_retained_wal_bytes is None and not spooled_bytes:
             return None
@@ -134,7 +136,7 @@ class Runner(Protocol):
 
 
 class BacklogGuard:
-    """Guards one source. `run` is its owner's task, also while the target is waited for."""
+    """Guards one source. `run` is its owner's task, also during an outage of the target."""
 
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
@@ -147,7 +149,7 @@ class BacklogGuard:
         self.backlog: Backlog | None = None
         """As measured last; None if there is nothing to guard."""
         self.given_up: str | None = None
-        """Why the slot was dropped, while it is gone."""
+        """The reason why the guard dropped the slot, while there is none."""
         self.obstacle: str | None = None
         """Why the guard leaves the slot alone at the limit: it may be another installation's."""
         self._changed = asyncio.Event()
@@ -294,7 +296,7 @@ class BacklogGuard:
             await self.journaling.prepare()
         except StreamerError as exc:
             self._not_before = now + FAILED_SECONDS
-            log.error("no journal can be written", source=self.source.label, error=str(exc))
+            log.error("streamer cannot write a journal", source=self.source.label, error=str(exc))
             return
         self.journaling.begin()
         if self.runner is not None:
@@ -303,10 +305,10 @@ class BacklogGuard:
     async def _give_up(self, retained: Retained, limit: int) -> None:
         """Drop the slot, and let the pipeline find out that it is gone."""
         self.given_up = (
-            f'replication slot "{self.source.slot}" was given up: the source kept '
+            f'streamer gave up replication slot "{self.source.slot}": the source kept '
             f"{retained.retained_bytes} bytes of WAL for it, and max_retained_wal is {limit}"
         )
-        log.error("the slot is given up", source=self.source.label, error=self.given_up)
+        log.error("streamer drops the slot", source=self.source.label, error=self.given_up)
         runner = self.runner
         if runner is not None:
             runner.let_stream(False)
@@ -324,7 +326,7 @@ class BacklogGuard:
     # ---- when the target has caught up ---------------------------------------------------------
 
     async def _see_to_the_end(self, unconfirmed_bytes: int) -> None:
-        """Stop writing the journal when little of it is left, and leave it when nothing is."""
+        """Stop writing the journal when little of it is left; return to the slot at its end."""
         journal, runner = self.journaling.journal, self.runner
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
             if self._finish_by is not None:

@@ -1,9 +1,9 @@
-"""When a source's journal is written, when it is read, and when it is deleted.
+"""The life of a source's journal: when the process writes, reads and deletes it.
 
-A journal begins at the slot's position (`begin`). From then on the slot is read into it, with or
-without a target. The pipeline reads from it as long as it exists. When the target has caught up,
-writing stops (`stop_writing`), the pipeline reads the rest and restarts. It then finds that nothing
-in the journal is needed (`settle`), deletes it, and reads the slot itself.
+A journal begins at the slot's position (`begin`). From then on a reader fills it from the slot,
+with or without a target. The pipeline reads from it as long as it exists. When the target has
+caught up, writing stops (`stop_writing`), the pipeline reads the rest and restarts. It then finds
+that nothing in the journal is needed (`settle`), deletes it, and reads the slot itself.
 
 After a crash, `judge` decides. streamer continues a journal if and only if it holds everything
 between the target's position and the position that the source may have discarded. No other check
@@ -80,7 +80,7 @@ class Journaling:
         self._is_lasting = is_lasting
         self.journal: Journal | None = None
         self.error: str | None = None
-        """Why nothing is written now, although it should be."""
+        """The reason why the journal stands still although it should grow."""
         self._path = directory_of(spools, source.slot)
         self._is_damaged = False
         self._is_known = asyncio.Event()
@@ -98,7 +98,7 @@ class Journaling:
         return 0 if self.journal is None else self.journal.size_bytes
 
     async def run(self) -> None:
-        """Go on with the journal that is there, and write one whenever that is wanted."""
+        """Continue an existing journal, and write one whenever the guard asks for it."""
         backoff = Backoff()
         try:
             await self._open()
@@ -124,7 +124,7 @@ class Journaling:
         finally:
             if self.journal is not None:
                 self.journal.close()
-            self._is_known.clear()  # begun again, it is opened again
+            self._is_known.clear()  # the next attempt opens it again
 
     async def _open(self) -> None:
         backoff = Backoff()
@@ -132,7 +132,7 @@ class Journaling:
             try:
                 self.journal = await asyncio.to_thread(Journal.open, self._path)
             except JournalError as exc:
-                # Whether it is needed shows when the slot is compared with the target.
+                # The comparison of slot and target shows whether it is needed.
                 self.error, self._is_damaged = str(exc), True
                 log.error("the journal cannot be read", source=self.source.label, error=str(exc))
             except StreamerError as exc:
@@ -161,7 +161,7 @@ class Journaling:
             self._writing.cancel()  # it is begun again
 
     async def prepare(self) -> None:
-        """See whether a journal could be begun. Raises SpoolError."""
+        """Check whether the process may begin a journal. Raises SpoolError."""
         if not self._is_lasting:
             raise SpoolError(
                 "a journal needs a directory that lasts",
@@ -193,7 +193,7 @@ class Journaling:
             start_lsn = await self._check(plain, server)
             if self.journal is not None:
                 await asyncio.to_thread(self.journal.rewind)
-            # Whole transactions only, in order, as text: they can always be applied.
+            # Whole transactions only, in order, as text: the target can always take them.
             options = StreamOptions.for_version(
                 server.version,
                 source,
@@ -239,7 +239,7 @@ class Journaling:
         identity = JournalIdentity(server.system_identifier, self.source.slot)
         self.journal = await asyncio.to_thread(Journal.create, self._path, identity, start_lsn)
         log.warning(
-            "journaling started: slot is now read to disk",
+            "journaling started: streamer reads the slot into files now",
             source=self.source.label,
             directory=str(self._path),
             lsn=str(start_lsn),
@@ -264,8 +264,9 @@ class Journaling:
     async def settle(
         self, plain: Connection, server: SourceServer, acknowledged_lsn: Lsn
     ) -> Journal | None:
-        """Return the journal to read from, if there is one and it is needed; otherwise it is gone,
-        or leaves a hole, which shows when the slot is compared with the target.
+        """Return the journal to read from, if there is one and the target needs it.
+
+        Otherwise it is gone, or leaves a hole, which the comparison of slot and target finds.
         """
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
@@ -311,7 +312,7 @@ class Journaling:
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:
-    """Return why a task of ours ended; None if it was told to."""
+    """Return the reason why one of our tasks ended; None if the owner ended it."""
     if task.cancelled():
         return None
     exc = task.exception()

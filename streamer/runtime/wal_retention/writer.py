@@ -85,7 +85,7 @@ class Journaler:
             if not records:
                 continue
             before = self._journal.end_lsn
-            # A thread cannot be cancelled, and no other task may touch the files before it ends.
+            # asyncio cannot cancel a thread, and no other task may touch the files before it ends.
             writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write, records))
             try:
                 await asyncio.shield(writing)
