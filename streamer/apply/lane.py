@@ -34,6 +34,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
+from streamer.waiting import wait_for_event
 
 CONFIRMED_MAX: Final = 4
 """RELATION messages remembered for a plan: streamed transactions have one each."""
@@ -587,3 +588,9 @@ async def until_idle(lane: Lane) -> None:
     while lane.queued_count:
         lane.changed.clear()
         await lane.changed.wait()
+
+
+async def until_changed(lane: Lane, seconds: float | None) -> None:
+    """Wait until something about *lane* changes, at most *seconds*."""
+    lane.changed.clear()
+    await wait_for_event(lane.changed, seconds)

@@ -5,9 +5,9 @@ work at the same time. A window closes ``commit_interval`` after its first chang
 or when the queue is empty. It always ends at source commits.
 
 The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
-worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drainer`) finds
-the cause without delaying the other lanes. The worker itself retries after a lost connection, with
-the same window.
+worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drain`) finds the
+cause without delaying the other lanes. The worker itself retries after a lost connection, with the
+same window.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
-from streamer.apply.drainer import Drainer
+from streamer.apply.drain.drainer import Drainer
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.transaction import TargetTransaction

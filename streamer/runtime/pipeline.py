@@ -4,7 +4,7 @@
       → assembler decode/transactions.py   transactions, or pieces of large ones
       → dispatch  runtime/dispatch.py      each lane gets its share, in commit order
       → worker    apply/worker.py          shares to windows, windows to target transactions
-        or drainer apply/drainer.py        the same for lanes that are held
+        or drainer apply/drain/drainer.py  the same for lanes that are held
       → events    runtime/table_events.py  a lane reports what it has committed
       → tracker   progress/tracker.py      the durable LSN before the first gap
       → feedback  here                     stored in the target, then acknowledged to the source

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.apply.budget import Budget
-from streamer.apply.drainer import Drainer
+from streamer.apply.drain.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
 from streamer.lsn import NOTHING, Lsn

@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Final
 
-from streamer.apply.drainer import CONCURRENT_MAX
+from streamer.apply.drain.drainer import CONCURRENT_MAX
 from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from streamer.apply import drainer
+from streamer.apply.drain import turn
 from streamer.runtime import session as session_module
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
@@ -26,7 +26,7 @@ async def test_no_reader_sees_a_part_of_it(
     consistency: str,
 ) -> None:
     monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
-    monkeypatch.setattr(drainer, "READ_BYTES", 20_000)
+    monkeypatch.setattr(turn, "READ_BYTES", 20_000)
     seen: list[object] = []
 
     async def copy(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.apply import drainer
 from streamer.apply.check_expressions import confirm_expressions
+from streamer.apply.drain import drainer
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.source import (
     check_capacity,

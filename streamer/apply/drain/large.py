@@ -1,0 +1,204 @@
+"""Applies a lane transaction larger than memory, piece by piece in one target transaction.
+
+The rest of it may still arrive meanwhile. A crash, the loss of the source, or a resync of one of
+its tables rolls all of it back.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+from streamer.apply.counting import count_changes
+from streamer.apply.drain.shares import (
+    add_context,
+    commit,
+    diverts,
+    may_divert,
+    report_quarantine,
+)
+from streamer.apply.fold import Counts
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation, ShareSpool, until_changed
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.planner import Planner, known_plans
+from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.spool import OpenShareDiscarded
+from streamer.decode.transactions import Changes, Transaction
+from streamer.errors import Retry, StreamerError, TargetContentionError
+from streamer.failpoints import failpoint
+from streamer.observability.metrics import Metrics
+
+AHEAD_ROWS: Final = 1000
+
+
+class LargeShare:
+    """Applies the share at the front of *lane* through *writer*.
+
+    *read_bytes*: about the size of a piece that is read from the lane's spool.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        writer: QuarantineWriter,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        read_bytes: int,
+    ) -> None:
+        self._read_bytes = read_bytes
+        self._lane = lane
+        self._writer = writer
+        self._planner = planner
+        self._metrics = metrics
+
+    @property
+    def _spool(self) -> ShareSpool:
+        return self._lane.front
+
+    async def apply(self, piece: LaneTransaction) -> None:
+        """Apply the share that begins with *piece*, as its pieces arrive."""
+        try:
+            await self._apply_pieces([piece], immediate=False)
+        except _ConstraintAtEnd:
+            await self._apply_pieces(await self._next_piece(), immediate=True)
+
+    async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
+        writer, spool = self._writer, self._spool
+        touched: dict[MappedRelation, Counts] = {}
+        (piece, *_) = first
+        transaction = piece.transaction
+        window: LaneWindow | None = None
+        try:
+            await writer.begin()
+            while True:
+                async with self._looking_ahead(piece, touched) as ahead:
+                    written = await self._write_piece(piece, window, immediate=immediate)
+                    for mapped, changes in written:
+                        touched.setdefault(mapped, Counts()).count(changes.payloads)
+                    failpoint("drain.piece_written")
+                    _check_still_wanted(touched, transaction)
+                    if ahead is None:
+                        break
+                    (piece, *_), window = await ahead
+            try:
+                await writer.transaction.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED or immediate or not any(map(diverts, touched)):
+                    raise
+                raise _ConstraintAtEnd from exc
+            assert piece.end_lsn is not None
+            _check_still_wanted(touched, transaction)
+            await commit(writer, dict.fromkeys(touched, piece.end_lsn))
+        except (OpenShareDiscarded, _NotWanted):
+            await writer.rollback()
+            spool.rewind()
+            return
+        except BaseException as exc:
+            spool.rewind()
+            if isinstance(exc, _ConstraintAtEnd):
+                await writer.rollback()
+            if isinstance(exc, StreamerError):
+                add_context(exc, piece)
+                await writer.rollback()
+            if isinstance(exc, TargetContentionError):
+                # A column that a plan had to add waited for this very transaction. It no longer
+                # stands in the way, and the next attempt finds the column there.
+                await self._planner.plans(piece)
+            raise
+        self._lane.drained(1)
+        report_quarantine(self._lane, writer)
+        self._lane.owner.lane_durable(self._lane, [piece])
+        for mapped, counts in touched.items():
+            count_changes(self._metrics, mapped, counts)
+
+    @contextlib.asynccontextmanager
+    async def _looking_ahead(
+        self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
+    ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
+        """Read the piece after *piece*, if it is not the last one, while *piece* is being written.
+
+        So the target works while this process prepares, and the other way round.
+        """
+        if piece.end_lsn is not None:
+            yield None
+            return
+        looking = self._look_ahead(piece.transaction, touched)
+        task = asyncio.create_task(looking, name=f"next of {self._lane.name}")
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _look_ahead(
+        self, transaction: Transaction, touched: dict[MappedRelation, Counts]
+    ) -> tuple[list[LaneTransaction], LaneWindow | None]:
+        """Return the next shares, and the window of the first if it can be told in advance."""
+        while not (shares := self._spool.read(self._read_bytes)):
+            await until_changed(self._lane, None)
+            _check_still_wanted(touched, transaction)
+        plans = known_plans(shares[0])
+        if plans is None or may_divert(shares[0]):
+            return shares, None
+        window = LaneWindow(self._lane)
+        window.add(shares[0], plans, [[] for _ in plans])
+        for mapped, changes, plan in window.parts[0]:
+            for start in range(0, len(changes.payloads), AHEAD_ROWS):
+                window.relations[mapped].add(plan, changes.payloads[start : start + AHEAD_ROWS])
+                await asyncio.sleep(0)  # the write in progress goes first
+        return shares, window
+
+    async def _write_piece(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
+        """Write a piece, of which *window* may be known; return its changes that were to be
+        written.
+        """
+        writer = self._writer
+        await writer.savepoint()
+        if window is None or any(mapped.plan is not plan for mapped, _, plan in window.parts[0]):
+            window = await self._piece_window(piece)
+        try:
+            if immediate:
+                await writer.write_in_order(window, 0, 1, immediate=True)
+            else:
+                await writer.write(window)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or immediate:
+                raise
+            await writer.rollback_to_savepoint()
+            self._planner.forget(piece)
+            window = await self._piece_window(piece)
+            await writer.write_in_order(window, 0, 1)
+        await writer.transaction.release_savepoint()
+        return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
+
+    async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
+        plans = await self._planner.plans(piece)
+        self._writer.start_window()
+        window = LaneWindow(self._lane)
+        window.add(piece, plans, await self._writer.follow(piece, plans))
+        return window
+
+    async def _next_piece(self) -> list[LaneTransaction]:
+        while not (shares := self._spool.read(self._read_bytes)):
+            await until_changed(self._lane, None)
+        return shares
+
+
+class _NotWanted(Exception):  # not an error: a share of which a copy brings a part
+    """A resync was asked for while a large share was being written."""
+
+
+def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
+    """Give up a large share if it has written to a relation that is going to be copied again.
+
+    The rest of the relation's changes would be skipped, and readers would see the part.
+    """
+    if any(mapped.has(transaction) for mapped in touched):
+        raise _NotWanted
+
+
+class _ConstraintAtEnd(Exception):  # not an error: a large share that is to be written otherwise
+    """A deferred constraint refuses a large share, and does not say which of its rows."""

@@ -1,0 +1,66 @@
+"""What the modules of this folder ask of lane transactions, and how they commit them."""
+
+import structlog
+
+from streamer.apply.advice import advise
+from streamer.apply.lane import Lane, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.backoff import Backoff
+from streamer.errors import StreamerError, TargetConnectionError, TargetMovedError
+from streamer.lsn import Lsn
+from streamer.mapping.rules import OnError
+
+log = structlog.get_logger()
+
+
+def diverts(mapped: MappedRelation) -> bool:
+    """Return whether rejected changes of *mapped* go into quarantine."""
+    return mapped.mapping.rule.on_error is OnError.QUARANTINE
+
+
+def may_divert(share: LaneTransaction) -> bool:
+    return any(diverts(mapped) for mapped, _ in share.changes)
+
+
+def add_context(error: StreamerError, share: LaneTransaction) -> None:
+    """Have *error* name the source transaction of *share*, and its table if it has one alone."""
+    transaction = share.transaction
+    error.lsn = str(transaction.final_lsn)
+    error.add_note(
+        f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
+    )
+    relations = {mapped for mapped, _ in share.changes}
+    if len(relations) == 1:  # of several it is not known here which one is refused
+        (mapped,) = relations
+        advise(error, mapped, mapped.plan)
+
+
+async def commit(writer: QuarantineWriter, progress: dict[MappedRelation, Lsn]) -> None:
+    """Commit, and find out whether that was done if the connection is lost meanwhile.
+
+    Raises TargetConnectionError if it was not done.
+    """
+    try:
+        await writer.transaction.commit(progress)
+    except TargetConnectionError:
+        backoff = Backoff()
+        while True:
+            writer.disconnect()
+            try:
+                await writer.transaction.connect()
+                if await writer.transaction.settle():
+                    return
+                break
+            except TargetMovedError:
+                raise
+            except TargetConnectionError as exc:
+                backoff.log(log, "waiting to learn the outcome of a commit", exc)
+                await backoff.wait()
+        raise
+
+
+def report_quarantine(lane: Lane, writer: QuarantineWriter) -> None:
+    """Tell the owner of *lane* which relations have another number of rows in quarantine."""
+    for mapped in writer.take_changed():
+        lane.owner.quarantine_changed(mapped)

@@ -1,0 +1,149 @@
+"""One lane's use of one connection of the drainer: requests, windows of shares, large shares."""
+
+from typing import Final
+
+from streamer.apply.counting import count_changes
+from streamer.apply.drain.exact_order import ExactOrder
+from streamer.apply.drain.large import LargeShare
+from streamer.apply.drain.shares import add_context, commit, report_quarantine
+from streamer.apply.fold import Counts
+from streamer.apply.lane import Lane, LaneWindow
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.planner import Planner
+from streamer.apply.quarantine.requests import fulfil
+from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.spool import OpenShareDiscarded
+from streamer.errors import ProtocolError, Retry, StreamerError
+from streamer.observability.metrics import Metrics
+
+READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Turn:
+    """One lane's use of one connection."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        writer: QuarantineWriter,
+        planner: Planner,
+        metrics: Metrics,
+        plans_may_be_stale: bool,
+    ) -> None:
+        self._lane = lane
+        self._writer = writer
+        self._planner = planner
+        self._metrics = metrics
+        self._plans_may_be_stale = plans_may_be_stale
+
+    async def apply_next(self) -> bool:
+        """Fulfil a request, or apply the next shares; False if there is neither now."""
+        if self._lane.requests:
+            await self._fulfil()
+            return True
+        try:
+            shares = self._lane.take(READ_BYTES)
+        except OpenShareDiscarded:
+            self._lane.front.rewind()
+            return True
+        if not shares:
+            return False
+        if self._plans_may_be_stale:
+            self._plans_may_be_stale = False
+            for share in shares:
+                self._planner.forget(share)
+        if shares[0].end_lsn is None:
+            large = LargeShare(
+                self._lane, self._writer, self._planner, self._metrics, read_bytes=READ_BYTES
+            )
+            await large.apply(shares[0])
+        else:
+            await self._apply(shares)
+        return True
+
+    async def _fulfil(self) -> None:
+        lane = self._lane
+        request = lane.requests[0]
+        if lane.owner.lane_of(request.mapped) is lane:
+            await fulfil(request, lane, self._writer, self._planner)
+            lane.owner.quarantine_changed(request.mapped)
+        # Else it is being copied, on a lane of its own; the request is found again after that.
+        if lane.requests:
+            lane.requests.popleft()
+
+    async def _apply(self, shares: list[LaneTransaction]) -> None:
+        """Apply finished shares, as many as the target takes; raise why it takes no more."""
+        done = 0
+        try:
+            window, error = await self._window(shares)
+            try:
+                await self._writer.begin()
+                await self._writer.write(window)
+                await commit(self._writer, window.progress())
+                done = len(window.shares)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._writer.rollback()
+                # With the present plans: an earlier definition may have caused the rejection.
+                for share in shares:
+                    self._planner.forget(share)
+                window, error = await self._window(shares)
+                done, refused = await self._apply_in_order(window)
+                error = refused or error
+            if error is not None:
+                raise error
+        except StreamerError:
+            if not self._writer.transaction.is_broken:
+                await self._writer.rollback()
+            raise
+        finally:
+            # Also when cancelled: changes that are not durable stay in the lane.
+            self._lane.drained(done)
+            if done:
+                self._durable(window, done)
+            report_quarantine(self._lane, self._writer)
+
+    async def _window(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, StreamerError | None]:
+        """Plan shares up to the first that cannot be planned or read, if it is not the very
+        first.
+        """
+        window = LaneWindow(self._lane)
+        self._writer.start_window()
+        for number, share in enumerate(shares):
+            try:
+                plans = await self._planner.plans(share)
+                kept = await self._writer.follow(share, plans)
+                window.add(share, plans, kept)
+            except ProtocolError as exc:
+                add_context(exc, share)
+                if not number:
+                    raise
+                # The window has parts of this share by now.
+                window, error = await self._window(shares[:number])
+                return window, error or exc
+            except StreamerError as exc:
+                if not window.shares or exc.retry is Retry.TIMED:
+                    raise
+                return window, exc
+        return window, None
+
+    async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
+        """Commit the shares in front of the one that the target refuses; return their number and
+        why.
+        """
+        await self._writer.begin()
+        count, error = await ExactOrder(self._writer).write(window)
+        if count:
+            await commit(self._writer, window.progress(count))
+        else:
+            await self._writer.rollback()
+        return count, error
+
+    def _durable(self, window: LaneWindow, done: int) -> None:
+        self._lane.owner.lane_durable(self._lane, window.shares[:done])
+        for parts in window.parts[:done]:
+            for mapped, changes, _ in parts:
+                count_changes(self._metrics, mapped, Counts().count(changes.payloads))

@@ -1,0 +1,128 @@
+"""Changes on their way, with their keys and their values as text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.apply.binary import TEXTUAL
+from streamer.apply.fold import OrderedChange, read_changes
+from streamer.apply.plan import ApplyPlan, PlanColumn
+from streamer.apply.quarantine.changes import (
+    Keys,
+    Quarantined,
+    binary_text,
+    keys_of_change,
+    quarantined,
+)
+from streamer.apply.sql.copydata import constant
+from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
+from streamer.apply.transaction import TargetTransaction
+from streamer.apply.writer import Writer
+from streamer.decode.transactions import Transaction
+from streamer.decode.tuples import NULL, UNCHANGED, Row
+from streamer.errors import StreamerError
+
+_PLAIN_TYPES_SQL: Final = """
+select pg_catalog.format_type(t.oid::oid, -1) as kind
+from unnest($1::int8[]) with ordinality t (oid, n) order by n
+"""
+
+
+@dataclass(slots=True)
+class Item:
+    """A change on its way. ``text``: the same in text transport."""
+
+    place: tuple[int, int]
+    transaction: Transaction
+    change: OrderedChange
+    text: OrderedChange
+    keys: Keys
+
+    def quarantined(self, plan: ApplyPlan, error: str, code: str | None) -> Quarantined:
+        """Return the row in quarantine that keeps this change, rejected with *error*."""
+        return quarantined(plan, self.text, self.transaction, self.place, error, code)
+
+
+class ItemReader:
+    """Reads changes. The server converts binary values, so it needs *transaction*."""
+
+    def __init__(self, transaction: TargetTransaction, writer: Writer) -> None:
+        self._transaction = transaction
+        self._writer = writer
+
+    async def read(
+        self, plan: ApplyPlan, transaction: Transaction, number: int, payloads: list[bytes]
+    ) -> list[Item]:
+        changes = list(read_changes(plan, payloads))
+        texts = await self._texts(plan, changes, number) if plan.binary else changes
+        return [
+            Item((number, n), transaction, change, text, keys_of_change(plan, text))
+            for n, (change, text) in enumerate(zip(changes, texts, strict=True))
+        ]
+
+    async def _texts(
+        self, plan: ApplyPlan, changes: list[OrderedChange], number: int
+    ) -> list[OrderedChange]:
+        """Let the server convert binary values to text.
+
+        Text is the same in both transports, and the server's encoding may be the cause of the
+        rejection.
+        """
+        rows = [row for change in changes for row in (change.old, change.new) if row is not None]
+        texts: list[Row] = [[NULL] * len(row) for row in rows]
+        others = []
+        for column in plan.columns:
+            if column.target.type_oid in TEXTUAL:
+                for row, text in zip(rows, texts, strict=True):
+                    text[column.position] = binary_text(row[column.position])
+            else:
+                others.append(column)
+        try:
+            for start in range(0, len(others) if rows else 0, PART_COLUMNS_MAX):
+                some = others[start : start + PART_COLUMNS_MAX]
+                for column, values in zip(some, await self._columns(rows, some), strict=True):
+                    for row, text, value in zip(rows, texts, values, strict=True):
+                        if row[column.position] is UNCHANGED:
+                            text[column.position] = UNCHANGED
+                        elif value is not None:
+                            text[column.position] = value.encode()
+        except StreamerError as exc:
+            exc.share_number = number
+            raise
+        following = iter(texts)
+        return [
+            OrderedChange(
+                change.kind,
+                None if change.old is None else next(following),
+                None if change.new is None else next(following),
+            )
+            for change in changes
+        ]
+
+    async def _columns(
+        self, rows: list[Row], columns: Sequence[PlanColumn]
+    ) -> list[Sequence[str | None]]:
+        """Return the text of some columns of binary *rows*, column by column."""
+        # Types without modifiers, because the modifier may be the reason of a rejection.
+        oids = [column.target.type_oid for column in columns]
+        target = self._transaction.target
+        kinds = await target.fetch(_PLAIN_TYPES_SQL, oids)
+        names = [f"c_{n}" for n in range(len(columns))]
+        listed = ", ".join(f"{n} {row['kind']}" for n, row in zip(names, kinds, strict=True))
+        await target.execute(
+            "drop table if exists pg_temp.streamer_text; "
+            f"create temporary table streamer_text ({listed})"
+        )
+        null = constant(None, binary=True)
+        items = (
+            [null if row[c.position] is UNCHANGED else row[c.position] for c in columns]
+            for row in rows
+        )
+        await self._writer.copy_rows("streamer_text", names, items, binary=True)
+        texts = ", ".join(f"{name}::text" for name in names)
+        # In the order they came: nothing else has touched this table.
+        found = await self._transaction.target.fetch(
+            f"select {texts} from pg_temp.streamer_text order by ctid"
+        )
+        await target.execute("drop table pg_temp.streamer_text")
+        return list(zip(*(row.values() for row in found), strict=True))

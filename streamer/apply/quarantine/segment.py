@@ -1,0 +1,209 @@
+"""Writes changes of one definition of a relation around those that the target rejects.
+
+Each change is written in a subtransaction at the server, which lists the rejected changes and all
+later ones of their keys. A value that cannot even be staged ends its COPY, which begins again
+behind that change.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
+from streamer.apply.quarantine.items import Item
+from streamer.apply.sql.staged import OrderedRun, commit_time_value
+from streamer.apply.sql.statements import CREATE_REFUSED, REFUSED, Statements
+from streamer.apply.sql.wide_rows import SplitStatements
+from streamer.apply.transaction import TargetTransaction
+from streamer.apply.writer import Writer
+from streamer.errors import StreamerError, UntranslatableTextError
+from streamer.postgres.sqlstate import is_row_specific
+
+STAGED_MAX: Final = 4000
+"""Changes in one COPY while it is not known whether all of them can be staged."""
+
+_REFUSED_SQL: Final = f"select seq, state, message, detail from pg_temp.{REFUSED} order by seq"
+
+
+@dataclass(slots=True)
+class _ItemRun:
+    """Changes of a relation under one definition, none of them a TRUNCATE, or that alone.
+
+    ``is_diverted``: rejected changes go into quarantine; with ``is_immediate``, deferred
+    constraints are checked at every change. ``outcomes``: of those that go into quarantine, error
+    and SQLSTATE, by number; ``staged``: the numbers of the others, in order.
+    """
+
+    plan: ApplyPlan
+    blocked: BlockedKeys
+    items: list[Item]
+    is_diverted: bool
+    is_immediate: bool
+    outcomes: dict[int, tuple[str, str | None]] = field(default_factory=dict)
+    staged: list[int] = field(default_factory=list)
+
+
+class SegmentWriter:
+    """Writes segments in *transaction*."""
+
+    def __init__(self, transaction: TargetTransaction, writer: Writer) -> None:
+        self._transaction = transaction
+        self._writer = writer
+
+    async def write(
+        self,
+        mapped: MappedRelation,
+        plan: ApplyPlan,
+        blocked: BlockedKeys,
+        items: list[Item],
+        *,
+        is_diverted: bool,
+        is_immediate: bool,
+    ) -> None:
+        """Write changes of one definition of a relation, those that the target accepts.
+
+        With *is_diverted* the others are put in *blocked*. With *is_immediate* too, deferred
+        constraints are checked at every change.
+        """
+        statements = mapped.statements(plan).in_order
+        size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
+        for start in range(0, len(items), max(1, size)):
+            some = items[start : start + size]
+            segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
+            async with self._writer.planned_for(mapped, plan):
+                await self._write_some(statements, segment)
+
+    async def _write_some(self, statements: Statements, segment: _ItemRun) -> None:
+        plan, blocked, items = segment.plan, segment.blocked, segment.items
+        await self._transaction.stage(statements)
+        run = OrderedRun(plan)
+        await self._stage_segment(statements, segment, run)
+        if segment.staged:
+            try:
+                if segment.is_diverted:
+                    await self._run_around(statements, segment, run.is_partial)
+                else:
+                    ordered = statements.ordered(partial=run.is_partial)
+                    await self._transaction.target.execute(ordered)
+            except StreamerError as exc:
+                if exc.change_number is not None:
+                    exc.share_number = items[segment.staged[exc.change_number]].place[0]
+                raise
+        for index in sorted(segment.outcomes):
+            error, code = segment.outcomes[index]
+            blocked.put(items[index].quarantined(plan, error, code))
+
+    async def _stage_segment(
+        self, statements: Statements, segment: _ItemRun, run: OrderedRun
+    ) -> None:
+        """Stage all that can be. Begins small behind a value that cannot, for more may come."""
+        items, blocked, is_diverted = segment.items, segment.blocked, segment.is_diverted
+        position, size = 0, STAGED_MAX if is_diverted else len(items)
+        fault: tuple[int, StreamerError] | None = None
+        while position < len(items):
+            begin, key_count = position, len(blocked.added)
+            stop = len(items) if fault is None else fault[0]
+            chunk: list[int] = []
+            following: list[int] = []
+            while position < stop and len(chunk) < size:
+                if blocked.follows(items[position].keys):
+                    blocked.add(items[position].keys)
+                    following.append(position)
+                else:
+                    chunk.append(position)
+                position += 1
+            try:
+                await self._stage_chunk(statements, segment, run, chunk)
+            except StreamerError as exc:
+                number = exc.change_number
+                if number is None or number >= len(chunk):
+                    raise
+                exc.share_number = items[chunk[number]].place[0]
+                if not is_diverted or fault is not None or not _is_of_a_row(exc):
+                    raise
+                # Once more, up to there.
+                blocked.undo(key_count)
+                position, fault = begin, (chunk[number], exc)
+                continue
+            segment.staged += chunk
+            segment.outcomes.update((index, (FOLLOWS, None)) for index in following)
+            size = min(2 * size, STAGED_MAX) if is_diverted else size
+            if fault is not None and position == fault[0]:
+                blocked.add(items[position].keys)
+                segment.outcomes[position] = (fault[1].message, _sqlstate(fault[1]))
+                position, size, fault = position + 1, 1, None
+
+    async def _stage_chunk(
+        self,
+        statements: Statements,
+        segment: _ItemRun,
+        run: OrderedRun,
+        chunk: list[int],
+    ) -> None:
+        if not chunk:
+            return
+        plan = segment.plan
+        rows = [
+            run.row(
+                len(segment.staged) + n,
+                commit_time_value(segment.items[index].transaction.commit_time, plan.binary),
+                segment.items[index].change,
+            )
+            for n, index in enumerate(chunk)
+        ]
+        target = self._transaction.target
+        if segment.is_diverted:
+            await target.execute("savepoint streamer_stage")
+        try:
+            await self._writer.copy_staged(statements, rows)
+        except StreamerError as exc:
+            if segment.is_diverted and exc.change_number is not None:
+                await target.execute("rollback to savepoint streamer_stage")
+            raise
+        if segment.is_diverted:
+            await target.execute("release savepoint streamer_stage")
+
+    async def _run_around(
+        self, statements: Statements, segment: _ItemRun, is_partial: bool
+    ) -> None:
+        """Write the staged changes; record the rejected ones, and their followers."""
+        items, blocked = segment.items, segment.blocked
+        numbers: dict[bytes, int] = {}
+        keys: list[tuple[int, int]] = []
+        for index in segment.staged:
+            found = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
+            keys.append((found[0] if found else 0, found[-1] if found else 0))
+        await self._transaction.target.execute(CREATE_REFUSED)
+        await self._transaction.target.execute(
+            statements.ordered_around(
+                partial=is_partial,
+                keys=keys,
+                key_count=len(numbers),
+                immediate=segment.is_immediate,
+            )
+        )
+        for row in await self._transaction.target.fetch(_REFUSED_SQL):
+            index = segment.staged[row["seq"]]
+            blocked.add(items[index].keys)
+            error, code = FOLLOWS, None
+            if row["state"] is not None:
+                error, code = _message(row["message"], row["detail"]), row["state"]
+            segment.outcomes[index] = (error, code)
+
+
+def _message(message: str, detail: str | None) -> str:
+    # As in errors elsewhere: this detail names the row, others show all of it.
+    if detail and detail.startswith("Key ("):
+        return f"{message}: {detail.rstrip('.')}"
+    return message
+
+
+def _sqlstate(error: StreamerError) -> str | None:
+    raised_by = error if isinstance(error, UntranslatableTextError) else error.__cause__
+    return getattr(raised_by, "sqlstate", None)
+
+
+def _is_of_a_row(error: StreamerError) -> bool:
+    state = _sqlstate(error)
+    return state is not None and is_row_specific(state)

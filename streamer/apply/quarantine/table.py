@@ -1,0 +1,125 @@
+"""The rows of streamer.quarantine, as a transaction that writes changes adds and reads them."""
+
+from typing import Any, Final
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.quarantine.changes import (
+    TRUNCATED,
+    BlockedKeys,
+    Emptied,
+    Quarantined,
+    from_json,
+    keys_of_values,
+    to_json,
+)
+from streamer.apply.transaction import TargetTransaction
+from streamer.decode.pgoutput import to_datetime
+
+READ_ROWS: Final = 500
+INSERT_ROWS_MAX: Final = 1000
+INSERT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_INSERT_SQL: Final = """
+insert into streamer.quarantine
+       (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
+select $1, c.operation, c.key::json, c.old::json, c.new::json, c.definition::json, c.lsn::pg_lsn,
+       c.commit_time, c.xid, c.error, c.code
+from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+            $8::timestamptz[], $9::int8[], $10::text[], $11::text[]) with ordinality
+     c (operation, key, old, new, definition, lsn, commit_time, xid, error, code, n)
+order by c.n
+"""
+_EMPTY_SQL: Final = """
+insert into streamer.quarantine
+       (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
+select distinct on (q.key::text) q.relation_id, 'delete', q.key, q.key, null, q.definition,
+       $2::text::pg_lsn, $3, $4, $5, null
+from streamer.quarantine q where q.relation_id = $1 and q.key is not null
+order by q.key::text, q.id desc
+"""
+_READ_SQL: Final = """
+select id, old::text as old, new::text as new from streamer.quarantine
+where relation_id = $1 and id > $2 and id < $3 order by id limit $4
+"""
+_LAST_ID: Final = 2**63 - 1
+
+
+class QuarantineTable:
+    """Writes and reads rows in *transaction*."""
+
+    def __init__(self, transaction: TargetTransaction) -> None:
+        self._transaction = transaction
+
+    async def read_keys(
+        self, mapped: MappedRelation, names: tuple[str, ...], *, before: int | None = None
+    ) -> set[bytes]:
+        """Return the keys with columns *names* of rows in quarantine, of those before *before*."""
+        keys: set[bytes] = set()
+        last = 0
+        before = _LAST_ID if before is None else before
+        while rows := await self._transaction.target.fetch(
+            _READ_SQL, mapped.relation_id, last, before, READ_ROWS
+        ):
+            for row in rows:
+                keys.update(keys_of_values(names, from_json(row["old"]), from_json(row["new"])))
+            last = rows[-1]["id"]
+        return keys
+
+    async def flush(self, relations: dict[MappedRelation, BlockedKeys]) -> None:
+        """Write the pending changes of each relation."""
+        for mapped, blocked in relations.items():
+            if blocked.is_to_clear:
+                blocked.change_count -= await self._transaction.target.execute(
+                    "delete from streamer.quarantine where relation_id = $1", mapped.relation_id
+                )
+                blocked.is_to_clear = False
+            batch: list[Quarantined] = []
+            for change in blocked.pending:
+                if isinstance(change, Quarantined):
+                    batch.append(change)
+                    continue
+                await self._insert(mapped, batch)
+                blocked.change_count += len(batch)
+                batch = []
+                blocked.change_count += await self._empty(mapped, change)
+            await self._insert(mapped, batch)
+            blocked.change_count += len(batch)
+            blocked.pending.clear()
+
+    async def _insert(self, mapped: MappedRelation, changes: list[Quarantined]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for change in changes:
+            row = (
+                change.operation,
+                to_json(change.key),
+                to_json(change.old),
+                to_json(change.new),
+                change.definition.to_json(),
+                str(change.transaction.final_lsn),
+                to_datetime(change.transaction.commit_time),
+                change.transaction.xid,
+                change.error,
+                change.code,
+            )
+            rows.append(row)
+            size += sum(len(item) for item in row if isinstance(item, str))
+            if len(rows) >= INSERT_ROWS_MAX or size >= INSERT_BYTES_MAX:
+                await self._insert_rows(mapped, rows)
+                rows, size = [], 0
+        if rows:
+            await self._insert_rows(mapped, rows)
+
+    async def _insert_rows(self, mapped: MappedRelation, rows: list[tuple[Any, ...]]) -> None:
+        columns = map(list, zip(*rows, strict=True))
+        await self._transaction.target.execute(_INSERT_SQL, mapped.relation_id, *columns)
+
+    async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
+        return await self._transaction.target.execute(
+            _EMPTY_SQL,
+            mapped.relation_id,
+            str(emptied.transaction.final_lsn),
+            to_datetime(emptied.transaction.commit_time),
+            emptied.transaction.xid,
+            TRUNCATED,
+        )
