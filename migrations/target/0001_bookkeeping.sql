@@ -152,6 +152,19 @@ create table streamer.audit (
 -- Every act removes rows that are too old, and finds them by this index.
 create index audit_at on streamer.audit (at);
 
+-- Sequences of the target that follow those of a source, with the last value that each had given when
+-- streamer looked; null before the first use.
+create table streamer.sequence (
+    source_id bigint not null references streamer.source on delete cascade,
+    source text not null,
+    target text not null,
+    source_value bigint,
+    target_value bigint,
+    -- Why the target's sequence cannot follow.
+    error text,
+    primary key (source_id, source)
+);
+
 -- Changes that wait in the memory or the spool of the process, which reports them every few seconds.
 create table streamer.held (
     relation_id bigint primary key references streamer.relation on delete cascade,

@@ -3,7 +3,7 @@ runs.
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from streamer.progress.held import HeldRecord, read_held
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed
+from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
@@ -92,6 +93,8 @@ class SourceStatus:
     backlog: dict[str, Any] | None = None
     process: str | None = None
     """Host and pid of the process that runs it now."""
+    sequences: list[SequenceRecord] = field(default_factory=list)
+    """The sequences of the target that follow those of this source."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -103,6 +106,7 @@ class SourceStatus:
         fields["tables"] = [
             {name: getattr(table, name) for name in table.__slots__} for table in self.tables
         ]
+        fields["sequences"] = [asdict(sequence) for sequence in self.sequences]
         return fields
 
 
@@ -114,6 +118,7 @@ class _Bookkeeping:
     relations: list[RelationRecord] = field(default_factory=list)
     copies: dict[int, CopyProgress] = field(default_factory=dict)
     held: dict[int, HeldRecord] = field(default_factory=dict)
+    sequences: dict[int, list[SequenceRecord]] = field(default_factory=dict)
 
     def of(self, record: SourceRecord) -> list[RelationRecord]:
         return [r for r in self.relations if r.source_id == record.source_id]
@@ -210,6 +215,7 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
                 _table_status(relation, books.copies.get(relation.relation_id))
                 for relation in books.of(record)
             ]
+            status.sequences = books.sequences.get(record.source_id, [])
         statuses.append(status)
     await _add_all_positions(statuses, mapping, books)
     for status in statuses:
@@ -240,6 +246,7 @@ async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
             await read_relation_records(bookkeeping),
             copies,
             await read_held(bookkeeping),
+            await read_sequences(bookkeeping),
         )
     finally:
         await bookkeeping.close()

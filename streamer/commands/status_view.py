@@ -116,6 +116,15 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
                 f"{where}: {row.quarantined} changes are in quarantine; "
                 "streamer quarantine list shows them"
             )
+    yield from _behind(status)
+
+
+def _behind(status: SourceStatus) -> Iterator[Text]:
+    """Return one line for each sequence of the target that cannot follow."""
+    for sequence in status.sequences:
+        if sequence.error is not None:
+            where = f"  {status.label} sequence {sequence.source}"
+            yield Text(f"{where}: {sequence.target} cannot follow: {redact(sequence.error)}")
 
 
 def _ordered(tables: Iterable[TableStatus]) -> list[TableStatus]:

@@ -432,6 +432,13 @@ class SourceSettings(Strict):
         "`sync_replication_slots = on` keep it. Streaming then continues after a failover of the "
         "source. Needs PostgreSQL 17 or later.",
     )
+    sequences: bool = Field(
+        default=False,
+        title="Follow sequences",
+        description="Keep sequences of the target ahead of those of the source: of mapped tables' "
+        "identity and serial columns, and other sequences of the same name in `target.schema`. "
+        "streamer reads them every 3 seconds, and leaves a margin of at least 1,000 values.",
+    )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         default=None,
         title="Limit on retained WAL",

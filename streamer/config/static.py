@@ -200,6 +200,7 @@ class MappingBuilder:
                     transport=group.transport,
                     forward_origins=group.forward_origins,
                     failover=group.failover,
+                    sequences=group.sequences,
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,

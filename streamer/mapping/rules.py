@@ -352,6 +352,8 @@ class SourceMapping:
     forward_origins: bool = False
     failover: bool = False
     """The slot is one that standbys synchronize."""
+    sequences: bool = False
+    """Sequences of the target are kept ahead of its sequences."""
     heartbeat_interval: float | None = None
     """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None

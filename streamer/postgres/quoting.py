@@ -34,6 +34,14 @@ def quote_literal(value: str) -> str:
     return f"'{quoted}'"
 
 
+def grant_on_sequence(privileges: str, namespace: str, name: str, role: str) -> str:
+    """Return the SQL that grants *privileges* on a sequence to *role*."""
+    return (
+        f"grant {privileges} on sequence {quote_qualified(namespace, name)} "
+        f"to {quote_identifier(role)}"
+    )
+
+
 def add_columns_clause(columns: Iterable[tuple[str, str]], *, if_not_exists: bool = False) -> str:
     """Return the clause of ALTER TABLE that adds columns, given by name and type."""
     add = "add column if not exists" if if_not_exists else "add column"

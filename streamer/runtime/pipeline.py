@@ -36,6 +36,7 @@ from streamer.runtime.dispatch import AnotherHistory, Dispatched
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.reload import change_rules
 from streamer.runtime.requests import Requests
+from streamer.runtime.sequences import SequenceFollower
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session import Attempt, Session, open_session
 from streamer.runtime.shutdown import endless, finishes_before
@@ -186,6 +187,13 @@ class Pipeline:
             tables.tracker,
             session.watch.publish,
         )
+        follower = SequenceFollower(
+            self._source,
+            record,
+            bookkeeping,
+            tables.relations,
+            session.services.target_namespace,
+        )
         return {
             "reader": lambda: self._read(session),
             "progress": lambda: self._follow_progress(session),
@@ -205,6 +213,7 @@ class Pipeline:
                 bookkeeping,
                 tables.relations,
                 self.heartbeat,
+                follower,
                 tables.tracker,
                 self._guard,
             ),

@@ -1,4 +1,5 @@
-"""Mere observations of a source: heartbeats, partitions that brought rows, and the backlog's size.
+"""Mere observations of a source: heartbeats, sequences, partitions that brought rows, and the
+backlog's size.
 
 They may wait for a lock of a user's session, though not for long. No guard waits with them, see
 `streamer.runtime.source_guard`.
@@ -16,6 +17,7 @@ from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
+from streamer.runtime.sequences import SequenceFollower
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, translating
@@ -34,6 +36,7 @@ async def look(
     bookkeeping: Bookkeeping,
     relations: Relations,
     heartbeat: Heartbeat,
+    follower: SequenceFollower,
     tracker: ProgressTracker,
     guard: BacklogGuard,
 ) -> None:
@@ -44,6 +47,7 @@ async def look(
             group.create_task(
                 heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
             )
+            group.create_task(follower.run(plain), name=f"sequences {source.label}")
             while True:
                 await _look_at_partitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, record.source_id)

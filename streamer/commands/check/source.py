@@ -19,6 +19,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.commands.check.identities import check_identity
 from streamer.commands.check.publications import check_publications
+from streamer.commands.check.sequences import check_sequences
 from streamer.commands.check.source_facts import (
     SourceFacts,
 )
@@ -66,6 +67,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
     findings += check_transactions(facts, target)
     findings += check_tables(facts, target)
     findings += check_unreplicated(facts)
+    findings += check_sequences(facts, target)
     return findings
 
 
@@ -498,13 +500,6 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
             place,
             f"{usage.large_objects} large objects are not replicated",
             in_words("keep such data in bytea columns"),
-        )
-    if facts.sequences:
-        yield info(
-            place,
-            f"sequences are not replicated, at the target they keep their values: "
-            f"{some_of(facts.sequences)}",
-            in_words("set them at the target before other programs write to these tables"),
         )
     if any(relation.is_partitioned for relation in facts.relations.values()):
         yield info(

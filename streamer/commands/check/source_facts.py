@@ -11,6 +11,7 @@ from streamer.commands.check.rules import SeenTable, resolve_rules
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import (
     SourceRelation,
@@ -25,6 +26,7 @@ from streamer.source.expressions import describe_expressions
 from streamer.source.identity import key_identity
 from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
+from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.source.slot import Slot, read_slot
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
 
@@ -118,7 +120,8 @@ class SourceFacts:
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     usable_namespaces: frozenset[str] = frozenset()
-    sequences: list[str] = field(default_factory=list)
+    sequences: list[SourceSequence] = field(default_factory=list)
+    sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
     labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
@@ -177,6 +180,8 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.seen = [SeenTable(**row) for row in await fetch_all(plain, _SEEN_SQL)]
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)
+        facts.sequences = await read_sequences(plain)
+        facts.sequence_places = places(facts.sequences, facts.mappings, target_namespace)
         facts.publications = await read_publications(plain, source, server.version)
         rows = await fetch_all(plain, "select gid, database from pg_catalog.pg_prepared_xacts")
         facts.prepared_transactions = [PreparedTransaction(**row) for row in rows]
@@ -262,7 +267,6 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
-    oids = [relation.oid for relation in facts.relations.values()]
     identities = [relation.identity for relation in facts.relations.values()]
     tables = [table.oid for each in identities for table in (each.root, *each.leaves)]
     facts.identities = {oid: IdentityDetails({}, None) for oid in tables}
@@ -277,7 +281,6 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
         " where pg_catalog.has_schema_privilege(oid, 'usage')",
     )
     facts.usable_namespaces = frozenset(row["name"] for row in rows)
-    facts.sequences = [row["name"] for row in await fetch_all(plain, _SEQUENCES_SQL, oids)]
     for mapping, relation in facts.mapped():
         if mapping.rule.expressions:
             try:
@@ -309,14 +312,6 @@ select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primar
  where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
    and i.indpred is null and i.indexprs is null and k.fit
  order by i.indnkeyatts, x.relname
-"""
-_SEQUENCES_SQL: Final = """
-select pg_catalog.format('%%s.%%s', n.nspname, s.relname) as name
-from pg_catalog.pg_class s
-join pg_catalog.pg_namespace n on n.oid = s.relnamespace
-join pg_catalog.pg_depend d on d.objid = s.oid and d.classid = 'pg_catalog.pg_class'::regclass
- and d.refclassid = 'pg_catalog.pg_class'::regclass and d.deptype in ('a', 'i')
-where s.relkind = 'S' and d.refobjid = any (%s) order by 1
 """
 _LABELS_SQL: Final = """
 select e.enumtypid::int8 as oid,

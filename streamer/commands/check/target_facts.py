@@ -20,6 +20,7 @@ from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.conventions import SID
 from streamer.target.deferred_indexes import read_deferred_targets
+from streamer.target.sequences import TargetSequence, find_sequences
 
 STATEMENT_SECONDS: Final = 20
 """How long looking for rows may take: a table may be large, or locked."""
@@ -115,6 +116,8 @@ class TargetFacts:
     """Targets whose indexes a copy has put off."""
     occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
     """By source and source table: whether the target holds rows of it, or why that is not known."""
+    sequences: dict[tuple[str, RelationName], TargetSequence] = field(default_factory=dict)
+    """By source and its sequence."""
 
     @property
     def knows_records(self) -> bool:
@@ -253,6 +256,10 @@ async def read_tables(
     rows = await connection.fetch(_EXTENSIONS_SQL)
     facts.extensions = {row["name"]: row["namespace"] for row in rows if row["namespace"]}
     facts.available_extensions = frozenset(row["name"] for row in rows)
+    for source in sources:
+        if source.source.sequences:
+            found = await find_sequences(connection, source.sequence_places)
+            facts.sequences |= {(source.label, name): there for name, there in found.items()}
     await connection.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
     if not facts.knows_records:
         return

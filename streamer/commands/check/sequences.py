@@ -1,0 +1,62 @@
+"""Whether sequences of the target will follow those of a source. Pure."""
+
+from collections.abc import Iterable
+
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    at_source,
+    at_target,
+    in_words,
+    info,
+    some_of,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.mapping.sequences import value_ahead
+
+
+def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+    """Name sequences that stay behind, and why."""
+    if not facts.source.sequences:
+        mapped = {mapping.source for mapping in facts.mappings}
+        own = [str(s.name) for s in facts.sequences if s.owner and s.owner[0] in mapped]
+        if own:
+            yield info(
+                Place(facts.label),
+                "sequences are not replicated, at the target they keep their values: "
+                f"{some_of(own)}",
+                in_words(
+                    "set `sequences: true`, or set them at the target before other programs "
+                    "write to these tables"
+                ),
+            )
+        return
+    for sequence in facts.sequences:
+        place = Place(facts.label, str(sequence.name))
+        home = facts.sequence_places.get(sequence.name)
+        if home is None or target is None:
+            continue
+        if sequence.grant is not None:
+            yield warning(place, "the role may not read this sequence", at_source(sequence.grant))
+        there = target.sequences.get((facts.label, sequence.name))
+        if there is None:
+            if home.column is not None and home.name in target.tables:
+                yield info(
+                    place,
+                    f"the target has no sequence for column {home}, so nothing follows it",
+                    in_words("make that column an identity, if programs are to insert there"),
+                )
+        elif there.grant is not None:
+            problem = f'the role may not set the target\'s sequence "{there.name}"'
+            yield warning(place, problem, at_target(there.grant))
+        elif there.range is not None and sequence.last_value is not None:
+            try:
+                value_ahead(sequence.last_value, sequence.increment, 0, there.range)
+            except ValueError as exc:
+                yield warning(
+                    place,
+                    f'the target\'s sequence "{there.name}" cannot follow: {exc}',
+                    in_words("give it the source's type, increment and limits: ALTER SEQUENCE"),
+                )

@@ -1,0 +1,129 @@
+"""Keeps sequences of the target ahead of those of a source, while the source streams.
+
+Every few seconds streamer reads the values at the source. It moves a sequence of the target when
+the source's has used up half of the margin. Sequences say nothing about rows, so a sequence that
+cannot follow stops no table: log and status show the reason.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streamer.errors import SourceContentionError, StreamerError, TargetConnectionError, TargetError
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.sequences import places, value_ahead
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.sequences import SequenceRecord, store_sequences
+from streamer.progress.sources import SourceRecord
+from streamer.runtime.relations import Relations
+from streamer.source.connection import Connection, translating
+from streamer.source.sequences import SourceSequence, read_sequences
+from streamer.target.sequences import TargetSequence, find_sequences, set_ahead
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 3.0
+
+
+class SequenceFollower:
+    """Follows the sequences of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        record: SourceRecord,
+        bookkeeping: Bookkeeping,
+        relations: Relations,
+        target_namespace: str,
+    ) -> None:
+        self._source = source
+        self._source_id = record.source_id
+        self._bookkeeping = bookkeeping
+        self._relations = relations
+        self._target_namespace = target_namespace
+        self._stored: list[SequenceRecord] | None = None
+        self._values: dict[RelationName, int] = {}
+
+    async def run(self, plain: Connection) -> None:
+        """Follow until cancelled; return at once if the source does not ask for it.
+
+        Raises SourceConnectionError when the source is lost.
+        """
+        if not self._source.sequences:
+            await self._store([])
+            return
+        while True:
+            try:
+                with translating(self._source.label):
+                    sequences = await read_sequences(plain)
+                await self._store(await self._follow(sequences))
+            except (SourceContentionError, TargetError) as exc:
+                log.debug("sequences follow later", source=self._source.label, reason=str(exc))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _follow(self, sequences: list[SourceSequence]) -> list[SequenceRecord]:
+        mappings = [mapped.mapping for mapped in self._relations]
+        wanted = places(sequences, mappings, self._target_namespace)
+        async with self._bookkeeping.connection() as connection:
+            found = await find_sequences(connection, wanted)
+            records = []
+            for sequence in sequences:
+                if (there := found.get(sequence.name)) is None:
+                    continue
+                value = there.range.last_value if there.range else None
+                error = None
+                try:
+                    ahead = self._value_ahead(sequence, there)
+                    if ahead is not None:
+                        await set_ahead(connection, there, ahead)
+                        value = ahead
+                except ValueError as exc:
+                    error = str(exc)
+                except TargetConnectionError:
+                    raise
+                except StreamerError as exc:
+                    error = str(exc)
+                records.append(
+                    SequenceRecord(
+                        str(sequence.name), str(there.name), sequence.last_value, value, error
+                    )
+                )
+        return records
+
+    def _value_ahead(self, sequence: SourceSequence, there: TargetSequence) -> int | None:
+        """Return the value to set, if any. Raises ValueError if the sequence cannot follow."""
+        if (obstacle := obstacle_of(sequence, there)) is not None:
+            raise ValueError(obstacle)
+        value = sequence.last_value
+        if value is None or there.range is None:
+            return None
+        before = self._values.get(sequence.name, value)
+        self._values[sequence.name] = value
+        drawn = abs(value - before) // abs(sequence.increment)
+        return value_ahead(value, sequence.increment, drawn, there.range)
+
+    async def _store(self, records: list[SequenceRecord]) -> None:
+        if records == self._stored:
+            return
+        before = {record.source: record.error for record in self._stored or ()}
+        await store_sequences(self._bookkeeping, self._source_id, records)
+        self._stored = records
+        for record in records:
+            if record.error is not None and before.get(record.source) != record.error:
+                log.warning(
+                    "a sequence cannot follow",
+                    source=self._source.label,
+                    sequence=record.source,
+                    target=record.target,
+                    error=record.error,
+                )
+
+
+def obstacle_of(sequence: SourceSequence, there: TargetSequence) -> str | None:
+    """Return why the target's sequence cannot follow, with the SQL that ends it."""
+    if sequence.grant is not None:
+        return f"the role may not read it; run at the source: {sequence.grant}"
+    if there.grant is not None:
+        return f"the role may not set the target's sequence; run at the target: {there.grant}"
+    return None

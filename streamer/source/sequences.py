@@ -1,0 +1,74 @@
+"""Sequences of a source, and the values they have reached.
+
+Logical replication does not send sequences, so streamer reads them. PostgreSQL documentation,
+"pg_sequence" and "Sequence Manipulation Functions"; ``pg_sequence_last_value`` (sequence.c) returns
+null until the sequence is used for the first time.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import grant_on_sequence
+from streamer.source.connection import Connection, fetch_all
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSequence:
+    """A sequence of a source.
+
+    ``owner``: the table and the column that it belongs to, as an identity or a serial; None for a
+    sequence on its own. ``last_value``: None before its first use, and where the role may not read
+    it. ``grant``: the SQL that lets the role read it, if it may not.
+    """
+
+    name: RelationName
+    owner: tuple[RelationName, str] | None
+    increment: int
+    last_value: int | None
+    grant: str | None = None
+
+
+# Members of an extension belong to that extension; temporary sequences to a session.
+_SEQUENCES_SQL: Final = """
+select n.nspname as namespace, c.relname as name, s.seqincrement as increment, r.is_readable,
+       current_user as role,
+       case when r.is_readable then pg_catalog.pg_sequence_last_value(c.oid) end as last_value,
+       tn.nspname as table_namespace, t.relname as table_name, a.attname as column_name
+from pg_catalog.pg_sequence s
+join pg_catalog.pg_class c on c.oid = s.seqrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select pg_catalog.has_sequence_privilege(c.oid, 'usage, select') as is_readable) r
+left join pg_catalog.pg_depend d
+  on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = c.oid
+ and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.refobjsubid > 0
+ and d.deptype in ('a', 'i')
+left join pg_catalog.pg_class t on t.oid = d.refobjid
+left join pg_catalog.pg_namespace tn on tn.oid = t.relnamespace
+left join pg_catalog.pg_attribute a on a.attrelid = t.oid and a.attnum = d.refobjsubid
+where c.relpersistence = 'p'
+  and not exists (select from pg_catalog.pg_depend e
+                   where e.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                     and e.objid = c.oid and e.deptype = 'e')
+order by 1, 2
+"""
+
+
+async def read_sequences(plain: Connection) -> list[SourceSequence]:
+    """Read every sequence of the database, in order of name.
+
+    Raises psycopg.Error; LockNotAvailable while a session changes the definition of one.
+    """
+    sequences = []
+    for row in await fetch_all(plain, _SEQUENCES_SQL):
+        owner = None
+        if row["table_name"] is not None:
+            table = RelationName(row["table_namespace"], row["table_name"])
+            owner = table, row["column_name"]
+        name = RelationName(row["namespace"], row["name"])
+        grant = None
+        if not row["is_readable"]:
+            grant = grant_on_sequence("select", name.namespace, name.name, row["role"])
+        sequences.append(SourceSequence(name, owner, row["increment"], row["last_value"], grant))
+    return sequences

@@ -1,0 +1,104 @@
+"""Sequences of the target: their definitions and values, and setting them ahead.
+
+``setval`` does not belong to a transaction, so a value stays set after a rollback. That does no
+harm: a sequence is only ever moved further.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.mapping.rules import RelationName
+from streamer.mapping.sequences import Range, SequencePlace
+from streamer.postgres.quoting import grant_on_sequence
+from streamer.target.connection import TargetConnection
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSequence:
+    """A sequence of the target.
+
+    ``range``: None where the role may not read it. ``grant``: the SQL that lets the role read and
+    set it, if it may not.
+    """
+
+    oid: int
+    name: RelationName
+    range: Range | None
+    grant: str | None = None
+
+
+_FIND_SQL: Final = """
+with wanted as (
+    select * from unnest($1::int4[], $2::text[], $3::text[], $4::text[])
+             w (number, namespace, name, "column")
+), found as (
+    select w.number, c.oid from wanted w
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    where w.column is null and c.relkind = 'S'
+    union all
+    select w.number, c.oid from wanted w
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class t on t.relnamespace = n.oid and t.relname = w.name
+    join pg_catalog.pg_attribute a on a.attrelid = t.oid and a.attname = w.column
+     and not a.attisdropped
+    join pg_catalog.pg_depend d on d.refobjid = t.oid and d.refobjsubid = a.attnum
+     and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+     and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.deptype in ('a', 'i')
+    join pg_catalog.pg_class c on c.oid = d.objid and c.relkind = 'S'
+)
+select f.number, c.oid::int8 as oid, n.nspname::text as namespace, c.relname::text as name,
+       s.seqincrement as increment, s.seqmin as minimum, s.seqmax as maximum,
+       p.may_read, p.may_set, current_user::text as role,
+       case when p.may_read then pg_catalog.pg_sequence_last_value(c.oid) end as last_value
+from found f
+join pg_catalog.pg_sequence s on s.seqrelid = f.oid
+join pg_catalog.pg_class c on c.oid = f.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select pg_catalog.has_schema_privilege(n.oid, 'usage')
+             and pg_catalog.has_sequence_privilege(c.oid, 'usage, select') as may_read,
+           pg_catalog.has_schema_privilege(n.oid, 'usage')
+             and pg_catalog.has_sequence_privilege(c.oid, 'update') as may_set) p
+"""
+
+# Another source may have moved it since it was read: only further on.
+_SET_SQL: Final = """
+select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, true)
+where coalesce(case when $3 then pg_catalog.pg_sequence_last_value($1::int8::oid) < $2
+                    else pg_catalog.pg_sequence_last_value($1::int8::oid) > $2 end, true)
+"""
+
+
+async def find_sequences(
+    connection: TargetConnection, places: Mapping[RelationName, SequencePlace]
+) -> dict[RelationName, TargetSequence]:
+    """Return the sequences that the target has at *places*, by those names. Raises TargetError."""
+    names = list(places)
+    rows = await connection.fetch(
+        _FIND_SQL,
+        list(range(len(names))),
+        [place.name.namespace for place in places.values()],
+        [place.name.name for place in places.values()],
+        [place.column for place in places.values()],
+    )
+    return {
+        names[row["number"]]: TargetSequence(
+            row["oid"],
+            RelationName(row["namespace"], row["name"]),
+            Range(row["increment"], row["minimum"], row["maximum"], row["last_value"])
+            if row["may_read"]
+            else None,
+            None
+            if row["may_read"] and row["may_set"]
+            else grant_on_sequence("select, update", row["namespace"], row["name"], row["role"]),
+        )
+        for row in rows
+    }
+
+
+async def set_ahead(connection: TargetConnection, sequence: TargetSequence, value: int) -> None:
+    """Have *sequence* go on behind *value*, unless it is there already. Raises TargetError."""
+    assert sequence.range is not None
+    await connection.fetch_value(_SET_SQL, sequence.oid, value, sequence.range.increment > 0)
