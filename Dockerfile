@@ -5,10 +5,14 @@
 
 FROM python:3.12-slim AS build
 WORKDIR /src
+# For the extension module of streamer.hot. Without the compiler the image would hold pure Python.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY requirements-build.lock requirements.lock ./
 RUN python -m pip install --no-cache-dir --require-hashes --requirement requirements-build.lock
 RUN python -m pip wheel --no-cache-dir --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels --requirement requirements.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY migrations migrations
 COPY docs docs
 COPY streamer streamer

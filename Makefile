@@ -8,7 +8,7 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --custom-compile-command "make lock"
 # Tests also wait, so there are more processes than two processors. Each process has servers of its own.
 processes := --numprocesses 4 --dist worksteal
-build_tools := uv hatchling editables setuptools
+build_tools := uv hatchling editables setuptools Cython
 
 .PHONY: help demo test matrix torture nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
@@ -80,6 +80,7 @@ lock: $(installed)
 		$(lock) $(ARGS) --no-annotate --output-file requirements-build.lock -
 
 # Runs again when a requirement changes.
-$(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock
+$(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock \
+		hatch_build.py streamer/hot/_compiled.pyx
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 	@touch $@

@@ -155,7 +155,7 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors", "hints", "quantities", "backoff"},
-    {"containment", "failpoints", "migrations", "waiting"},
+    {"containment", "failpoints", "hot", "migrations", "waiting"},
     {"postgres"},
     {"decode", "mapping"},
     {"source", "target", "config", "observability"},

@@ -18,6 +18,8 @@ create table streamer.source (
     visible_time timestamptz,
     -- The process that streams from this source now, or did last.
     holder text,
+    -- The implementation of the hot path that this process uses: compiled or pure.
+    implementation text,
     -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. When the source sends it
     -- again, streamer recognises the source's history by it.
     last_transaction jsonb,

@@ -32,6 +32,7 @@ from streamer.decode.tuples import (
     NULL,
     NULL_BINARY,
     UNCHANGED,
+    PendingRow,
     Row,
     is_partial,
     merge,
@@ -40,6 +41,7 @@ from streamer.decode.tuples import (
 from streamer.errors import IdentityError, ProtocolError
 from streamer.mapping.rules import TableType
 
+_STEP_MAX: Final = 256
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
 # How reading or merging tuples fails that are truncated or as wide as no definition said.
@@ -85,9 +87,9 @@ class Fold:
     plan: ApplyPlan
     truncate: bool = False
     deletes: dict[Any, None] = field(default_factory=dict)
-    updates: dict[Any, Row] = field(default_factory=dict)
-    moves: dict[Any, tuple[Any, Row]] = field(default_factory=dict)
-    inserts: dict[Any, Row] = field(default_factory=dict)
+    updates: dict[Any, PendingRow] = field(default_factory=dict)
+    moves: dict[Any, tuple[Any, PendingRow]] = field(default_factory=dict)
+    inserts: dict[Any, PendingRow] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -109,12 +111,34 @@ class Fold:
             )
         )
 
-    def add(self, payloads: Iterable[bytes]) -> None:
+    def add(self, payloads: list[bytes]) -> None:
         """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
-        plan = self.plan
-        if plan.identity is Identity.NONE:
-            self._add_keyless(payloads)
+        add = self._add_keyless if self.plan.identity is Identity.NONE else self._add
+        folder = self.plan.folder
+        if folder is None:
+            add(payloads)
             return
+        counts = [0, 0, 0]
+        done, step = 0, 1
+        try:
+            while done < len(payloads):
+                before, done = (
+                    done,
+                    folder.fold(
+                        payloads, done, self.inserts, self.updates, self.deletes, self.moves, counts
+                    ),
+                )
+                # Changes that need more thought often come in a row.
+                step = 1 if done > before else min(2 * step, _STEP_MAX)
+                add(payloads[done : done + step])
+                done += step
+        finally:
+            self.counts.insert += counts[0]
+            self.counts.update += counts[1]
+            self.counts.delete += counts[2]
+
+    def _add(self, payloads: Iterable[bytes]) -> None:
+        plan = self.plan
         read_row, read_tuple, get_key = plan.read_row, plan.read_tuple, plan.get_key
         inserts, updates, moves = self.inserts, self.updates, self.moves
         counts = self.counts
@@ -153,9 +177,9 @@ class Fold:
                     if key != old_key:
                         self._move(old_key, key, row)
                     elif key in inserts:
-                        inserts[key] = merge(row, inserts[key]) if is_partial(row) else row
+                        inserts[key] = self._over(row, inserts[key])
                     elif key in updates:
-                        updates[key] = merge(row, updates[key]) if is_partial(row) else row
+                        updates[key] = self._over(row, updates[key])
                     else:
                         self._update(key, row)
                 elif kind == DELETE and payload[5] in _OLD_TUPLES:
@@ -195,11 +219,18 @@ class Fold:
 
     def _check_pending(self, key: Any, old: Row) -> None:
         """Refuse to fold a change of another row than the pending one of its key."""
-        pending = self.inserts.get(key) or self.updates.get(key)
+        pending: PendingRow | None = self.inserts.get(key) or self.updates.get(key)
         if pending is None and key in self.moves:
             pending = self.moves[key][1]
-        if pending is not None and pending != old:
+        if pending is not None and self._read(pending) != old:
             raise NotFoldable
+
+    def _over(self, row: Row, older: PendingRow) -> PendingRow:
+        """Return *row* with values that it lacks from *older*."""
+        return merge(row, self._read(older)) if is_partial(row) else row
+
+    def _read(self, pending: PendingRow) -> Row:
+        return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
     def _insert_over(self, key: Any, row: Row) -> None:
         # Only an append table, where deletes are ignored, has a row of this key to write over.
@@ -215,7 +246,7 @@ class Fold:
     def _update(self, key: Any, row: Row) -> None:
         if key in self.moves:
             origin, older = self.moves.pop(key)
-            self._place(key, origin, merge(row, older) if is_partial(row) else row)
+            self._place(key, origin, self._over(row, older))
         elif key in self.deletes:
             raise NotFoldable
         else:
@@ -237,7 +268,7 @@ class Fold:
     def _move(self, old_key: Any, key: Any, row: Row) -> None:
         """Move a row from *old_key* to *key*, which no other row may hold any more."""
         origin = old_key
-        older: Row | None = None
+        older: PendingRow | None = None
         if old_key in self.inserts:
             older = self.inserts.pop(old_key)
             origin = None
@@ -256,11 +287,9 @@ class Fold:
         if self.plan.type is TableType.APPEND:
             # The new key may still be held by a row whose delete was ignored.
             self.deletes.setdefault(key)
-        if older is not None and is_partial(row):
-            row = merge(row, older)
-        self._place(key, origin, row)
+        self._place(key, origin, row if older is None else self._over(row, older))
 
-    def _place(self, key: Any, origin: Any, row: Row) -> None:
+    def _place(self, key: Any, origin: Any, row: PendingRow) -> None:
         if is_partial(row):
             self.moves[key] = (origin, row)
         else:

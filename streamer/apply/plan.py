@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
@@ -23,6 +23,7 @@ from streamer.decode.tuples import (
     read_text_tuple,
 )
 from streamer.errors import TargetSchemaError
+from streamer.hot import choice
 from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import (
@@ -33,6 +34,9 @@ from streamer.postgres.quoting import (
 )
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import HISTORY_COLUMNS, SID, STABLE_OIDS_END, TABLE_COLUMNS_MAX
+
+if TYPE_CHECKING:
+    from streamer.hot._compiled import RowFolder
 
 
 class Identity(enum.Enum):
@@ -229,15 +233,30 @@ class ApplyPlan:
         return itemgetter(*(column.position for column in self.key))
 
     @cached_property
-    def pick(self) -> Callable[[Row], Any] | None:
-        """Take the written columns out of a source row; None when that is all of them, in order."""
-        positions = [column.position for column in self.columns]
-        if positions == list(range(len(self.relation.columns))):
+    def positions(self) -> tuple[int, ...]:
+        """Where the values of the written columns are in a source row."""
+        return tuple(column.position for column in self.columns)
+
+    @cached_property
+    def folder(self) -> "RowFolder | None":
+        """The compiled way to fold changes, if this process has one and the table is fit for it.
+
+        With REPLICA IDENTITY FULL an update or delete has to be compared with the pending row.
+        """
+        count = len(self.relation.columns)
+        positions = tuple(column.position for column in self.key)
+        if choice.compiled is None or self.conversion is not None:
             return None
-        if len(positions) == 1:
-            (position,) = positions
-            return lambda row: (row[position],)
-        return itemgetter(*positions) if positions else lambda row: ()
+        if count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0:
+            return None
+        folder: RowFolder = choice.compiled.RowFolder(
+            count,
+            positions,
+            binary=self.binary,
+            is_append=self.type is TableType.APPEND,
+            takes_updates=self.relation.replica_identity != "f",
+        )
+        return folder
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from streamer.apply.fold import Fold
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
 from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.apply.sql.copydata import Picker, constant, encode_rows
+from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
 from streamer.apply.sql.staged import OrderedRun, by_unchanged, staged_values
 from streamer.apply.sql.statements import (
     OP_DELETE,
@@ -29,7 +29,7 @@ from streamer.apply.sql.statements import (
 )
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction
-from streamer.decode.tuples import Row
+from streamer.decode.tuples import PendingRow, Row
 from streamer.errors import (
     ConflictError,
     RowTooLargeError,
@@ -165,9 +165,9 @@ class Writer:
         statements = mapped.statements(fold.plan).sets
         await self._transaction.stage(statements)
         async with self.planned_for(mapped, fold.plan):
-            columns, pick = staged_values(fold.plan, statements, frozenset())
+            columns, positions = staged_values(fold.plan, statements, frozenset())
             rows = fold.inserts.values()
-            await self._copy_stage(statements, columns, rows, OP_FIRST_UPDATED, pick)
+            await self._copy_stage(statements, columns, rows, OP_FIRST_UPDATED, positions)
             if adds:
                 if (update := statements.update(OP_FIRST_UPDATED)) is not None:
                     await self._transaction.target.execute(update)
@@ -201,8 +201,8 @@ class Writer:
         for op in moves:
             await self._transaction.target.execute(statements.insert_moved(op))
         if fold.inserts and fold.plan.has_expressions:
-            columns, pick = staged_values(fold.plan, statements, frozenset())
-            await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, pick)
+            columns, positions = staged_values(fold.plan, statements, frozenset())
+            await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, positions)
             await self._transaction.target.execute(statements.insert_moved(OP_INSERT))
 
     async def _stage_moves(self, fold: Fold, statements: Statements) -> list[int]:
@@ -235,12 +235,12 @@ class Writer:
         statements: Statements,
         op: int,
         unchanged: frozenset[int],
-        rows: list[Row],
+        rows: list[PendingRow],
     ) -> int:
         """Update rows; insert those that are missing, if they are whole, and return how many."""
         update = statements.update(op, unchanged)
-        columns, pick = staged_values(plan, statements, unchanged)
-        await self._copy_stage(statements, columns, rows, op, pick)
+        columns, positions = staged_values(plan, statements, unchanged)
+        await self._copy_stage(statements, columns, rows, op, positions)
         await self._check_unique(statements, op)
         is_filtered = plan.filter is not None
         if (delete := statements.delete_filtered_out(op)) is not None:
@@ -295,16 +295,13 @@ class Writer:
         columns: list[str],
         rows: Iterable[Any],
         op: int,
-        pick: Picker = None,
+        positions: tuple[int, ...] | None = None,
     ) -> None:
         binary = statements.plan.binary
-        chunks = encode_rows(
-            rows,
-            pick=pick,
-            prefix=[constant(op, binary=binary, int_size=2)],
-            width=len(columns) + 1,
-            binary=binary,
-        )
+        # Without positions, rows have the staged values alone.
+        count = len(columns) if positions is None else len(statements.plan.relation.columns)
+        prefix = (constant(op, binary=binary, int_size=2),)
+        chunks = encode_rows(rows, RowLayout(count, binary, positions, prefix))
         await self._transaction.target.copy_in(
             statements.stage,
             ["op", *columns],
@@ -316,14 +313,9 @@ class Writer:
     async def _copy_inserts(self, mapped: MappedRelation, fold: Fold) -> None:
         plan = fold.plan
         columns = mapped.statements(plan).plain.insert_columns
-        prefix = [] if plan.sid is None else [constant(plan.sid, binary=plan.binary)]
-        chunks = encode_rows(
-            fold.inserts.values(),
-            pick=plan.pick,
-            prefix=prefix,
-            width=len(columns),
-            binary=plan.binary,
-        )
+        prefix = () if plan.sid is None else (constant(plan.sid, binary=plan.binary),)
+        layout = RowLayout(len(plan.relation.columns), plan.binary, plan.positions, prefix)
+        chunks = encode_rows(fold.inserts.values(), layout)
         await self._transaction.target.copy_in(
             plan.target.name.name,
             columns,
@@ -418,7 +410,7 @@ class Writer:
     async def copy_rows(
         self, table: str, columns: list[str], rows: Iterable[Row], *, binary: bool
     ) -> None:
-        chunks = encode_rows(rows, pick=None, prefix=[], width=len(columns), binary=binary)
+        chunks = encode_rows(rows, RowLayout(len(columns), binary))
         await self._transaction.target.copy_in(
             table, columns, paced(chunks), namespace="pg_temp", binary=binary
         )

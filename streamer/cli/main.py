@@ -48,6 +48,7 @@ from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.errors import StreamerError
+from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Mode, Resync
 from streamer.observability import logs
@@ -88,9 +89,15 @@ app = typer.Typer(
 )
 
 
+def _require_choice() -> None:
+    if choice.error is not None:
+        fail(str(choice.error), choice.error.exit_code)
+
+
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"streamer {__version__}")
+        _require_choice()
+        typer.echo(f"streamer {__version__} ({choice.describe()})")
         raise typer.Exit
 
 
@@ -115,6 +122,7 @@ def options(
 ) -> None:
     """Replicate many PostgreSQL databases into one."""
     del version
+    _require_choice()
     GLOBALS.config = config
     GLOBALS.log_level = log_level
     GLOBALS.log_format = log_format

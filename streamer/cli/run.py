@@ -13,6 +13,7 @@ from streamer.admin.server import AdminServer, opened_admin
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
+from streamer.hot import choice
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.observability.http import make_app, serving
 from streamer.postgres.conninfo import server_name
@@ -109,6 +110,7 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
     log.info(
         "starting",
         version=__version__,
+        implementation=choice.describe(),
         configuration=str(path.resolve()),
         mapping_database=settings.mapping_database,
         target=server_name(settings.target.url.reveal()),

@@ -95,6 +95,8 @@ class SourceStatus:
     """Host and pid of the process that runs it now."""
     sequences: list[SequenceRecord] = field(default_factory=list)
     """The sequences of the target that follow those of this source."""
+    implementation: str | None = None
+    """The code that this process uses for the work per change: 'compiled' or 'pure'."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -209,6 +211,7 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
             source.slot,
             error=record.error if record else None,
             process=record.holder if record else None,
+            implementation=record.implementation if record else None,
         )
         if record is not None:
             status.tables = [

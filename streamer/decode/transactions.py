@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import Relation
 from streamer.errors import ProtocolError
+from streamer.hot import choice
 from streamer.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -152,10 +153,14 @@ class TransactionAssembler:
         A burst bounds how far a piece may exceed ``piece_bytes_max``. Raises ProtocolError for
         anything unknown, truncated or out of order.
         """
-        find_sink = self._sinks.get
+        take_rows = None if choice.compiled is None else choice.compiled.take_rows
+        sinks = self._sinks
+        find_sink = sinks.get
         row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
-        for payload in payloads:
+        number, count = 0, len(payloads)
+        while number < count:
             # The hot path: ordinary transactions, and messages of streamed ones.
+            payload = payloads[number]
             kind = payload[0] if payload else 0
             if self._in_stream is not None:
                 if kind in _KEPT_KINDS:
@@ -163,6 +168,11 @@ class TransactionAssembler:
                 else:
                     self._handle_in_stream(kind, payload)
             elif kind in row_kinds:
+                if take_rows is not None:
+                    taken = take_rows(payloads, number, sinks)
+                    if taken > number:
+                        number = taken
+                        continue
                 relid = payload[1:5]
                 sink = find_sink(relid)
                 if sink is None:
@@ -174,6 +184,7 @@ class TransactionAssembler:
                 self._handle_begin(payload)
             else:
                 yield from self._handle(kind, payload)
+            number += 1
         self._keep()
         if self._transaction is not None:
             self._size += sum(map(len, payloads))

@@ -13,6 +13,7 @@ it is plain code: no objects, no checks that can be made once per row instead of
 
 import struct
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from streamer.decode.large import large_or_bytes
@@ -47,6 +48,8 @@ AS_TEXT: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xfe")  # type: ignore[assi
 length of -2, which the target refuses."""
 
 Row = list[Value]
+PendingRow = Row | bytes
+"""A row that waits to be written: its items, or the row message that brought it."""
 
 
 class MixedRow(Row):
@@ -164,12 +167,18 @@ def _read_large_tuple(data: bytes, position: int, value_kind: int) -> tuple[Row,
     return row, end
 
 
-def is_partial(row: Row) -> bool:
+def read_rows(rows: Sequence[PendingRow], binary: bool) -> list[Row]:
+    """Return *rows* with the messages among them read."""
+    read = read_binary_row if binary else read_text_row
+    return [read(row)[0] if isinstance(row, bytes) else row for row in rows]
+
+
+def is_partial(row: PendingRow) -> bool:
     """Whether *row* lacks values because they are unchanged TOAST values."""
-    return row.__class__ is MixedRow and row.unchanged_count > 0
+    return isinstance(row, MixedRow) and row.unchanged_count > 0
 
 
-def unchanged_positions(row: Row) -> frozenset[int]:
+def unchanged_positions(row: PendingRow) -> frozenset[int]:
     """Return where *row* has unchanged TOAST values."""
     return frozenset(n for n, value in enumerate(row) if value is UNCHANGED)
 

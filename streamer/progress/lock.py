@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from streamer.errors import TargetConnectionError, TargetFencedError
+from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.source.history import Landmark
@@ -31,7 +32,7 @@ _FIND_SQL: Final = """
 select id, holder from streamer.source where database = $1 and sid is not distinct from $2
 """
 _TAKE_SQL: Final = """
-update streamer.source set lock_token = $2, holder = $3 where id = $1
+update streamer.source set lock_token = $2, holder = $3, implementation = $4 where id = $1
 """
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
@@ -90,7 +91,7 @@ class SourceLock:
                 is_ours = await self._try_lock(session, row["id"])
             if is_ours:
                 token = secrets.token_hex(8)
-                await session.execute(_TAKE_SQL, row["id"], token, self._holder)
+                await session.execute(_TAKE_SQL, row["id"], token, self._holder, choice.name())
                 self._lost = asyncio.Event()
                 session.on_lost(self._lost.set)
                 self._claim = Claim(row["id"], token, session.backend_pid)

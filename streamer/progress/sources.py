@@ -39,6 +39,8 @@ class SourceRecord:
     heartbeat_overdue_seconds: float | None
     holder: str | None = None
     """Host and pid of the process whose session has the source's lock now."""
+    implementation: str | None = None
+    """The implementation of the hot path that this process uses."""
 
     @property
     def label(self) -> str:
@@ -57,9 +59,11 @@ select id as source_id, database, sid, system_identifier, timeline, slot, public
        backlog,
        heartbeat_seconds,
        extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
-       case when {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")}
-            then holder end as holder
-from streamer.source order by database, sid
+       case when is_locked then holder end as holder,
+       case when is_locked then implementation end as implementation
+from streamer.source,
+     lateral (select {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")} as is_locked) lock
+order by database, sid
 """
 _REPORT_FAILURE_SQL: Final = f"""
 update streamer.source set state = $2, error = $3

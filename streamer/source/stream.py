@@ -13,7 +13,7 @@ import asyncio
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import psycopg
 from psycopg import pq
@@ -21,6 +21,7 @@ from psycopg import pq
 from streamer.decode import pgoutput
 from streamer.decode.large import LARGE_BYTES, as_message
 from streamer.errors import ProtocolError, SourceConnectionError, TransportError
+from streamer.hot import choice
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
@@ -36,7 +37,11 @@ from streamer.source.connection import (
     translate,
     translating,
 )
+from streamer.source.libpq import copy_functions
 from streamer.source.timeline import check_same_server
+
+if TYPE_CHECKING:
+    from streamer.hot._compiled import FrameReader
 
 _XLOG_DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")
@@ -119,6 +124,20 @@ class ChangeStream(Protocol):
     async def close(self) -> None: ...
 
 
+def _frame_reader(connection: Connection) -> "FrameReader | None":
+    """Return the compiled reader of a connection, if this process has one."""
+    functions = copy_functions() if choice.compiled is not None else None
+    if choice.compiled is None or functions is None:
+        return None
+    address = getattr(connection.pgconn, "pgconn_ptr", None)  # in no type of psycopg's
+    if not isinstance(address, int):
+        return None
+    reader: FrameReader = choice.compiled.FrameReader(
+        address, functions.get_copy_data, functions.free_memory
+    )
+    return reader
+
+
 class ReplicationStream:
     """One START_REPLICATION, from its start to its end."""
 
@@ -127,6 +146,7 @@ class ReplicationStream:
         self._pgconn = connection.pgconn
         self._label = label
         self._is_binary = is_binary
+        self._frames = _frame_reader(connection)
         self.received_lsn = NOTHING
         self.last_message_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
@@ -229,6 +249,9 @@ class ReplicationStream:
         return burst
 
     def _read_frames(self, burst: Burst) -> None:
+        if self._frames is not None:
+            self._read_compiled(self._frames, burst)
+            return
         pgconn = self._pgconn
         get_copy_data = pgconn.get_copy_data
         payloads = burst.payloads
@@ -261,8 +284,40 @@ class ReplicationStream:
                 self._raise_ended()
         if payloads:
             if len(data) > _XLOG_DATA_HEADER and data[0] == _XLOG_DATA:
-                self.received_lsn = max(self.received_lsn, Lsn(_lsn_at(data, 1)[0]))
+                self._received(_lsn_at(data, 1)[0])
             self.last_message_at = time.monotonic()
+
+    def _read_compiled(self, frames: "FrameReader", burst: Burst) -> None:
+        payloads = burst.payloads
+        self._pgconn.consume_input()
+        taken_before = 0
+        remaining = BURST_BYTES_MAX
+        while True:
+            found = frames.read(payloads, BURST_FRAMES_MAX - len(payloads), remaining, LARGE_BYTES)
+            remaining -= frames.taken_bytes
+            if found is None:
+                break
+            if isinstance(found, int):
+                if found == -2:
+                    raise psycopg.OperationalError(self._pgconn.get_error_message())
+                if found < 0:
+                    self._raise_ended()
+                if len(payloads) == taken_before:
+                    break
+                taken_before = len(payloads)
+                self._pgconn.consume_input()
+                continue
+            view = memoryview(found)
+            if len(view) > LARGE_BYTES:
+                self._received(_lsn_at(self._take_large(view, burst), 1)[0])
+            else:
+                self._handle_other(view.tobytes(), burst)
+        if payloads:
+            self._received(frames.last_lsn)
+            self.last_message_at = time.monotonic()
+
+    def _received(self, lsn: int) -> None:
+        self.received_lsn = max(self.received_lsn, Lsn(lsn))
 
     def _take_large(self, frame: memoryview, burst: Burst) -> bytes:
         """Take a large frame without copying it; return its first bytes."""
@@ -330,4 +385,5 @@ class ReplicationStream:
 
     async def close(self) -> None:
         """Close the connection in any state."""
+        self._frames = None  # it has the address of the connection
         await self._connection.close()

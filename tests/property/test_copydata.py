@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import cast
 from unittest import mock
 
@@ -10,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.apply.sql import copydata
-from streamer.apply.sql.copydata import constant, encode_rows
+from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
 from streamer.decode import large
 from streamer.decode.tuples import (
     NULL,
+    PendingRow,
     Row,
     read_binary_row,
     read_binary_tuple,
@@ -21,6 +21,7 @@ from streamer.decode.tuples import (
     read_text_tuple,
 )
 from tests.property import encode
+from tests.support.implementations import implementation  # noqa: F401
 
 Cells = list[bytes | None]
 
@@ -99,17 +100,16 @@ def as_rows(table: list[Cells], binary: bool) -> list[Row]:
 
 
 def encoded(
-    rows: Sequence[Row],
+    rows: Sequence[PendingRow],
     *,
     binary: bool,
-    width: int,
-    pick: copydata.Picker = None,
-    prefix: Sequence[bytes] = (),
+    columns: int,
+    positions: tuple[int, ...] | None = None,
+    prefix: tuple[bytes, ...] = (),
     chunk_rows: int = 3,
 ) -> list[Cells]:
     with mock.patch.object(copydata, "CHUNK_ROWS", chunk_rows):
-        chunks = list(encode_rows(rows, pick=pick, prefix=prefix, width=width, binary=binary))
-    data = b"".join(chunks)
+        data = b"".join(encode_rows(rows, RowLayout(columns, binary, positions, prefix)))
     return list(parse_binary(data) if binary else parse_text(data))
 
 
@@ -117,14 +117,14 @@ def encoded(
 def test_text_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
     width = len(table[0]) if table else 1
     rows = as_rows(table, binary=False)
-    assert encoded(rows, binary=False, width=width, chunk_rows=chunk_rows) == table
+    assert encoded(rows, binary=False, columns=width, chunk_rows=chunk_rows) == table
 
 
 @given(tables(binary_values), st.integers(1, 9))
 def test_binary_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
     width = len(table[0]) if table else 1
     rows = as_rows(table, binary=True)
-    assert encoded(rows, binary=True, width=width, chunk_rows=chunk_rows) == table
+    assert encoded(rows, binary=True, columns=width, chunk_rows=chunk_rows) == table
 
 
 @given(
@@ -148,10 +148,9 @@ def test_rows_with_large_values_are_read_back(
             read(cast("bytes", memoryview(encode.insert(1, row, binary=binary))), 6)[0]
             for row in table
         ]
-        prefix = [constant(7, binary=binary, int_size=2)]
-        found = encoded(
-            rows, binary=binary, width=1 + (len(table[0]) if table else 1), prefix=prefix
-        )
+        prefix = (constant(7, binary=binary, int_size=2),)
+        columns = len(table[0]) if table else 1
+        found = encoded(rows, binary=binary, columns=columns, prefix=prefix)
     assert found == [[as_cell(7, binary), *row] for row in table]
 
 
@@ -175,14 +174,15 @@ def test_picked_columns_behind_a_prefix_are_read_back(
     case: tuple[list[Cells], list[int], list[str | int | None], bool],
 ) -> None:
     table, positions, prefix, binary = case
-    pick = itemgetter(*positions) if len(positions) > 1 else lambda row: (row[positions[0]],)
-    read = encoded(
-        as_rows(table, binary),
-        binary=binary,
-        width=len(prefix) + len(positions),
-        pick=pick,
-        prefix=[constant(value, binary=binary, int_size=2) for value in prefix],
-    )
+    options = {
+        "binary": binary,
+        "columns": len(table[0]) if table else 1,
+        "positions": tuple(positions),
+        "prefix": tuple(constant(value, binary=binary, int_size=2) for value in prefix),
+    }
+    read = encoded(as_rows(table, binary), **options)  # type: ignore[arg-type]
+    messages = [encode.insert(1, row, binary=binary) for row in table]
+    assert encoded(messages, **options) == read  # type: ignore[arg-type]
     assert read == [
         [*(as_cell(value, binary) for value in prefix), *(row[n] for n in positions)]
         for row in table
@@ -201,4 +201,4 @@ def test_rows_of_our_own_making_may_hold_nulls_in_plain_lists(table: list[Cells]
     """Rows for exact order are plain lists, not those of the decoder."""
     width = len(table[0]) if table else 1
     rows = [[NULL if cell is None else cell for cell in row] for row in table]
-    assert encoded(rows, binary=False, width=width) == table
+    assert encoded(rows, binary=False, columns=width) == table

@@ -1,12 +1,11 @@
 """COPY data, byte for byte; `tests/property` reads it back."""
 
-from operator import itemgetter
-
 import pytest
 
-from streamer.apply.sql.copydata import CHUNK_ROWS, constant, encode_rows, escape_text
+from streamer.apply.sql.copydata import CHUNK_ROWS, RowLayout, constant, encode_rows, escape_text
 from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, Row, read_text_row
 from tests.property import encode
+from tests.support.implementations import implementation  # noqa: F401
 
 
 def mixed(*values: bytes) -> Row:
@@ -16,9 +15,13 @@ def mixed(*values: bytes) -> Row:
     return row
 
 
-def text(rows: list[Row], width: int, **options: object) -> bytes:
-    wanted = {"pick": None, "prefix": [], **options}
-    return b"".join(encode_rows(rows, width=width, binary=False, **wanted))  # type: ignore[arg-type]
+def text(
+    rows: list[Row],
+    columns: int,
+    positions: tuple[int, ...] | None = None,
+    prefix: tuple[bytes, ...] = (),
+) -> bytes:
+    return b"".join(encode_rows(rows, RowLayout(columns, False, positions, prefix)))
 
 
 @pytest.mark.parametrize(
@@ -60,46 +63,41 @@ def test_a_tab_in_one_value_and_a_missing_one_do_not_cancel_out() -> None:
 
 
 def test_a_prefix_is_in_front_of_each_row_and_escaped_too() -> None:
-    prefix = [constant("e\tu", binary=False), constant(None, binary=False)]
-    assert text([[b"1"], [b"2"]], 3, prefix=prefix) == b"e\\tu\t\\N\t1\ne\\tu\t\\N\t2\n"
+    prefix = (constant("e\tu", binary=False), constant(None, binary=False))
+    assert text([[b"1"], [b"2"]], 1, prefix=prefix) == b"e\\tu\t\\N\t1\ne\\tu\t\\N\t2\n"
 
 
 def test_a_prefix_may_be_all_there_is() -> None:
     rows: list[Row] = [[b"1"], [b"2"]]
-    assert text(rows, 1, prefix=[b"p"], pick=lambda row: ()) == b"p\np\n"
+    assert text(rows, 1, (), (b"p",)) == b"p\np\n"
 
 
 def test_columns_are_picked_in_any_order() -> None:
     rows = [mixed(b"1", NULL, b"\\"), [b"2", b"b", b"c"]]
-    assert text(rows, 2, pick=itemgetter(2, 1)) == b"\\\\\t\\N\nc\tb\n"
-    assert text(rows, 1, pick=itemgetter(slice(0, 1))) == b"1\n2\n"
+    assert text(rows, 3, (2, 1)) == b"\\\\\t\\N\nc\tb\n"
+    assert text(rows, 3, (0,)) == b"1\n2\n"
 
 
 def test_a_null_that_is_not_picked_does_not_hide_a_backslash() -> None:
-    assert text([mixed(NULL, b"\\")], 1, pick=lambda row: (row[1],)) == b"\\\\\n"
+    assert text([mixed(NULL, b"\\")], 2, (1,)) == b"\\\\\n"
 
 
 def test_binary_rows_stand_between_header_and_trailer() -> None:
-    chunks = encode_rows(
-        [[b"\0\0\0\2\\N", NULL_BINARY]],
-        pick=None,
-        prefix=[constant(7, binary=True, int_size=2)],
-        width=3,
-        binary=True,
-    )
+    layout = RowLayout(2, True, prefix=(constant(7, binary=True, int_size=2),))
+    chunks = encode_rows([[b"\0\0\0\2\\N", NULL_BINARY]], layout)
     header = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
     row = b"\0\3" + b"\0\0\0\2\0\7" + b"\0\0\0\2\\N" + b"\xff\xff\xff\xff"
     assert b"".join(chunks) == header + row + b"\xff\xff"
 
 
 def test_binary_data_without_rows_is_still_valid() -> None:
-    chunks = list(encode_rows([], pick=None, prefix=[], width=1, binary=True))
+    chunks = list(encode_rows([], RowLayout(1, True)))
     assert b"".join(chunks) == b"PGCOPY\n\xff\r\n\0" + b"\0" * 8 + b"\xff\xff"
 
 
 def test_rows_come_in_chunks_of_whole_rows() -> None:
     rows: list[Row] = [[b"%d" % n] for n in range(2 * CHUNK_ROWS + 1)]
-    chunks = list(encode_rows(iter(rows), pick=None, prefix=[], width=1, binary=False))
+    chunks = list(encode_rows(iter(rows), RowLayout(1, False)))
     assert [chunk.count(b"\n") for chunk in chunks] == [CHUNK_ROWS, CHUNK_ROWS, 1]
     assert b"".join(chunks).split() == [row[0] for row in rows]
 
@@ -124,3 +122,9 @@ def test_constants_of_ours_become_items_of_rows(
 def test_what_the_decoder_reads_goes_through_unchanged() -> None:
     row, _ = read_text_row(encode.insert(1, [b"1", None, b"x\\y"]))
     assert text([row], 3) == b"1\t\\N\tx\\\\y\n"
+
+
+def test_a_message_is_written_like_the_row_it_holds() -> None:
+    message = encode.insert(1, [b"1", None, b"x\\y\t"])
+    layout = RowLayout(3, False, (2, 0, 1), (b"p",))
+    assert b"".join(encode_rows([message], layout)) == b"p\tx\\\\y\\t\t1\t\\N\n"

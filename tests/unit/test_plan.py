@@ -34,7 +34,7 @@ def test_columns_are_matched_by_name_whatever_their_order() -> None:
         sid=None,
     )
     assert columns_of(plan) == [(0, "a"), (1, "b"), (2, "c")]
-    assert plan.pick is None
+    assert plan.positions == (0, 1, 2)
 
 
 def test_a_missing_target_is_refused() -> None:
@@ -422,29 +422,6 @@ def test_a_key_with_the_sid_is_indexed_by_an_index_of_both() -> None:
         target = target_relation(["sid", "a", "b"], unique_keys=[unique_key])
         plan = make_plan(relation(["a", "b"], ["a"]), relation_mapping(), target, sid="eu")
         assert plan.key_is_indexed == is_indexed
-
-
-@pytest.mark.parametrize(("there", "picked"), [(["c", "a"], (b"A", b"C")), (["b"], (b"B",))])
-def test_written_columns_are_picked_out_of_a_row(there: list[str], picked: tuple[bytes]) -> None:
-    plan = make_plan(
-        relation(["a", "b", "c"], identity="n"),
-        relation_mapping(exclude=[name for name in "abc" if name not in there]),
-        target_relation(there),
-        sid=None,
-    )
-    assert plan.pick is not None
-    assert plan.pick([b"A", b"B", b"C"]) == picked
-
-
-def test_no_column_at_all_can_be_picked() -> None:
-    plan = make_plan(
-        relation(["a"], identity="n"),
-        relation_mapping(exclude=["a"]),
-        target_relation([]),
-        sid=None,
-    )
-    assert plan.pick is not None
-    assert plan.pick([b"A"]) == ()
 
 
 def test_a_key_is_a_value_or_a_tuple_but_always_a_list_where_it_is_written() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.apply.sql.copydata import encode_rows
+from streamer.apply.sql.copydata import RowLayout, encode_rows
 from streamer.decode import large
 from streamer.decode.text_conversion import TextConversion, UnconvertedText
 from streamer.decode.tuples import NULL, UNCHANGED, read_text_row
@@ -40,7 +40,7 @@ def test_a_missing_character_is_refused_and_never_valid_utf8(conversion: TextCon
     assert escaped.encode("utf-8", "surrogateescape") == bytes(value)
     rows = [[b"1", b"good"], [b"2", value]]
     with pytest.raises(UntranslatableTextError) as caught:
-        b"".join(encode_rows(rows, pick=None, prefix=[], width=2, binary=False))
+        b"".join(encode_rows(rows, RowLayout(2, binary=False)))
     assert caught.value.change_number == 1
     assert "0xc3" in str(caught.value)
 

@@ -7,18 +7,25 @@ none, and that is almost every chunk. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from streamer.decode.large import PIECE_BYTES, LargeValue
 from streamer.decode.text_conversion import UnconvertedText
-from streamer.decode.tuples import NULL, MixedRow, Row, Value
+from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, PendingRow, Row, Value, read_rows
 from streamer.errors import RowTooLargeError, UntranslatableTextError
+from streamer.hot import choice
+
+if TYPE_CHECKING:
+    from streamer.hot._compiled import RowEncoder
 
 CHUNK_ROWS: Final = 2000
+COMPILED_COLUMNS_MAX: Final = 1664
+"""MaxTupleAttributeNumber of PostgreSQL. A staged row never has more."""
 ROW_BYTES_MAX: Final = 0x3FFFFFFF
 """PostgreSQL's MaxAllocSize: COPY keeps a line, or a value in binary, in one piece of memory."""
-
-Picker = Callable[[Row], Sequence[Value]] | None
 
 _BINARY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _BINARY_TRAILER: Final = b"\xff\xff"
@@ -46,52 +53,102 @@ def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Val
     return len(data).to_bytes(4, "big") + data
 
 
-def encode_rows(
-    rows: Iterable[Row], *, pick: Picker, prefix: Sequence[Value], width: int, binary: bool
-) -> Iterator[bytes]:
+@dataclass(frozen=True)
+class RowLayout:
+    """How rows of *columns* items become rows of COPY data.
+
+    ``positions``: the items that are written, in order; None for all. ``prefix``: items that come
+    before them in every row.
+    """
+
+    columns: int
+    binary: bool
+    positions: tuple[int, ...] | None = None
+    prefix: tuple[Value, ...] = ()
+
+    @cached_property
+    def width(self) -> int:
+        """How many columns are written."""
+        written = self.columns if self.positions is None else len(self.positions)
+        return len(self.prefix) + written
+
+    @cached_property
+    def head(self) -> bytes:
+        """COPY data that each row begins with."""
+        if self.binary:
+            return self.width.to_bytes(2, "big") + b"".join(self.prefix)
+        items = [escape_if_needed(value) for value in self.prefix]
+        return b"\t".join(items if self.width == len(items) else [*items, b""])
+
+    @cached_property
+    def pick(self) -> Callable[[Row], Sequence[Value]] | None:
+        """Take the items out of a row that are written; None where these are all, in order."""
+        positions = self.positions
+        if positions is None or positions == tuple(range(self.columns)):
+            return None
+        if len(positions) == 1:
+            (position,) = positions
+            return lambda row: (row[position],)
+        return itemgetter(*positions) if positions else lambda row: ()
+
+    @cached_property
+    def encoder(self) -> "RowEncoder | None":
+        """The compiled way to write rows, if this process has one."""
+        if choice.compiled is None or self.columns > COMPILED_COLUMNS_MAX:
+            return None
+        positions = tuple(range(self.columns)) if self.positions is None else self.positions
+        null = NULL_BINARY if self.binary else NULL
+        encoder: RowEncoder = choice.compiled.RowEncoder(
+            self.columns, positions, binary=self.binary, null=null
+        )
+        return encoder
+
+
+def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
     """Yield COPY data for *rows*: whole rows at a time, but for rows with large values.
 
-    *pick* takes the columns out of a row that are wanted, all by default; *prefix* are items that
-    come before them in every row; *width* is how many items that makes in all.
+    A row is a list of items, or a row message that has no other tuple.
     """
-    if binary:
+    if layout.binary:
         yield _BINARY_HEADER
-    chunk: list[Row] = []
+    chunk: list[PendingRow] = []
     done = 0
     for row in rows:
         chunk.append(row)
         if len(chunk) >= CHUNK_ROWS:
-            yield from _encode(chunk, pick, prefix, width, binary, done)
+            yield from _encode(chunk, layout, done)
             done += len(chunk)
             chunk = []
     if chunk:
-        yield from _encode(chunk, pick, prefix, width, binary, done)
-    if binary:
+        yield from _encode(chunk, layout, done)
+    if layout.binary:
         yield _BINARY_TRAILER
 
 
-def _encode(
-    rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int, binary: bool, done: int
-) -> Iterable[bytes]:
-    encode = _encode_binary if binary else _encode_text
+def _encode(chunk: list[PendingRow], layout: RowLayout, done: int) -> Iterable[bytes]:
+    encoder = layout.encoder
     try:
-        return (encode(rows, pick, prefix, width),)
+        if encoder is not None:
+            return (encoder.encode(layout.head, chunk),)
+        rows = read_rows(chunk, layout.binary)
+        encode = _encode_binary if layout.binary else _encode_text
+        return (encode(rows, layout),)
     except TypeError:  # nothing joins a LargeValue
-        return _encode_in_pieces(rows, pick, prefix, width, binary, done)
+        return _encode_in_pieces(read_rows(chunk, layout.binary), layout, done)
 
 
-def _encode_in_pieces(
-    rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int, binary: bool, done: int
-) -> Iterator[bytes]:
+def _encode_in_pieces(rows: list[Row], layout: RowLayout, done: int) -> Iterator[bytes]:
     """Yield COPY data for *rows*, some of which hold large values, in pieces.
 
     *done*: how many rows of the same COPY came before. Raises RowTooLargeError.
     """
-    head = width.to_bytes(2, "big") if binary else b""
+    binary = layout.binary
+    head = layout.width.to_bytes(2, "big") if binary else b""
+    pick = layout.pick
     for number, row in enumerate(rows, done):
         buffer = [head]
         buffered = size = 0
-        items = [*prefix, *(row if pick is None else pick(row))]
+        items = [*layout.prefix, *(row if pick is None else pick(row))]
         for position, item in enumerate(items):
             if not binary and position:
                 buffer.append(b"\t")
@@ -114,13 +171,11 @@ def _encode_in_pieces(
         yield b"".join(buffer)
 
 
-def _encode_text(rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int) -> bytes:
-    head = b"".join(escape_if_needed(value) + b"\t" for value in prefix)
-    if width == len(prefix):
-        head = head[:-1]
+def _encode_text(rows: list[Row], layout: RowLayout) -> bytes:
+    head, pick = layout.head, layout.pick
     picked: Iterable[Sequence[Any]] = rows if pick is None else map(pick, rows)
     data = head + (b"\n" + head).join(map(b"\t".join, picked)) + b"\n"
-    if _is_clean(data, rows, pick, head, width):
+    if _is_clean(data, rows, layout):
         return data
     picked = rows if pick is None else map(pick, rows)
     lines = (head + b"\t".join([escape_if_needed(value) for value in row]) for row in picked)
@@ -132,23 +187,24 @@ def escape_if_needed(value: Value) -> bytes:
     return bytes(value) if value is NULL else escape_text(bytes(value))
 
 
-def _is_clean(data: bytes, rows: list[Row], pick: Picker, head: bytes, width: int) -> bool:
+def _is_clean(data: bytes, rows: list[Row], layout: RowLayout) -> bool:
     """Whether no byte of *data* is special but those that separate and the NULL markers."""
     count = len(rows)
-    if b"\\" in data and data.count(b"\\") != count * head.count(b"\\") + _count_nulls(rows, pick):
+    backslashes = count * layout.head.count(b"\\")
+    if b"\\" in data and data.count(b"\\") != backslashes + _count_nulls(rows, layout.pick):
         return False
-    separators = count * (width - 1)
+    separators = count * (layout.width - 1)
     return data.count(b"\n") == count and data.count(b"\t") == separators and b"\r" not in data
 
 
-def _count_nulls(rows: list[Row], pick: Picker) -> int:
+def _count_nulls(rows: list[Row], pick: Callable[[Row], Sequence[Value]] | None) -> int:
     mixed = [row for row in rows if isinstance(row, MixedRow)]
     if pick is None:
         return sum(row.null_count for row in mixed)
     return sum(value is NULL for row in mixed for value in pick(row))
 
 
-def _encode_binary(rows: list[Row], pick: Picker, prefix: Sequence[Value], width: int) -> bytes:
-    head = width.to_bytes(2, "big") + b"".join(prefix)
+def _encode_binary(rows: list[Row], layout: RowLayout) -> bytes:
+    head, pick = layout.head, layout.pick
     picked: Iterable[Sequence[Any]] = rows if pick is None else map(pick, rows)
     return head + head.join(map(b"".join, picked))

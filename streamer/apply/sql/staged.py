@@ -11,12 +11,20 @@ from typing import Final
 from streamer.apply.advice import key_text
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.apply.sql.copydata import Picker, constant
+from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.expressions import input_name
 from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_TRUNCATE, OP_UPDATE, Statements
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.text_conversion import UnconvertedText
-from streamer.decode.tuples import NULL, UNCHANGED, Row, Value, is_partial, unchanged_positions
+from streamer.decode.tuples import (
+    NULL,
+    UNCHANGED,
+    PendingRow,
+    Row,
+    Value,
+    is_partial,
+    unchanged_positions,
+)
 
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
@@ -163,10 +171,12 @@ def commit_time_value(commit_time: int, binary: bool) -> Value:
     return str(to_datetime(commit_time)).encode()
 
 
-def by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row]]]:
+def by_unchanged(
+    rows: Iterable[PendingRow],
+) -> Iterable[tuple[frozenset[int], list[PendingRow]]]:
     """Group rows by which of their values are unchanged."""
-    groups: dict[frozenset[int], list[Row]] = {}
-    whole: list[Row] = []
+    groups: dict[frozenset[int], list[PendingRow]] = {}
+    whole: list[PendingRow] = []
     for row in rows:
         if is_partial(row):
             groups.setdefault(unchanged_positions(row), []).append(row)
@@ -179,17 +189,13 @@ def by_unchanged(rows: Iterable[Row]) -> Iterable[tuple[frozenset[int], list[Row
 
 def staged_values(
     plan: ApplyPlan, statements: Statements, unchanged: frozenset[int]
-) -> tuple[list[str], Picker]:
-    """Return the staging columns of a new row without *unchanged*, and the target columns for their
-    values.
-    """
+) -> tuple[list[str], tuple[int, ...]]:
+    """Return the staging columns of a new row without *unchanged*, and where their values are."""
     columns = [c for c in plan.plain_columns if c.position not in unchanged]
     names = [statements.new(column) for column in columns]
-    if not unchanged and not plan.has_expressions:
-        return names, plan.pick
     positions = [column.position for column in columns]
     for n, source in enumerate(plan.inputs):
         if source.position not in unchanged:
             names.append(input_name(n))
             positions.append(source.position)
-    return names, lambda row: [row[position] for position in positions]
+    return names, tuple(positions)

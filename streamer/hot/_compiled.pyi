@@ -1,0 +1,44 @@
+from typing import Any
+
+SOURCE_CRC: int
+"""CRC-32 of the .pyx file that the module was built from."""
+
+class RowFolder:
+    def __init__(
+        self,
+        count: int,
+        key_positions: tuple[int, ...],
+        *,
+        binary: bool,
+        is_append: bool,
+        takes_updates: bool,
+    ) -> None: ...
+    def fold(
+        self,
+        payloads: list[bytes],
+        start: int,
+        inserts: dict[Any, Any],
+        updates: dict[Any, Any],
+        deletes: dict[Any, None],
+        moves: dict[Any, Any],
+        counts: list[int],
+    ) -> int: ...
+
+class RowEncoder:
+    def __init__(
+        self, count: int, positions: tuple[int, ...], *, binary: bool, null: object
+    ) -> None: ...
+    def encode(self, head: bytes, rows: list[Any]) -> bytes: ...
+
+def take_rows(payloads: list[bytes], start: int, sinks: dict[bytes, Any]) -> int: ...
+
+class Frame:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class FrameReader:
+    last_lsn: int
+    taken_bytes: int
+    def __init__(self, connection: int, get_copy_data: int, free_memory: int) -> None: ...
+    def read(
+        self, payloads: list[bytes], frames_max: int, bytes_max: int, large_bytes: int
+    ) -> int | Frame | None: ...

@@ -1,0 +1,535 @@
+# cython: language_level=3
+"""The hot path in C. Each function takes the common cases and stops at everything else.
+
+Row messages: PostgreSQL documentation, "Logical Replication Message Formats"; COPY data: "COPY",
+"Text Format" and "Binary Format". Every read is checked against the end of its message: a message
+comes from another machine. Sizes in bytes.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+)
+from cpython.dict cimport PyDict_Contains, PyDict_DelItem, PyDict_GetItem, PyDict_SetItem
+from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #ifndef STREAMER_SOURCE_CRC
+    #define STREAMER_SOURCE_CRC 0
+    #endif
+    """
+    const uint32_t STREAMER_SOURCE_CRC
+
+SOURCE_CRC = STREAMER_SOURCE_CRC
+
+cdef enum:
+    COLUMNS_MAX = 1664  # PostgreSQL's MaxTupleAttributeNumber
+    TUPLE_AT = 6        # behind kind, relid and the marker of the tuple
+
+cdef enum:
+    INSERT = 0x49       # I
+    UPDATE = 0x55       # U
+    DELETE = 0x44       # D
+    NEW_TUPLE = 0x4E    # N
+    KEY_TUPLE = 0x4B    # K
+    KIND_NULL = 0x6E    # n
+    KIND_TEXT = 0x74    # t
+    KIND_BINARY = 0x62  # b
+    TAB = 9
+    NEWLINE = 10
+    RETURN = 13
+    BACKSLASH = 92
+
+
+cdef inline uint32_t be32(const unsigned char *p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline uint64_t be64(const unsigned char *p) noexcept nogil:
+    return (<uint64_t>be32(p) << 32) | be32(p + 4)
+
+
+cdef struct Field:
+    const unsigned char *at  # NULL for an SQL NULL; in front of it stands the int32 length
+    Py_ssize_t size
+
+
+cdef class _Tuples:
+    """Reads tuples of *count* columns whose values are all of one kind, or NULL."""
+
+    cdef int count
+    cdef bint binary
+    cdef unsigned char kind
+    cdef Field *fields
+
+    def __cinit__(self, int count, *args, bint binary, **keywords):
+        if not 0 <= count <= COLUMNS_MAX:
+            raise ValueError("too many columns")
+        self.count = count
+        self.binary = binary
+        self.kind = KIND_BINARY if binary else KIND_TEXT
+        self.fields = <Field *>PyMem_Malloc((count + 1) * sizeof(Field))
+        if self.fields == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(self.fields)
+
+    cdef bint read(self, const unsigned char *p, Py_ssize_t size) noexcept nogil:
+        """Find the values of the only tuple of a row message; False for anything unusual."""
+        cdef Py_ssize_t position = TUPLE_AT + 2, length
+        cdef int n
+        if size < position or ((p[TUPLE_AT] << 8) | p[TUPLE_AT + 1]) != self.count:
+            return False
+        for n in range(self.count):
+            if position >= size:
+                return False
+            if p[position] == self.kind:
+                if size - position < 5:
+                    return False
+                length = be32(p + position + 1)
+                position += 5
+                if length > size - position:
+                    return False
+                self.fields[n].at = p + position
+                self.fields[n].size = length
+                position += length
+            elif p[position] == KIND_NULL:
+                self.fields[n].at = NULL
+                position += 1
+            else:
+                return False
+        return position == size
+
+
+cdef int *_positions(tuple positions, int count) except NULL:
+    cdef Py_ssize_t n
+    cdef int *made = <int *>PyMem_Malloc((len(positions) + 1) * sizeof(int))
+    if made == NULL:
+        raise MemoryError
+    for n in range(len(positions)):
+        if not 0 <= positions[n] < count:
+            PyMem_Free(made)
+            raise ValueError("a position outside the row")
+        made[n] = positions[n]
+    return made
+
+
+cdef class RowFolder(_Tuples):
+    """Folds row messages into dicts of net changes, see `streamer.apply.fold.Fold`."""
+
+    cdef int *keys
+    cdef int key_count
+    cdef bint is_append, takes_updates
+
+    def __cinit__(
+        self, int count, tuple key_positions, *, bint binary, bint is_append, bint takes_updates
+    ):
+        self.keys = _positions(key_positions, count)
+        self.key_count = len(key_positions)
+        self.is_append = is_append
+        self.takes_updates = takes_updates
+
+    def __dealloc__(self):
+        PyMem_Free(self.keys)
+
+    cdef object value(self, Field *field):
+        if self.binary:
+            return PyBytes_FromStringAndSize(<const char *>field.at - 4, field.size + 4)
+        return PyBytes_FromStringAndSize(<const char *>field.at, field.size)
+
+    cdef object key(self):
+        """Return the key of the tuple just read; None if a column of it is NULL."""
+        cdef int n
+        cdef object value
+        for n in range(self.key_count):
+            if self.fields[self.keys[n]].at == NULL:
+                return None
+        if self.key_count == 1:
+            return self.value(&self.fields[self.keys[0]])
+        key = PyTuple_New(self.key_count)
+        for n in range(self.key_count):
+            value = self.value(&self.fields[self.keys[n]])
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(key, n, value)
+        return key
+
+    def fold(
+        self, list payloads not None, Py_ssize_t start, dict inserts not None,
+        dict updates not None, dict deletes not None, dict moves not None, list counts not None
+    ):
+        """Fold messages in from number *start*; return the number of the first left undone.
+
+        Rows in *inserts* and *updates* are whole messages. *counts*: numbers of inserts, updates
+        and deletes, which grow.
+        """
+        cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
+        cdef const unsigned char *p
+        cdef object payload, key
+        cdef Py_ssize_t inserted = 0, updated = 0, deleted = 0
+        cdef bint has_moves = len(moves) > 0
+        while n < stop:
+            payload = <object>PyList_GET_ITEM(payloads, n)
+            if not PyBytes_CheckExact(payload):
+                break
+            p = <const unsigned char *>PyBytes_AS_STRING(payload)
+            size = PyBytes_GET_SIZE(payload)
+            if size < TUPLE_AT or not self.read(p, size):
+                break
+            if not self.key_count:
+                # Without a key no two inserts are about the same row.
+                if p[0] != INSERT or p[5] != NEW_TUPLE:
+                    break
+                PyDict_SetItem(inserts, len(inserts), payload)
+                inserted += 1
+                n += 1
+                continue
+            key = self.key()
+            if key is None or (has_moves and PyDict_Contains(moves, key)):
+                break
+            if p[0] == INSERT and p[5] == NEW_TUPLE:
+                if PyDict_Contains(updates, key) or PyDict_Contains(inserts, key):
+                    break
+                PyDict_SetItem(inserts, key, payload)
+                inserted += 1
+            elif p[0] == UPDATE and p[5] == NEW_TUPLE and self.takes_updates:
+                if PyDict_Contains(inserts, key):
+                    PyDict_SetItem(inserts, key, payload)
+                elif PyDict_Contains(updates, key):
+                    PyDict_SetItem(updates, key, payload)
+                elif PyDict_Contains(deletes, key):
+                    break
+                else:
+                    PyDict_SetItem(updates, key, payload)
+                updated += 1
+            elif p[0] == DELETE and p[5] == KEY_TUPLE and self.takes_updates:
+                if not self.is_append:
+                    if PyDict_Contains(inserts, key):
+                        PyDict_DelItem(inserts, key)
+                    elif PyDict_Contains(deletes, key):
+                        break
+                    else:
+                        if PyDict_Contains(updates, key):
+                            PyDict_DelItem(updates, key)
+                        PyDict_SetItem(deletes, key, None)
+                deleted += 1
+            else:
+                break
+            n += 1
+        counts[0] += inserted
+        counts[1] += updated
+        counts[2] += deleted
+        return n
+
+
+cdef class _Buffer:
+    """Bytes that grow."""
+
+    cdef unsigned char *data
+    cdef Py_ssize_t used, room
+
+    def __dealloc__(self):
+        PyMem_Free(self.data)
+
+    cdef unsigned char *reserve(self, Py_ssize_t size) except NULL:
+        """Return where the next *size* bytes may be written."""
+        cdef unsigned char *grown
+        cdef Py_ssize_t room = self.room or 65536
+        if self.room - self.used < size or self.data == NULL:
+            while room - self.used < size:
+                room *= 2
+            grown = <unsigned char *>PyMem_Realloc(self.data, room)
+            if grown == NULL:
+                raise MemoryError
+            self.data = grown
+            self.room = room
+        return self.data + self.used
+
+
+cdef Py_ssize_t write_text(
+    unsigned char *out, const unsigned char *value, Py_ssize_t size
+) noexcept nogil:
+    """Write a value for COPY's text format, twice its size at most; return the bytes written."""
+    cdef Py_ssize_t n, used = 0
+    cdef unsigned char special = 0, byte
+    for n in range(size):
+        byte = value[n]
+        out[n] = byte
+        special |= (byte == BACKSLASH) | (byte <= RETURN)
+    if not special:
+        return size
+    for n in range(size):
+        byte = value[n]
+        if byte == BACKSLASH or byte == TAB or byte == NEWLINE or byte == RETURN:
+            out[used] = BACKSLASH
+            used += 1
+            if byte == TAB:
+                byte = 0x74
+            elif byte == NEWLINE:
+                byte = 0x6E
+            elif byte == RETURN:
+                byte = 0x72
+        out[used] = byte
+        used += 1
+    return used
+
+
+cdef class RowEncoder(_Tuples):
+    """Writes rows as COPY data, in the order of *positions*, each behind *head*.
+
+    *head*: COPY data of the columns before, with the tab or the column count that belongs to it.
+    A row is a message with one tuple, or a sequence of its items.
+    """
+
+    cdef int *positions
+    cdef int width
+    cdef object null
+
+    def __cinit__(self, int count, tuple positions, *, bint binary, object null):
+        self.positions = _positions(positions, count)
+        self.width = len(positions)
+        self.null = null
+
+    def __dealloc__(self):
+        PyMem_Free(self.positions)
+
+    def encode(self, bytes head not None, list rows not None):
+        """Return *rows* as COPY data. Raises TypeError for an item that is neither bytes nor NULL,
+        ValueError for a message that cannot be read.
+        """
+        cdef _Buffer buffer = _Buffer()
+        cdef Py_ssize_t n, size
+        cdef Py_ssize_t head_size = PyBytes_GET_SIZE(head)
+        cdef unsigned char *out
+        cdef object row
+        for n in range(PyList_GET_SIZE(rows)):
+            row = <object>PyList_GET_ITEM(rows, n)
+            out = buffer.reserve(head_size)
+            memcpy(out, PyBytes_AS_STRING(head), head_size)
+            buffer.used += head_size
+            if PyBytes_CheckExact(row):
+                self.write_message(buffer, row)
+            else:
+                self.write_items(buffer, row)
+            if not self.binary:
+                buffer.reserve(1)[0] = NEWLINE
+                buffer.used += 1
+        return PyBytes_FromStringAndSize(<const char *>buffer.data, buffer.used)
+
+    cdef int write_message(self, _Buffer buffer, object row) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(row)
+        cdef unsigned char *start
+        cdef unsigned char *out
+        cdef Field *field
+        cdef int n
+        if not self.read(<const unsigned char *>PyBytes_AS_STRING(row), size):
+            raise ValueError("malformed row message")
+        # A column may be wanted several times, so each counts with the size of the whole message.
+        start = out = buffer.reserve(self.size_max(size))
+        for n in range(self.width):
+            field = &self.fields[self.positions[n]]
+            if self.binary:
+                if field.at == NULL:
+                    out[0] = out[1] = out[2] = out[3] = 0xFF
+                    out += 4
+                else:
+                    memcpy(out, field.at - 4, field.size + 4)
+                    out += field.size + 4
+            else:
+                if n:
+                    out[0] = TAB
+                    out += 1
+                if field.at == NULL:
+                    out[0] = BACKSLASH
+                    out[1] = 0x4E
+                    out += 2
+                else:
+                    out += write_text(out, field.at, field.size)
+        buffer.used += out - start
+        return 0
+
+    cdef Py_ssize_t size_max(self, Py_ssize_t size) noexcept:
+        cdef Py_ssize_t needed = 0
+        cdef int n
+        for n in range(self.width):
+            if self.fields[self.positions[n]].at != NULL:
+                needed += self.fields[self.positions[n]].size
+        return 2 * needed + 5 * self.width
+
+    cdef int write_items(self, _Buffer buffer, object row) except -1:
+        cdef int n, position
+        cdef object item
+        cdef Py_ssize_t size
+        cdef unsigned char *out
+        if len(row) != self.count:
+            raise ValueError("a row of another width")
+        for n in range(self.width):
+            item = row[self.positions[n]]
+            if item is self.null:
+                out = buffer.reserve(5)
+                if self.binary:
+                    out[0] = out[1] = out[2] = out[3] = 0xFF
+                    buffer.used += 4
+                    continue
+                if n:
+                    out[0] = TAB
+                    out += 1
+                    buffer.used += 1
+                out[0] = BACKSLASH
+                out[1] = 0x4E
+                buffer.used += 2
+                continue
+            if not PyBytes_CheckExact(item):
+                raise TypeError("not a plain value")
+            size = PyBytes_GET_SIZE(item)
+            out = buffer.reserve(2 * size + 1)
+            if self.binary:
+                memcpy(out, PyBytes_AS_STRING(item), size)
+                buffer.used += size
+                continue
+            if n:
+                out[0] = TAB
+                out += 1
+                buffer.used += 1
+            buffer.used += write_text(
+                out, <const unsigned char *>PyBytes_AS_STRING(item), size
+            )
+        return 0
+
+
+def take_rows(list payloads not None, Py_ssize_t start, dict sinks not None):
+    """Append row messages from number *start* on to the lists that *sinks* has for their
+    relations, by the four bytes of the relid; return the number of the first left.
+    """
+    cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads)
+    cdef const unsigned char *p
+    cdef uint32_t relid, last = 0
+    cdef list sink = None
+    cdef void *found
+    cdef object payload
+    while n < stop:
+        payload = <object>PyList_GET_ITEM(payloads, n)
+        if not PyBytes_CheckExact(payload) or PyBytes_GET_SIZE(payload) < TUPLE_AT:
+            break
+        p = <const unsigned char *>PyBytes_AS_STRING(payload)
+        if p[0] != INSERT and p[0] != UPDATE and p[0] != DELETE:
+            break
+        relid = be32(p + 1)
+        if sink is None or relid != last:
+            found = <void *>PyDict_GetItem(sinks, PyBytes_FromStringAndSize(<const char *>p + 1, 4))
+            if found == NULL or not PyList_CheckExact(<object>found):
+                break
+            sink = <list><object>found
+            last = relid
+        sink.append(payload)
+        n += 1
+    return n
+
+
+# ---- frames ------------------------------------------------------------------------------------
+
+ctypedef int (*get_copy_data_t)(void *connection, char **buffer, int is_async) noexcept nogil
+ctypedef void (*free_memory_t)(void *memory) noexcept nogil
+
+cdef enum:
+    XLOG_DATA = 0x77    # w
+    HEADER_SIZE = 25    # kind, start, end and time
+
+
+cdef class Frame:
+    """A frame in libpq's memory, which goes with this object. Supports the buffer protocol."""
+
+    cdef char *data
+    cdef Py_ssize_t size
+    cdef free_memory_t free_memory
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            self.free_memory(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+
+    def __releasebuffer__(self, Py_buffer *view):
+        pass
+
+
+cdef class FrameReader:
+    """Takes frames of a replication stream out of libpq.
+
+    *connection*: the address of a PGconn; *get_copy_data* and *free_memory*: the addresses of
+    PQgetCopyData and PQfreemem of the library that made it.
+    """
+
+    cdef void *connection
+    cdef get_copy_data_t get_copy_data
+    cdef free_memory_t free_memory
+    cdef readonly object last_lsn
+    cdef readonly Py_ssize_t taken_bytes
+
+    def __cinit__(
+        self, uintptr_t connection, uintptr_t get_copy_data, uintptr_t free_memory
+    ):
+        if not connection or not get_copy_data or not free_memory:
+            raise ValueError("a null address")
+        self.connection = <void *>connection
+        self.get_copy_data = <get_copy_data_t>get_copy_data
+        self.free_memory = <free_memory_t>free_memory
+        self.last_lsn = 0
+
+    def read(
+        self, list payloads not None, Py_ssize_t frames_max, Py_ssize_t bytes_max,
+        Py_ssize_t large_bytes
+    ):
+        """Append the payloads of XLogData frames to *payloads*, at most *frames_max* of them.
+
+        Returns a size as PQgetCopyData does (0: more must be read from the socket; negative: the
+        stream has ended, or failed), or a `Frame` that is large or of another kind, or None when
+        *frames_max* or *bytes_max* is reached. `taken_bytes` has the size of all frames taken.
+        """
+        cdef char *data
+        cdef const unsigned char *p
+        cdef int size
+        cdef Py_ssize_t remaining = bytes_max
+        cdef uint64_t lsn = 0
+        cdef bint has_lsn = False
+        cdef Frame frame
+        cdef object payload
+        self.taken_bytes = 0
+        try:
+            while frames_max > 0 and remaining > 0:
+                data = NULL
+                size = self.get_copy_data(self.connection, &data, 1)
+                if size <= 0:
+                    return size
+                remaining -= size
+                p = <const unsigned char *>data
+                if size <= large_bytes and size >= HEADER_SIZE and p[0] == XLOG_DATA:
+                    lsn = be64(p + 1)
+                    has_lsn = True
+                    try:
+                        payload = PyBytes_FromStringAndSize(
+                            data + HEADER_SIZE, size - HEADER_SIZE
+                        )
+                    finally:
+                        self.free_memory(data)
+                    payloads.append(payload)
+                    frames_max -= 1
+                    continue
+                frame = Frame.__new__(Frame)
+                frame.data = data
+                frame.size = size
+                frame.free_memory = self.free_memory
+                return frame
+            return None
+        finally:
+            self.taken_bytes = bytes_max - remaining
+            if has_lsn:
+                self.last_lsn = lsn

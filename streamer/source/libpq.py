@@ -1,0 +1,50 @@
+"""The libpq that psycopg uses, for calling it without psycopg in between.
+
+psycopg documents the address of a connection (`pgconn_ptr`), and names no way to the library. The
+wheel psycopg_binary has a copy of its own, so the process may hold several. Calling another one
+with psycopg's connection would be wrong, so this module wants exactly one in the process.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from psycopg import pq
+
+_MAPS: Final = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFunctions:
+    """Addresses of PQgetCopyData and PQfreemem."""
+
+    get_copy_data: int
+    free_memory: int
+
+
+@cache
+def copy_functions() -> CopyFunctions | None:
+    """Return the functions of psycopg's libpq; None where the library is not found for certain."""
+    try:
+        lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/libpq" in line}
+    if len(paths) != 1:
+        return None
+    try:
+        library = ctypes.CDLL(paths.pop())
+        if library.PQlibVersion() != pq.version():
+            return None
+        addresses = [
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (library.PQgetCopyData, library.PQfreemem)
+        ]
+    except (OSError, AttributeError):
+        return None
+    get_copy_data, free_memory = addresses
+    if get_copy_data is None or free_memory is None:
+        return None
+    return CopyFunctions(get_copy_data, free_memory)

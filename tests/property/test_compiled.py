@@ -1,0 +1,122 @@
+"""Compiled code gives the results of pure Python, and refuses hostile bytes without reading past
+them.
+"""
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
+from streamer.errors import IdentityError, ProtocolError
+from streamer.hot import choice
+from tests.property import encode
+from tests.unit.build import apply_plan
+
+RELID = 16385
+COLUMNS = ("a", "b", "c")
+
+compiled, _ = choice.choose("")
+pytestmark = pytest.mark.skipif(compiled is None, reason="the extension module was not built")
+
+
+def with_implementation(module: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(choice, "compiled", module)
+
+
+cells = st.one_of(st.none(), st.sampled_from([b"1", b"2", b"", b"a\tb", b"\\N", b"\r\n"]))
+keys = st.sampled_from([b"1", b"2", b"3"])
+
+
+@st.composite
+def messages(draw: st.DrawFn, binary: bool) -> bytes:
+    row = [draw(keys), draw(cells), draw(cells)]
+    kind = draw(st.sampled_from("IUDMX"))
+    if kind == "I":
+        return encode.insert(RELID, row, binary=binary)
+    if kind == "U":
+        return encode.update(RELID, row, binary=binary)
+    if kind == "M":
+        return encode.update(RELID, row, key=[draw(keys), None, None], binary=binary)
+    message = encode.delete(RELID, key=[draw(keys), None, None], binary=binary)
+    if kind == "D":
+        return message
+    # As a broken or hostile peer may send: cut off, prolonged, or with a byte changed.
+    damaged = bytearray(draw(st.sampled_from([message, encode.insert(RELID, row, binary=binary)])))
+    if draw(st.booleans()) and len(damaged) > 6:
+        damaged[draw(st.integers(5, len(damaged) - 1))] = draw(st.integers(0, 255))
+    return bytes(damaged[: draw(st.integers(6, len(damaged)))]) + draw(st.binary(max_size=2))
+
+
+def outcome(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
+    """What folding and encoding give, or the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        with_implementation(module, patch)
+        fold = Fold(apply_plan(COLUMNS, ("a",), binary=binary))
+        try:
+            fold.add(list(payloads))
+        except (NotFoldable, ProtocolError, IdentityError) as exc:
+            return type(exc), str(exc)
+        layout = RowLayout(len(COLUMNS), binary, (2, 0, 1))
+
+        def written(rows: dict[Any, PendingRow]) -> list[tuple[Any, bytes]]:
+            return [(key, b"".join(encode_rows([row], layout))) for key, row in rows.items()]
+
+        return (
+            list(fold.deletes),
+            written(fold.updates),
+            written(fold.inserts),
+            written({key: row for key, (_, row) in fold.moves.items()}),
+            fold.counts,
+            fold.truncate,
+        )
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@given(data=st.data())
+def test_folding_and_writing_give_the_same(binary: bool, data: st.DataObject) -> None:
+    payloads = data.draw(st.lists(messages(binary), max_size=12))
+    assert outcome(payloads, binary=binary, module=compiled) == outcome(
+        payloads, binary=binary, module=None
+    )
+
+
+@given(
+    st.integers(0, 5),
+    st.binary(max_size=60),
+    st.booleans(),
+)
+@example(1, struct.pack(">cIcHcI", b"I", RELID, b"N", 1, b"t", 0xFFFFFFFF), False)
+@example(1, struct.pack(">cIcHcI", b"I", RELID, b"N", 1, b"t", 0x7FFFFFFF), False)
+@example(1, struct.pack(">cIcH", b"I", RELID, b"N", 0xFFFF), False)
+def test_no_bytes_are_taken_for_a_row_that_is_not_there(
+    count: int, tail: bytes, binary: bool
+) -> None:
+    assert compiled is not None
+    payload = tail if tail[:1] in (b"I", b"U", b"D") else b"I\0\0\0\1N" + tail
+    folder = compiled.RowFolder(
+        count, (0,) if count else (), binary=binary, is_append=False, takes_updates=True
+    )
+    kept: dict[Any, bytes] = {}
+    counts = [0, 0, 0]
+    done = folder.fold([payload], 0, kept, {}, {}, {}, counts)
+    null = NULL_BINARY if binary else NULL
+    encoder = compiled.RowEncoder(count, tuple(range(count)), binary=binary, null=null)
+    if done and kept:
+        assert isinstance(encoder.encode(b"", list(kept.values())), bytes)
+    elif not done:
+        assert counts == [0, 0, 0]
+
+
+def test_positions_outside_a_row_are_refused() -> None:
+    assert compiled is not None
+    for positions in ((3,), (-1,), (0, 7)):
+        with pytest.raises(ValueError, match="outside the row"):
+            compiled.RowEncoder(3, positions, binary=False, null=NULL)
+    for count in (-1, 1665):
+        with pytest.raises(ValueError, match="too many columns"):
+            compiled.RowEncoder(count, (), binary=False, null=NULL)

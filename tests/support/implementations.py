@@ -1,0 +1,25 @@
+"""Runs a module's tests with pure Python and with compiled code."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from streamer.errors import SettingsError
+from streamer.hot import choice
+
+
+def _available() -> list[str]:
+    try:
+        choice.choose("compiled")
+    except SettingsError:
+        return ["pure"]
+    return ["pure", "compiled"]
+
+
+@pytest.fixture(scope="module", autouse=True, params=_available())
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Import this fixture into a module to have all of its tests run with both."""
+    compiled = choice.choose(request.param)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "compiled", compiled)
+        yield request.param
