@@ -31,6 +31,7 @@ from streamer.postgres import session
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
+from streamer.source.synchronous import COMMIT_AT_ONCE_SQL
 
 Connection = psycopg.AsyncConnection[DictRow]
 
@@ -164,7 +165,7 @@ async def connect(source: SourceMapping, *, replication: bool = False) -> Connec
             prepare_threshold=None,
         )
         try:
-            await connection.execute(session.pin_sql())
+            await connection.execute(f"{session.pin_sql()}; {COMMIT_AT_ONCE_SQL}".encode())
         except BaseException:
             await connection.close()
             raise

@@ -501,6 +501,13 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
             f"{usage.large_objects} large objects are not replicated",
             in_words("keep such data in bytea columns"),
         )
+    if usage.is_synchronous:
+        yield info(
+            place,
+            "commits at this source wait until streamer has confirmed them, because "
+            "synchronous_standby_names lists it",
+            in_words('see the guide "Synchronous mode": they also wait while a table stands still'),
+        )
     if any(relation.is_partitioned for relation in facts.relations.values()):
         yield info(
             place,

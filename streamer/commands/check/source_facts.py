@@ -28,6 +28,7 @@ from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
 from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.source.slot import Slot, read_slot
+from streamer.source.synchronous import LISTED_SQL
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
 
 READ_SECONDS: Final = 60.0
@@ -52,6 +53,8 @@ class Usage:
     """Whether our role may commit heartbeats."""
     server_started: str = ""
     """When the server started: a copy of a server has the same system identifier."""
+    is_synchronous: bool = False
+    """Whether commits there wait for streamer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
             await read_server(replication)
 
 
-_USAGE_SQL: Final = """
+_USAGE_SQL: Final = f"""
 select pg_catalog.pg_postmaster_start_time()::text as server_started,
     pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
        pg_catalog.concat_ws(' ', pg_catalog.to_jsonb(d) ->> 'datlocprovider', d.datcollate,
@@ -211,9 +214,10 @@ select pg_catalog.pg_postmaster_start_time()::text as server_started,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
        (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects,
        exists (select from pg_catalog.pg_replication_origin
-                where pg_catalog.starts_with(roname, 'streamer_' || d.oid || '_')) as is_target
+                where pg_catalog.starts_with(roname, 'streamer_' || d.oid || '_')) as is_target,
+       {LISTED_SQL} as is_synchronous
 from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
-"""
+"""  # noqa: S608
 
 # Every relation that a rule could match, replicable or not.
 _SEEN_SQL: Final = """
