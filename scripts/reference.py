@@ -167,16 +167,16 @@ def _is_of_source(path: str) -> bool:
 # ---- config.example.yaml -------------------------------------------------------------------------
 
 _HEAD: Final = """\
-# Every setting, with its unit and its default. Copy this file to config.yaml and keep what you
-# need: only `target.url` and `sources` are required.
+# Every setting, with its unit and its default. Copy this file to config.yaml and keep the keys
+# that you need: only `target.url` and `sources` are required.
 #
 # Precedence: command line, environment, this file, default. The environment variable of a setting
-# is named after its path, as in STREAMER_TARGET__URL or STREAMER_HTTP__LISTEN. streamer replaces
-# ${NAME} in a string from the environment; write $${NAME} for the literal text. It rejects an
+# has the name of its path, as in STREAMER_TARGET__URL or STREAMER_HTTP__LISTEN. streamer replaces
+# ${NAME} in a string from the environment. Write $${NAME} for the literal text. streamer rejects an
 # unknown key, a wrong type or a missing variable with file, line and key. A missing variable of one
 # source stops that source alone.
 #
-# This file is generated from streamer/config/settings.py by `make reference`.
+# `make reference` writes this file from streamer/config/settings.py.
 """
 _MORE_TABLES: Final = """
       audit.events: {type: append, exclude: [payload]}

@@ -17,7 +17,7 @@ class Backoff:
         self._logged: str | None = None
 
     def log(self, logger: Any, what: str, error: BaseException) -> None:
-        """Log a failure unless it is the one that was logged last."""
+        """Log a failure unless it equals the one logged last."""
         text = str(error)
         if text != self._logged:
             self._logged = text

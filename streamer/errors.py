@@ -84,7 +84,7 @@ class ConfigurationError(StreamerError):
 
 
 class SettingsError(ConfigurationError):
-    """A setting is missing, unknown or has a wrong type, or an address cannot be used."""
+    """A setting is missing, unknown or of a wrong type, or an address is unusable."""
 
     code = "settings"
     advice = "The message has file, line and key."
@@ -328,7 +328,7 @@ class TargetReadOnlyError(TargetError):
 class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
-    Another process took over the source's lock, or the target was restored or lost commits.
+    Another process has the source's lock, or the target went back in time or lost commits.
     ``relations``: the relations concerned, if known.
     """
 
@@ -391,8 +391,8 @@ class RowTooLargeError(ValueConversionError):
 
     def __init__(self, change_number: int, size: int) -> None:
         super().__init__(
-            f"target: a row of {size} bytes is larger than COPY can take, which is 1 GB with "
-            "every tab, newline, carriage return and backslash of a text counted twice",
+            f"target: a row of {size} bytes exceeds the 1 GB that COPY can take; each tab, "
+            "newline, carriage return and backslash of a text counts twice",
             hint="make the value smaller at the source, or exclude its column",
         )
         self.change_number = change_number
@@ -470,8 +470,8 @@ class JournalError(StreamerError):
 
 
 class StoreError(ConfigurationError):
-    """The mapping database is unusable, newer than this program, or its passwords cannot be
-    decrypted.
+    """The mapping database is unusable, newer than this program, or its key does not decrypt the
+    passwords.
     """
 
     code = "store"
@@ -550,7 +550,7 @@ class ReadOnlyError(AdminError):
 
 
 class UnreadyError(AdminError):
-    """The request cannot be served in the present state."""
+    """The present state does not allow the request."""
 
     code = "unready"
     status = 409

@@ -1,4 +1,4 @@
-"""Named places where tests make the program fail; free when none is armed.
+"""Named places where tests make the program fail; they cost nothing in production.
 
 ``STREAMER_FAILPOINTS=apply.before_commit=kill@3,sync.copied=error`` arms two: the first kills the
 process with SIGKILL when it is reached the third time, the second raises there each time. Actions:

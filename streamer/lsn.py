@@ -1,7 +1,7 @@
 """Positions in a source's write-ahead log.
 
-PostgreSQL documentation, "pg_lsn Type": an LSN is a 64-bit byte position, printed as two
-hexadecimal numbers of up to eight digits each, separated by a slash.
+PostgreSQL documentation, "pg_lsn Type": an LSN is a 64-bit byte position. Its text is two
+hexadecimal numbers of up to eight digits each, with a slash between them.
 """
 
 import re

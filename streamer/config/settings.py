@@ -1,9 +1,9 @@
 """Settings: names, types, bounds, defaults and descriptions.
 
-Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. A description is
-written here and nowhere else. ``make reference`` writes it to ``docs/reference/configuration.md``
-and ``config.example.yaml``; the forms of the page and the API show it too. Its first sentence
-stands alone in a form. ``title`` is the label in a form, ``examples`` the value in
+Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. Descriptions have
+no other place. ``make reference`` writes it to ``docs/reference/configuration.md`` and
+``config.example.yaml``; the forms of the page and the API show it too. Its first sentence stands
+alone in a form. ``title`` is the label in a form, ``examples`` the value in
 ``config.example.yaml``.
 """
 
@@ -91,8 +91,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
     },
     "type": {
         "clone": "the target table stays equal to the source table",
-        "append": "inserts and updates are applied; DELETE and TRUNCATE are ignored",
-        "history": "every version of a row is kept, with its period of validity",
+        "append": "applies inserts and updates, and ignores DELETE and TRUNCATE",
+        "history": "keeps every version of a row, with its period of validity",
     },
     "initial": {
         "copy": "replication begins with a copy of the existing rows",
@@ -118,7 +118,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
 
 
 class Strict(BaseModel):
-    """Base for sections: unknown keys are rejected, values are immutable."""
+    """Base for sections: rejects unknown keys; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -228,8 +228,8 @@ class HttpSettings(Strict):
     trusted_proxies: list[str] = Field(
         default=[],
         description="Addresses or networks of proxies whose `X-Forwarded-For` and "
-        "`X-Forwarded-Proto` headers streamer trusts. Behind a proxy that terminates TLS, session "
-        "cookies are then marked Secure.",
+        "`X-Forwarded-Proto` headers streamer trusts. If such a proxy terminates TLS, streamer "
+        "marks session cookies Secure.",
     )
 
 
@@ -244,7 +244,7 @@ class UserSettings(Strict):
     """``admin.users[]``"""
 
     name: str = Field(
-        min_length=1, description="Name of a user who logs in with a password.", examples=["alice"]
+        min_length=1, description="Name of the user at the login.", examples=["alice"]
     )
     password_hash: SecretText = Field(
         description="The output of `streamer admin hash-password`.", examples=["$argon2id$…"]
@@ -263,7 +263,7 @@ class AdminSettings(Strict):
     viewer_token: SecretText | None = Field(
         default=None, description="Bearer token with read access to the API."
     )
-    users: list[UserSettings] = Field(default=[], description="Users who log in with a password.")
+    users: list[UserSettings] = Field(default=[], description="Users with a password login.")
     key: SecretText | None = Field(
         default=None,
         description="Key that encrypts passwords in the mapping database, from "
@@ -291,10 +291,10 @@ class SpoolSettings(Strict):
 
     directory: Path | None = Field(
         default=None,
-        description="Directory for held changes and large transactions. It needs room for them and "
-        "can be lost at a restart, unless `on_max_retained_wal` is `spool`: the journals here then "
-        "hold the only copy of their changes. By default it is a directory of the user below the "
-        "system's temporary directory.",
+        description="Directory for held changes and large transactions; it needs room for them. It "
+        "need not survive a restart, unless `on_max_retained_wal` is `spool`: then the journals in "
+        "it hold the only copy of their changes. By default it is a directory of the user below "
+        "the system's temporary directory.",
     )
 
     @property
@@ -350,12 +350,13 @@ class TableSettings(Strict):
         examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
     )
     exclude: list[str] = Field(
-        default=[], title="Columns left out", description="Columns that are not replicated."
+        default=[], title="Columns left out", description="Columns to leave out."
     )
     filter: str | None = Field(
         default=None,
         title="Filter",
-        description="SQL condition over the source's columns; only rows that match are replicated.",
+        description="SQL condition over the source's columns; streamer replicates only rows that "
+        "match.",
         examples=["region = 'EU'"],
     )
     set: dict[str, str] = Field(
@@ -386,7 +387,7 @@ class TableSettings(Strict):
         default=OnColumnAdded.STOP,
         title="When the source adds a column",
         description="Reaction to a source column that the target lacks. With `add`, "
-        "existing rows get the constant default that ADD COLUMN gave them at the source; a "
+        "existing rows get the constant default that ADD COLUMN gave them at the source. A "
         "volatile default or a renamed column stops the table instead.",
     )
 
@@ -443,7 +444,7 @@ class SourceSettings(Strict):
         default=None,
         title="Limit on retained WAL",
         description="WAL that each database of the group may retain for streamer, such as `10GB`; "
-        "at least 1MB, and a plain number is bytes. streamer warns at half of it, and reduces "
+        "at least 1MB. A plain number is bytes. streamer warns at half of it, and reduces "
         "copies to a quarter of their speed at 80 %. Without it there is no limit.",
         examples=["10GB"],
     )

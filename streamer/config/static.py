@@ -59,14 +59,14 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
 
 
 def require_usable(mapping: Mapping) -> None:
-    """Raise SettingsError if there are sources and the configuration of none can be used."""
+    """Raise SettingsError if there are sources but none with a usable configuration."""
     faults = [source.fault for source in mapping.sources if source.fault is not None]
     if faults and len(faults) == len(mapping.sources):
         raise SettingsError(faults[0].problem, hint=faults[0].hint)
 
 
 def require_sources(settings: Settings, mapping: Mapping, place: str = "") -> None:
-    """Raise MappingError if there is no source. *place*: where the mapping was read."""
+    """Raise MappingError if there is no source. *place*: the origin of the mapping."""
     if mapping.sources:
         return
     if settings.mapping_database is None:
@@ -98,9 +98,9 @@ def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document,
 class MappingBuilder:
     """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
 
-    *describe* names the place of a location under ``sources``, for errors. *replaced*: the
-    environment variables in strings. *faults*: missing variables or passwords, each at a
-    location in one source.
+    *describe* names the place of a location under ``sources``, for errors.
+    *replaced*: the environment variables in strings.
+    *faults*: missing variables or passwords, each at a location in one source.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The YAML file: values with the line of every key, environment variables replaced.
 
-pydantic names the key at fault; an operator also needs the line. So the file is composed to nodes,
-which know their lines, and then built into values. The reader rejects duplicate keys, which YAML
-forbids and PyYAML accepts.
+pydantic names the key at fault; an operator also needs the line. So the reader composes nodes,
+which know their lines, and then builds values from them. The reader rejects duplicate keys, which
+YAML forbids and PyYAML accepts.
 """
 
 import os
@@ -32,15 +32,15 @@ class Replaced:
     variables: dict[Location, list[str]] = field(default_factory=dict)
     """The names of the variables in a string."""
     written: dict[Location, str] = field(default_factory=dict)
-    """Such a string as it is written."""
+    """The text of such a string in the file."""
     missing: dict[Location, str] = field(default_factory=dict)
     """The fault of a string that belongs to one source."""
 
     def in_source(self, value: Any, location: Location) -> Any:
         """Return *value* of the source at *location*, variables replaced.
 
-        A string whose variable is missing is left out. A url stays as it is written, because the
-        source is known without it. Raises LookupError for database and sid, which name the source.
+        Leave out a string whose variable is missing. Keep the text of a url, because its value does
+        not name the source. Raises LookupError for database and sid, which name the source.
         """
         if isinstance(value, dict):
             items = {key: self.in_source(item, (*location, key)) for key, item in value.items()}
@@ -110,7 +110,7 @@ def parse_document(
 ) -> Document:
     """Read YAML *text* that came from *path*; without *replace*, variables stay as written.
 
-    A list is rejected unless *list_key* names a key for it. Raises SettingsError with file and
+    A list is an error unless *list_key* names a key for it. Raises SettingsError with file and
     line.
     """
     try:

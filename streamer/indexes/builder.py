@@ -34,7 +34,7 @@ CONTENT_SECONDS: Final = 300.0
 
 
 class IndexBuilder:
-    """Sees now and then that no index is missing under a foreign key. `run` until cancelled."""
+    """Looks from time to time for missing indexes under foreign keys. `run` until cancelled."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class IndexBuilder:
             await self._bookkeeping.close()
 
     async def _next(self) -> MissingIndex | None:
-        """Return an index that can be built now and was not refused before."""
+        """Return an index to build now that has not failed before."""
         found = await self._survey()
         if not self._is_tidy:
             tables = {table for missing in found for table, _ in missing.statements}
@@ -87,7 +87,7 @@ class IndexBuilder:
                 sources.append(
                     await survey_source(source, self._bookkeeping, self._target_namespace)
                 )
-            except StreamerError as exc:  # the others' tables can be served all the same
+            except StreamerError as exc:  # the tables of the other sources do not depend on it
                 self._report(exc)
         return await survey(self._address, self._bookkeeping, sources)
 

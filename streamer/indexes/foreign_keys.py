@@ -1,10 +1,10 @@
 """Indexes under foreign keys, created at the target where they are missing.
 
 PostgreSQL creates no index for the referencing columns of a foreign key, and readers of the target
-join along them. The survey covers two kinds of foreign keys: those of the mapped source tables,
-with the names of their columns at the target, and those of the target tables. A target table that
-streamer created has no such constraints. Rows of many sources lie in one table by ``sid``, so
-``sid`` is the first column of an index for a source's foreign key.
+join along them. The survey covers two kinds of foreign keys: those of the target tables, and those
+of the mapped source tables, with target names. A target table that streamer created has no such
+constraints. Rows of many sources lie in one table by ``sid``, so ``sid`` is the first column of an
+index for a source's foreign key.
 
 A partitioned table takes no index concurrently. Its partitions get theirs first; then the table
 gets one, which attaches them.
@@ -41,9 +41,11 @@ from streamer.target.deferred_indexes import read_deferred_targets
 
 PREFIX: Final = "streamer_fk_"
 LAG_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Beyond that a source lags, and nothing that costs the target work is begun for it."""
+"""Beyond that a source lags, and streamer begins no work at the target for it."""
 LOCK_SECONDS: Final = 30
-"""A build waits for every transaction that is open on its table; then it is given up for now."""
+"""A build waits that long for transactions that use its table; then streamer gives it up for
+now.
+"""
 QUEUED_SECONDS: Final = 2
 ATTEMPTS: Final = 3
 

@@ -1,11 +1,11 @@
 """SQL expressions of rules: ``filter`` and ``set``.
 
-The source runs an expression as it was written in the SELECT of a copy, and the target runs it on
-staged rows. So it must be exactly one expression, with the same meaning in both places. Two readers
-check it here. A lexer follows PostgreSQL's (``scan.l``) for the tokens that are allowed, and
-rejects comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes
-cannot end the parentheses around it. sqlglot then checks that the text is one expression, and finds
-its columns. The servers judge it again when a table starts.
+The source runs the text of an expression in the SELECT of a copy, and the target runs it on staged
+rows. So it must be exactly one expression, with the same meaning in both places. Two readers check
+it here. A lexer follows PostgreSQL's (``scan.l``) for the tokens that are allowed, and rejects
+comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes cannot
+end the parentheses around it. sqlglot then checks that the text is one expression, and finds its
+columns. The servers judge it again when a table starts.
 
 The allow list `functions` names the functions. An expression that depends on the clock, the session
 or other tables would give two different values. It is rejected by name here, and by the source's
@@ -47,7 +47,7 @@ class Conjunct:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression as it was written.
+    """The text of an expression in the configuration.
 
     ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; the
     expression may use those that a relation has. ``is_plain``: the expression consists of columns,
@@ -207,7 +207,7 @@ _TIME_WORDS: Final = frozenset({"allballs", "am", "pm", "utc", "gmt", "z", "t"})
 
 
 def _is_moment(literal: str) -> bool:
-    """Whether a string reads as a date or time that depends on when it is read."""
+    """Whether PostgreSQL reads a string as a date or time that depends on the moment."""
     words = re.findall(r"[a-z]+", literal.lower())
     return bool(_MOMENT_WORDS.intersection(words)) and all(
         word in _MOMENT_WORDS or word in _TIME_WORDS for word in words
@@ -220,7 +220,7 @@ def _check_words(tokens: Sequence[Token]) -> None:
         follower = tokens[n + 1] if n + 1 < len(tokens) else None
         if token.kind == "string" and _is_moment(token.value):
             raise ExpressionError(
-                f"{token.value} may mean a date or time that depends on when it is read"
+                f"{token.value} may mean a date or time that depends on the moment"
             )
         if token.kind == "mark" and token.value == ".":
             _check_dot(tokens, n)

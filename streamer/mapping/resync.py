@@ -1,4 +1,4 @@
-"""The options of a resync: the way rows are written, and the obstacles to ignore.
+"""The options of a resync: the write mode, and the obstacles to ignore.
 
 The bookkeeping keeps them as JSON until the resync ends. Pure.
 """
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class Mode(enum.StrEnum):
-    """How rows of a clone are written again."""
+    """The write mode for rows of a clone."""
 
     RELOAD = "reload"
     """All of them."""

@@ -129,10 +129,9 @@ def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
 def parse_relation(text: str, default_namespace: str) -> RelationPattern:
     """Read ``table``, ``schema.table`` or either with ``*`` in it.
 
-    A part that contains a dot (or a literal ``*``, or begins with a double quote) is written in
-    double quotes, with double quotes inside it doubled. Raises MappingError for anything else, also
-    for a part that begins with a double quote and does not end with one: as a pattern it would
-    silently match nothing.
+    A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
+    quotes, and doubled ones inside it. Raises MappingError for anything else. Half a quote is an
+    error, too: as a pattern it would silently match nothing.
     """
     parts: list[tuple[str, bool]] = []
     position = 0
@@ -145,7 +144,7 @@ def parse_relation(text: str, default_namespace: str) -> RelationPattern:
             end = text.find(".", position)
             end = len(text) if end < 0 else end
             part = text[position:end]
-            # Empty is refused below.
+            # The check below refuses an empty part.
             parts.append(("" if part.startswith('"') else part, "*" in part))
             position = end
         if position >= len(text):
@@ -233,7 +232,7 @@ class RelationMapping:
         return self.rule.type
 
     def target_column(self, column: str) -> str | None:
-        """Return the target's name for a source *column*; None if it is not written there.
+        """Return the target's name for a source *column*; None if the target does not get it.
 
         That is so when it is excluded, and when `columns` does not list it but gives its name to
         another column.
@@ -311,7 +310,7 @@ class SourceLabel(str):
 
 
 class Named(Protocol):
-    """A source, in whatever form: its rules, its record, its status."""
+    """A source in any form: its rules, its record, its status."""
 
     @property
     def database(self) -> str: ...
@@ -333,7 +332,7 @@ def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | Non
 
 @dataclass(frozen=True, slots=True)
 class MappingFault:
-    """Why the configuration of one source cannot be used: a variable or a password is missing."""
+    """The fault in the configuration of one source: a variable or a password is missing."""
 
     problem: str
     hint: str | None = None
@@ -359,11 +358,11 @@ class SourceMapping:
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     fault: MappingFault | None = None
-    """The source stays in the mapping, because one that leaves it is torn down."""
+    """The source stays in the mapping, because streamer tears down a source that leaves it."""
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""
     written_url: str | None = field(default=None, compare=False)
-    """The url as it is written, if environment variables are in it."""
+    """The text of the url, if it contains environment variables."""
 
     @property
     def label(self) -> str:
@@ -403,9 +402,9 @@ class Mapping:
 def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
     """Return the name of our slot and publication on a source.
 
-    ``streamer_<database>_<sid>``: lower case, every other character than letters, digits and ``_``
-    replaced by ``_`` (a slot's name allows no more: ReplicationSlotValidateName in slot.c), cut to
-    63 bytes with a hash of the whole when it is longer.
+    ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character other than letters
+    and digits, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of more than
+    63 bytes is cut and gets a hash of the whole.
     """
     full = f"streamer_{database}" if sid is None else f"streamer_{database}_{sid}"
     name = re.sub(r"[^a-z0-9_]", "_", full.lower())
@@ -420,8 +419,8 @@ def resolve(
 ) -> list[RelationMapping]:
     """Apply *source*'s rules to the *relations* it has; in order of name.
 
-    Raises MappingError when two patterns claim one relation, when an exact rule names a relation
-    that is not there, or when two relations would land in one target relation.
+    Raises MappingError if two patterns claim one relation, if an exact rule names a missing
+    relation, or if two relations share a target.
     """
     present = sorted(set(relations))
     exact = source.exact_names

@@ -82,9 +82,9 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve *app* on ``host:port`` for the length of a block; an empty *listen* serves nothing.
 
-    Without credentials, only a loopback address is accepted. The server trusts the headers
-    X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*. Raises SettingsError if the address
-    cannot be used.
+    Without credentials, the address must be a loopback one. The server trusts the headers
+    X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*. Raises SettingsError for an unusable
+    address.
     """
     if not listen:
         yield

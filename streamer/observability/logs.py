@@ -2,8 +2,8 @@
 
 Field names: ``source`` (database or database:sid) with its parts ``database`` and ``sid``,
 ``table``, ``lsn``, ``worker``, ``error``, ``code``. Supervisor and drainer bind these fields once,
-so every line of their work carries them. Messages are lower case without a full stop. Drivers'
-errors lose connection strings where they are translated; `redact` catches those that a library
+so every line of their work carries them. Messages are lower case without a full stop. The
+translation of drivers' errors removes connection strings; `redact` catches those that a library
 prints.
 """
 

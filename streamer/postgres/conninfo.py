@@ -28,11 +28,11 @@ def parse_conninfo(text: str) -> dict[str, str]:
         if not message.startswith("invalid URI query parameter"):
             message = _QUOTED.sub("…", message)
         raise ValueError(message) from None
-    # A password with one of these in it ends too early, and its rest would be shown as a host.
+    # A password with one of these in it ends too early, and its rest would look like a host.
     if "@" in given.get("host", "").lstrip("@") or not _PORTS.fullmatch(given.get("port", "")):
         raise ValueError(
-            "user or password has a character that means something else in a URL: "
-            "write %40 for @, %3A for :, %2F for /, %25 for %"
+            "user or password has a character with another meaning in a URL; write %40 for @, "
+            "%3A for :, %2F for / and %25 for %"
         )
     return given
 

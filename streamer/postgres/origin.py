@@ -8,9 +8,10 @@ the role may.
 
 Only one session at a time can use an origin, so each session takes its own: ``streamer_<oid of the
 database>_<number>``. An advisory lock on the number keeps other sessions off it and ends with the
-session. Origins stay after their session and are used again. Every origin that was ever used
-occupies one of the server's slots for origins (``max_active_replication_origins``; before 18
-``max_replication_slots``). When no slot is free, streamer removes the origins of dropped databases.
+session. Origins outlive their session, and later sessions use them again. Every origin that was
+ever used occupies one of the server's slots for origins (``max_active_replication_origins``; before
+18 ``max_replication_slots``). When no slot is free, streamer removes the origins of dropped
+databases.
 
 A tagged transaction also needs a timestamp. Without one PostgreSQL uses the session's previous
 timestamp as its commit time (RecordTransactionCommit in xact.c), in ``pg_xact_commit_timestamp``
@@ -37,7 +38,7 @@ NUMBER_MAX: Final = 64
 _LOCK: Final = 0x6F726967  # "orig"
 _NAMES: Final = ", ".join(f"'{function.partition('(')[0]}'" for function in FUNCTIONS)
 
-# A block, because errors that are expected stay out of the server's log when they are caught there.
+# A block, because expected errors that it catches stay out of the server's log.
 SET_UP_SQL: Final = f"""
 do $$
 declare
@@ -105,7 +106,7 @@ RESULT_SQL: Final = (
 STAMP_SQL: Final = (
     "select pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.clock_timestamp())"
 )
-"""To be run before each COMMIT of a session that has an origin."""
+"""Run it before each COMMIT of a session with an origin."""
 
 DROP_SQL: Final = """
 do $$

@@ -1,7 +1,7 @@
 """Finds the passwords in a connection string, so that callers can mask or replace them.
 
 The rest of the text stays as written, with its ``${NAME}`` references. A value that consists of
-references is no secret. Log lines are redacted elsewhere: `streamer.observability.logs`. Pure.
+references is no secret. Another module redacts log lines: `streamer.observability.logs`. Pure.
 """
 
 import re
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from streamer.postgres.conninfo import parse_conninfo
 
 MASK: Final = "***"
-"""Stands for a password that is stored."""
+"""Stands for the stored password."""
 
 SECRET_PARAMETERS: Final = frozenset(
     {
@@ -104,7 +104,7 @@ def replace_secrets(text: str, replacement: Callable[[Span], str]) -> str:
 def mask(text: str) -> str:
     """Return *text* with ``***`` for each password.
 
-    A text that libpq reads differently from us is not shown at all.
+    A text that libpq reads differently from us stays hidden as a whole.
     """
     masked = replace_secrets(text, lambda span: MASK)
     try:
@@ -119,21 +119,21 @@ def mask(text: str) -> str:
 
 
 def has_mask(text: str) -> bool:
-    """Whether a password in *text* stands for the one that is stored."""
+    """Whether a password in *text* stands for the stored one."""
     return text == MASK or any(span.of(text) == MASK for span in secret_spans(text))
 
 
 def fill_masks(text: str, stored: str) -> str:
     """Return *text* with the passwords of *stored* in the places of ``***``.
 
-    Raises ValueError if there is no such password, or if *text* names another server. A user who
-    may edit a url must not learn its password by sending it to their own server.
+    Raises ValueError if there is no such password, or if *text* names another server. An editor of
+    a url must not learn its password by sending it to another server.
     """
     if text == mask(stored):
         return stored
     passwords = {span.parameter: span.of(stored) for span in secret_spans(stored)}
     if _place(text) != _place(mask(stored)):
-        raise ValueError("host, port, user or database change, so the password must be given again")
+        raise ValueError("host, port, user or database change, so enter the password again")
 
     def lookup(span: Span) -> str:
         if span.of(text) != MASK:
@@ -141,7 +141,7 @@ def fill_masks(text: str, stored: str) -> str:
         if span.parameter not in passwords:
             raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
         if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):  # each escapes in its own way
-            raise ValueError("the form of the url changes, so the password must be given again")
+            raise ValueError("the form of the url changes, so enter the password again")
         return passwords[span.parameter]
 
     return replace_secrets(text, lookup)

@@ -1,9 +1,9 @@
-"""Errors for readers who may not see the values of rows. Pure.
+"""Errors for readers without the right to see the values of rows. Pure.
 
 PostgreSQL puts values into its messages, and a value may hold any character. No pattern can tell
-where a value ends and other text begins. Therefore hints, which this program makes from names of
-the catalog, travel apart from messages, and a message loses everything from its first value to the
-last character that can end one.
+where a value ends and other text begins. Therefore hints, which contain only names of the catalog,
+travel apart from messages. A message loses everything from its first value to the last character
+that can end one.
 
 A message that this program does not recognize (from a trigger, or in another language than English)
 may hold values anywhere. `quoted_unless_known` puts such a message between quotation marks.

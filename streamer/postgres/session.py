@@ -2,7 +2,7 @@
 
 A value must read the same under any setting of server, database or role. Two sides that print
 dates, intervals, floats or bytes differently would write different data. A role's timeouts must not
-end a long copy or a held transaction. Settings that an older server lacks are left out. Pure.
+end a long copy or a held transaction. They leave out settings that an older server lacks. Pure.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     "lc_messages": "C",
     "timezone_abbreviations": "Default",
     "quote_all_identifiers": "off",
-    # Types and functions outside pg_catalog are written with their schema.
+    # Users write types and functions outside pg_catalog with their schema.
     "search_path": "",
 }
 
@@ -79,8 +79,8 @@ from pg_catalog.current_setting('{setting}') as m (setting)
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
-# SET looks up neither a function nor an operator. So nothing that a stranger put into a schema of
-# the role's search_path runs as this role, and everything after it finds names in pg_catalog only.
+# SET looks up neither a function nor an operator. So no function that a stranger put into the
+# role's search_path runs as this role. Every later statement finds names in pg_catalog only.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
 # pg_settings has the settings that this server's version knows. A role without the privilege for

@@ -24,7 +24,7 @@ class Meaning(enum.Enum):
     VALUE = "value"
     """A value that the type cannot hold."""
     CONFLICT = "conflict"
-    """A constraint, or an exception that a trigger or a block of ours raises."""
+    """A constraint, or an exception from a trigger or from one of our blocks."""
     OTHER = "other"
 
 
@@ -61,8 +61,9 @@ NOT_ROW_SPECIFIC: Final = (
     *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
     *("53", "55", "57", "58", "XX"),
 )
-"""Classes that do not depend on a row's values: the next row would fail the same way, or the same
-row would not fail the next time."""
+"""Classes that do not depend on a row's values. The next row would fail in the same way, or the
+same row would succeed the next time.
+"""
 
 
 def meaning(state: str, severity: str | None = None, message: str = "") -> Meaning:

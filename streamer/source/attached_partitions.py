@@ -4,8 +4,9 @@ ATTACH PARTITION moves no row, so decoding does not show the existing rows. Thei
 they are older than the transaction or command that wrote the partition's row in pg_inherits. The
 check reads the first pages, which hold the oldest rows. A table that one transaction created,
 filled and attached shows nothing else. A table from an earlier transaction counts as filled if it
-is larger than that, because its first rows may have been deleted or changed. The pg_attribute row
-of the system column ctid dates a table: PostgreSQL writes it with the table and never again.
+is larger than that, because the application may have deleted or changed its first rows. The
+pg_attribute row of the system column ctid dates a table: PostgreSQL writes it with the table and
+never again.
 """
 
 from collections import defaultdict
@@ -20,7 +21,7 @@ from streamer.postgres.quoting import quote_qualified
 from streamer.source.connection import Connection, fetch_all
 
 PAGES_MAX: Final = 16
-"""So many are looked at."""
+"""The number of pages to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Leaf:
     joins: tuple[tuple[str, int], ...]
     """Which transaction, and command of it, made it and each partition above it one."""
     was_table: bool
-    """One of them was made before that transaction."""
+    """One of them existed before that transaction."""
     may_read: bool
 
     @property
@@ -41,7 +42,7 @@ class Leaf:
         return ",".join(xid for xid, _ in self.joins)
 
 
-# Tables are read, not functions that walk the tree: those do not go by the transaction's snapshot.
+# The query reads tables. The functions that walk the tree do not use the transaction's snapshot.
 _LEAVES_SQL: Final = """
 with recursive tree as (
     select w.namespace, w.name, c.oid, c.relkind, false as was_table,

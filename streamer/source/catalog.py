@@ -65,9 +65,9 @@ class SourceColumn:
     identity: str
     collation: str | None
     number: int = 0
-    """Its place in the table: never used again after the column is dropped."""
+    """Its number in the table: PostgreSQL never uses the number of a dropped column again."""
     may_be_toasted: bool = False
-    """Whether values may be stored out of line, so that they are not sent while unchanged."""
+    """Whether the server may store values out of line, and then omits unchanged ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class SourceRelation:
     owned: bool
     selectable: bool
     unique_keys: tuple[tuple[str, ...], ...] = ()
-    """Column sets of the valid, complete unique indexes that are checked at once."""
+    """Column sets of the valid, complete unique indexes with an immediate check."""
     primary_key_timing: str = ""
-    """How a deferrable primary key is declared: SQL to add to the constraint."""
+    """The clause of a deferrable primary key: SQL to add to the constraint."""
 
     @property
     def oid(self) -> int:
@@ -270,7 +270,7 @@ async def read_relation_names(connection: Connection) -> list[RelationName]:
 async def read_relations(
     connection: Connection, names: list[RelationName]
 ) -> dict[RelationName, SourceRelation]:
-    """Read the definition of *names*; those that are not there are left out."""
+    """Read the definitions of *names*; leave out missing relations."""
     rows = await fetch_all(
         connection,
         f"select r.* from ({_RELATIONS_SQL}) r"
@@ -312,10 +312,10 @@ async def read_flush_lsn(connection: Connection) -> Lsn:
 
 
 async def flush_wal(connection: Connection) -> Lsn:
-    """Make sure that everything committed so far is flushed; return the end of it.
+    """Flush everything committed so far; return its end.
 
     A commit with ``synchronous_commit = off`` reaches the disk, and so our stream, a little later.
-    The commit record of an empty transaction of ours takes it along.
+    The commit record of one of our empty transactions takes it along.
     """
     await connection.execute(
         "begin; set local synchronous_commit = local; select pg_catalog.txid_current(); commit"

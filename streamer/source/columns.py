@@ -1,7 +1,7 @@
 """The columns of source tables by their numbers, and the values that ADD COLUMN gave to old rows.
 
 The stream names columns. It shows neither a rename nor the values that ADD COLUMN … DEFAULT gave to
-existing rows. The catalogs have both. Only catalogs are read, so the queries wait for no lock.
+existing rows. The catalogs have both. The queries read catalogs only, so they wait for no lock.
 """
 
 from collections.abc import Iterable

@@ -176,7 +176,7 @@ async def connect(source: SourceMapping, *, replication: bool = False) -> Connec
 async def connection(
     source: SourceMapping, *, replication: bool = False
 ) -> AsyncIterator[Connection]:
-    """Connect for the length of a block; errors inside are translated."""
+    """Connect for the length of a block, and translate errors inside it."""
     connected = await connect(source, replication=replication)
     try:
         with translating(source.label):
@@ -207,10 +207,10 @@ async def as_stored(connection: Connection, command: str) -> bytes:
 
 
 async def pass_bytes(connection: Connection) -> None:
-    """Let the server send text as it is stored, unless that is UTF-8.
+    """Let the server send its stored text unchanged, unless that is UTF-8.
 
-    For any other client encoding it would validate or convert the text, and one character that
-    cannot be converted would end the stream of all tables. Text in results is bytes from here on.
+    For any other client encoding it would validate or convert the text. One character without an
+    equivalent would then end the stream of all tables. Text in results is bytes from here on.
     """
     if connection.info.parameter_status("server_encoding") != "UTF8":
         await connection.execute("set client_encoding to 'SQL_ASCII'")

@@ -33,7 +33,7 @@ _RESULT_SQL: Final = "select current_setting('streamer.characters') as character
 
 
 async def read_conversion(connection: Connection) -> TextConversion | None:
-    """Return the conversion of the source's text to UTF-8; None if its bytes are passed on."""
+    """Return the conversion of the source's text to UTF-8; None if streamer passes its bytes on."""
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     if encoding in PASSED:
         return None

@@ -14,8 +14,9 @@ from pg_catalog.pg_proc
 where pronamespace = 'pg_catalog'::pg_catalog.regnamespace and proname = 'pg_logical_emit_message'
   and proargtypes[2] = 'text'::pg_catalog.regtype
 """
-# One transaction. It is flushed, because the stream would otherwise get it only from the WAL
-# writer. It does not wait for a synchronous standby, because the heartbeat does not measure that.
+# One transaction. The source flushes it, because the stream would otherwise get it only from the
+# WAL writer. It does not wait for a synchronous standby, because the heartbeat does not measure
+# that.
 _EMIT_SQL: Final = """
 select pg_catalog.set_config('synchronous_commit', 'local', true),
        pg_catalog.pg_logical_emit_message(true, %s::text, ''::text)::text as lsn
@@ -23,7 +24,7 @@ select pg_catalog.set_config('synchronous_commit', 'local', true),
 
 
 async def heartbeat_obstacle(plain: Connection, server: SourceServer) -> str | None:
-    """Return why no heartbeat can be committed there; None if nothing is in the way."""
+    """Return the obstacle to heartbeats at the source, or None."""
     if server.in_recovery:
         return "the source is a standby"
     if not (await fetch_one(plain, _MAY_SQL))["may_emit"]:

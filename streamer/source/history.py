@@ -57,9 +57,9 @@ class Landmark:
 class HistoryCheck:
     """Looks for the transaction that has to come again, and keeps those that may be next.
 
-    Of many transactions in flight only some are kept. A position between one that is kept and one
-    that is not would have an older landmark than it could have, so `position_through` returns the
-    position of the landmark instead.
+    With many transactions in flight, this keeps some of them only. A position behind one that was
+    left out would have too old a landmark, so `position_through` returns the position of the
+    landmark instead.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class HistoryCheck:
         self._stored_lsn = stored.end_lsn if stored is not None else start_lsn
         self._kept: deque[Landmark] = deque()
         self._before_gap: set[Lsn] = set()
-        """Ends of the kept transactions behind which others were left out."""
+        """Ends of the kept transactions with a gap behind them."""
         self._last_lsn: Lsn | None = None
-        """The end of the last one that was taken out, if there is a gap behind it."""
+        """The end of the last transaction taken out, if there is a gap behind it."""
 
     def saw_transaction(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
         """Return False if the stream has passed the expected transaction without delivering it.
 
-        Without *has_changes* it may be left out another time (`pgoutput` sends an empty transaction
-        if it was streamed before it was found to be empty), so it is never expected.
+        Without *has_changes* it is never the expected one: the source may leave it out another
+        time. (`pgoutput` streams a large transaction before it knows that the rest is empty.)
         """
         expected = self._expected
         if expected is not None and landmark.end_lsn >= expected.end_lsn:

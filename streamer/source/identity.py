@@ -33,7 +33,9 @@ class TableIdentity:
     has_generated_key: bool = False
     """The stream leaves generated columns out, so the rest of such a key tells nothing."""
     refuses_full: bool = False
-    """From PostgreSQL 18 on, the server refuses to publish FULL where columns are generated."""
+    """From PostgreSQL 18 on, the server refuses to publish FULL for a table with generated
+    columns.
+    """
     has_deferrable_primary_key: bool = False
     is_unlogged: bool = False
 
@@ -95,7 +97,7 @@ class RelationIdentity:
 
     @property
     def unlogged_leaves(self) -> tuple[TableIdentity, ...]:
-        """The leaves that write no WAL, so that nothing of them is decoded."""
+        """The leaves that write no WAL, so that the stream brings nothing of them."""
         return tuple(leaf for leaf in self.leaves if leaf.is_unlogged)
 
     @property

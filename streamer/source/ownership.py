@@ -76,7 +76,8 @@ def _reader(row: dict[str, object]) -> str:
 def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
     """Return why slot and publications are not ours to use, or an empty string. Pure.
 
-    *is_known*: the target has a position of this slot, so a comparison shows whether it was moved.
+    *is_known*: the target has a position of this slot, so a comparison shows whether another
+    session moved it.
     """
     others = [other for other in found.installations if other != installation]
     if others:

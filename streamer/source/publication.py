@@ -1,13 +1,13 @@
 """Our publications on a source, the judgement of them, and the SQL that makes them.
 
-Two per source: one that publishes everything, and one that publishes inserts (and truncates) for
-relations without a usable replica identity; in the first, such relations would make the
-application's own UPDATE and DELETE fail. Both are made at once, even while empty: a publication
-that is younger than the slot's confirmed position makes decoding fail (``publication … does not
-exist``, before PostgreSQL 18).
+Each source has two. One publishes everything; the other publishes INSERT and TRUNCATE of relations
+without a usable replica identity. In the first, such relations would make the application's own
+UPDATE and DELETE fail. streamer creates both at once, even while empty: a publication that is
+younger than the slot's confirmed position makes decoding fail (``publication … does not exist``,
+before PostgreSQL 18).
 
-From PostgreSQL 15 on a publication can filter rows, so that less travels. It is asked to where that
-cannot hurt: see `publishable_filters`.
+From PostgreSQL 15 on a publication can filter rows, so that less travels. streamer lets it where
+that cannot hurt: see `publishable_filters`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -94,8 +94,9 @@ def membership_fingerprint(
 ) -> str | None:
     """Return a fingerprint of a relation's membership in publications; None without one.
 
-    It changes when the membership is dropped and re-created. The relation may have missed changes
-    in between: from PostgreSQL 18 on the server logs a warning and continues without them. Pure.
+    It changes if a session drops and re-creates the membership. The relation may have missed
+    changes in between: from PostgreSQL 18 on the server logs a warning and continues without them.
+    Pure.
     """
     if identity is None:
         return None
@@ -108,7 +109,7 @@ def membership_fingerprint(
 
 @dataclass(frozen=True, slots=True)
 class PublicationFault:
-    """Why a publication, or one table in it, would bring less than was changed."""
+    """The reason why a publication, or one table in it, would omit changes."""
 
     publication: str
     relation: RelationName | None
@@ -142,7 +143,7 @@ def publication_faults(
 ) -> list[PublicationFault]:
     """Judge our publications as they are, for `run` and `check` alike. Pure.
 
-    *filtered*: relations with a `filter` of ours, whose row filter is ours too.
+    *filtered*: relations with a `filter` in our mapping, whose row filter comes from it.
     """
     present = list(identities)
     faults = []
@@ -253,9 +254,9 @@ def publishable_filters(
 ) -> Filters:
     """Return the filters that the publication may apply. Pure.
 
-    An UPDATE or DELETE of the application fails if the filter has columns beyond the replica
-    identity, and a filter that fails on a row stops the decoding of all tables. Partitions have
-    replica identities of their own.
+    The application's UPDATE or DELETE fails if the filter has columns beyond the replica identity.
+    A filter that fails on a row stops the decoding of all tables. Partitions have replica
+    identities of their own.
     """
     by_name = {identity.name: identity for identity in identities}
     filters = {}
@@ -295,8 +296,8 @@ def publication_changes(
 ) -> PublicationChanges:
     """Return the statements after which our publications publish *identities*. Pure.
 
-    *filters*: the filters of new members. *fresh*: members that are copied again, so that their
-    filter may change or go. *unfit*: members whose filter has to go.
+    *filters*: the filters of new members. *fresh*: members with a new copy, whose filter may change
+    or go. *unfit*: members whose filter has to go.
     """
     wanted: dict[str, set[RelationName]] = {
         source.publication: set(),

@@ -48,7 +48,7 @@ class Slot:
     invalidation: str | None
     is_failover: bool = False
     safe_wal_bytes: int | None = None
-    """How much more WAL may be written until the slot is in danger; None without a limit."""
+    """The bytes of WAL until the slot is in danger; None without a limit."""
 
     @classmethod
     def from_view(cls, row: dict[str, Any]) -> Self:
@@ -140,8 +140,8 @@ DROP_SECONDS: Final = 10.0
 def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
     """Return the problem of a slot that has discarded changes the target lacks; None if not so.
 
-    The target stores each position before the source receives it. A slot that was created
-    beforehand has nothing stored yet. Pure.
+    The target stores each position before the source receives it. For a slot created beforehand,
+    the target has no position yet. Pure.
     """
     if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
         return None
@@ -162,7 +162,7 @@ def drop_slot_sql(name: str) -> str:
 async def drop_slot(connection: Connection, name: str) -> None:
     """Drop a slot; one that is already gone is fine, because a crashed run may have left none.
 
-    A slot whose walsender is still ending is waited for a moment. Raises SlotInUseError.
+    Wait a moment for a slot whose walsender is still ending. Raises SlotInUseError.
     """
     deadline = asyncio.get_running_loop().time() + DROP_SECONDS
     while True:
@@ -246,8 +246,8 @@ async def create_slot(
     """Create a logical slot and export the snapshot of its consistent point.
 
     PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
-    everything before the consistent point, and the slot has everything after it. *tell* gets the
-    sessions that the slot waits for, whenever they change. Raises SlotWaitError after
+    everything before the consistent point, and the slot has everything after it. *tell* receives
+    the sessions that block the slot, whenever they change. Raises SlotWaitError after
     `WAIT_SECONDS`, and leaves nothing behind.
     """
     connection = await connect(source, replication=True)
@@ -298,7 +298,7 @@ async def _watched(
     pid: int,
     tell: Tell,
 ) -> ExportedSnapshot:
-    """Wait for a slot to be made; end its walsender when that is given up.
+    """Wait for the new slot; on cancellation, end its walsender.
 
     A walsender that waits for a transaction does not notice that its client is gone.
     """

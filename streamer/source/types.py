@@ -67,9 +67,7 @@ where r.rngmultitypid = any (%s) or r.rngtypid = any (%s)
 
 
 async def read_types(connection: Connection, oids: set[int], version: int) -> list[SourceType]:
-    """Return the user-defined types among *oids* and all that they are made of, in order of
-    creation.
-    """
+    """Return the user-defined types among *oids* and all their parts, in order of creation."""
     rows: dict[int, dict[str, Any]] = {}
     wanted = {oid for oid in oids if oid >= FIRST_USER_OID}
     multiranges: dict[int, str] = {}

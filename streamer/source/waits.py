@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 LOOK_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 10
-"""How long a statement waits for a lock before it is given up and tried again later."""
+"""How long a statement waits for a lock before streamer cancels it and tries again later."""
 
 Tell = Callable[[str], Awaitable[None]]
 

@@ -72,8 +72,8 @@ async def read_own_type_names(
 
 
 async def read_known(connection: TargetConnection, relation_id: int) -> dict[str, int] | None:
-    """Return the source's columns by their numbers as they were when a table was in step last; None
-    if that was not stored.
+    """Return the source's columns by their numbers as they were when a table was last in sync; None
+    if unknown.
     """
     stored = await connection.fetch_value(
         "select columns::text from streamer.relation where id = $1", relation_id
@@ -82,7 +82,7 @@ async def read_known(connection: TargetConnection, relation_id: int) -> dict[str
 
 
 async def read_all_known(connection: TargetConnection) -> dict[int, dict[str, int]]:
-    """Return the same of all relations of which it was stored, by their ids."""
+    """Return the same of all relations with such a record, by their ids."""
     rows = await connection.fetch(
         "select id, columns::text from streamer.relation where columns is not null"
     )

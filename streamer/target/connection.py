@@ -479,7 +479,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
             finally:
                 raw.terminate()
     except (TimeoutError, OSError) as exc:
-        raise Unreachable("target: nobody answers") from exc
+        raise Unreachable("target: no server answers") from exc
     except _DRIVER_ERRORS as exc:
         raise translate(exc) from exc
     return None if row is None else Activity(**row)

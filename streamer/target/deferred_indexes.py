@@ -1,9 +1,9 @@
-"""Indexes (and autovacuum) put off while a table is filled, and restored exactly.
+"""Defers the indexes (and autovacuum) of a table during its copy, and restores them exactly.
 
 The transaction that drops an index stores its definition, and the one that re-creates the index
-removes it. So a crash at any moment loses none. Only indexes without dependents are put off: the
-primary key, unless a foreign key, a view or a publication needs it, and plain indexes. Indexes of
-constraints, of the replica identity, in a non-default tablespace, or with settings outside their
+removes it. So a crash at any moment loses none. streamer defers only indexes without dependents:
+the primary key, unless a foreign key, a view or a publication needs it, and plain indexes. Indexes
+of constraints, of the replica identity, in a non-default tablespace, or with settings outside their
 definition stay. So do the indexes of tables that another role owns. Several sources can fill one
 table at the same time: the last one to finish restores the indexes.
 """
@@ -84,9 +84,7 @@ async def _lock(connection: TargetConnection, target: RelationName) -> None:
 
 
 async def defer_indexes(connection: TargetConnection, target: RelationName) -> int:
-    """Drop the indexes of *target* that can be put off, and store their definitions; return their
-    number.
-    """
+    """Drop the deferrable indexes of *target*, and store their definitions; return their number."""
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
         await _lock(connection, target)
@@ -125,7 +123,7 @@ async def restore_indexes(
     """Make the indexes of *target* again unless a source still fills it; return how many.
 
     *failed_id*: a relation whose copy has failed, so that it does not fill the target. Raises
-    TargetError when one cannot be made; its definition is kept.
+    TargetError if the server refuses one; its definition stays stored.
     """
     count = 0
     while True:

@@ -46,7 +46,7 @@ class Watch:
     def __init__(
         self, ask: Ask, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
     ) -> None:
-        """*unsent*: how many bytes wait to be sent; as they become fewer, the server reads."""
+        """*unsent*: the bytes in the send buffer; while they decrease, the server reads."""
         self._unsent = unsent
         self._ask = ask
         self._sever = sever

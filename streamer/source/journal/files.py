@@ -3,8 +3,7 @@ the front.
 
 When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
 source. `Journal.rewind` cuts off everything behind it before the next write: an unfinished
-transaction, a record torn by a crash, records that failed to be flushed. The source still has
-these.
+transaction, a record torn by a crash, records whose flush failed. The source still has these.
 
 A file gets its name when its first records are on disk. So a segment without a sound header is
 damage, never the result of a crash. Damage behind the last sound record of the last segment looks
@@ -87,11 +86,11 @@ class Journal:
         self._segments: list[Segment] = []
         self._descriptor = -1
         self.end_lsn: Lsn
-        """Everything up to here is on disk, and may be acknowledged."""
+        """Everything up to here is on disk; streamer may acknowledge it."""
         self.last: Landmark | None = None
         """The last transaction in it."""
         self.end: tuple[int, int] = (0, 0)
-        """Up to where it may be read: number of a segment, bytes in it."""
+        """The end for readers: number of a segment, bytes in it."""
 
     # ---- beginning and ending ------------------------------------------------------------------
 
@@ -116,8 +115,8 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open the journal that is there, if one is. Raises JournalError for one that is damaged,
-        SpoolError for one that cannot be read, or is another process's.
+        """Open the journal that is there, if one is. Raises JournalError for a damaged one,
+        SpoolError for an unreadable one or that of another process.
         """
         with _saying(path):
             shutil.rmtree(path.with_name(f"{path.name}{_GONE}"), ignore_errors=True)
@@ -150,7 +149,7 @@ class Journal:
         return journal
 
     def _find_end(self, header: Header) -> None:
-        """Look for the last record of the last segment behind which nothing is begun."""
+        """Find the last complete record of the last segment."""
         segment = self._segments[-1]
         self.end_lsn, self.last = segment.start_lsn, header.last
         descriptor = os.open(segment.path, os.O_RDONLY)
@@ -180,7 +179,7 @@ class Journal:
             self._lock = -1
 
     def remove(self) -> None:
-        """Delete everything: the target has it all, or is filled anew."""
+        """Delete everything: the target has it all, or gets a new copy."""
         with _saying(self.path):
             remove_journal(self.path)
         self.close()
@@ -338,7 +337,7 @@ def remove_journal(path: Path) -> None:
 
 
 def try_directory(path: Path) -> None:
-    """See whether a journal could be begun at *path*. Raises SpoolError."""
+    """Check that a journal can begin at *path*. Raises SpoolError."""
     with _saying(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         trial = path.with_name(f"{path.name}.trial")

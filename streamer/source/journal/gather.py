@@ -1,7 +1,7 @@
-"""Messages to records: the source's messages, in portions that can be written and read again.
+"""Messages to records: the source's messages, in portions that a journal can write and read again.
 
 The journal requests no streaming, so the source sends committed transactions one after the other,
-each whole. Transactions that the journal has already are left out: a slot falls back a little when
+each whole. It leaves out transactions that the journal already has. A slot falls back a little when
 its server crashes, and the source then sends them again. Their return also identifies the source's
 history, as in `streamer.source.history`.
 
@@ -44,7 +44,7 @@ class Gatherer:
         """
         self.end_lsn = end_lsn
         self.size = 0
-        """Bytes that were not taken yet, about."""
+        """The approximate size of the records not taken yet, in bytes."""
         self._last = last
         self._history = HistoryCheck(last, start_lsn)
         self._transaction: pgoutput.Begin | None = None
@@ -163,9 +163,7 @@ class Gatherer:
             self._records.append(Record(kind, body, last.end_lsn, last.xid, last.commit_time))
 
     def take(self) -> list[Record | NewSegment]:
-        """Return the records that can be written now; of an unfinished transaction only large
-        portions.
-        """
+        """Return the complete records; of an unfinished transaction only large portions."""
         self._finish_record(may_be_part=False)
         self._put_position()
         records, self._records = self._records, []

@@ -1,10 +1,10 @@
 """The journal's file format: records with length and checksum, one after the other.
 
 A segment file begins with a HEADER, which names the journal's owner and the segment's first
-position. The RELATION messages in force there follow, so that a segment can be read without earlier
-ones. Then come messages in stream order. COMMITS ends with a commit; PART is the beginning of a
+position. The RELATION messages in force there follow, so a reader of a segment needs no earlier
+one. Then come messages in stream order. COMMITS ends with a commit; PART is the beginning of a
 transaction whose commit is in a later record. POSITION records that everything up to it has
-arrived. Data behind the last COMMITS or POSITION is incomplete, and is cut off.
+arrived. Data behind the last COMMITS or POSITION is incomplete, and the journal cuts it off.
 
 Pure.
 """
@@ -61,7 +61,7 @@ class Record:
         return _prefix.size + _fields.size + len(self.body)
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return the record as it is in a file, in two parts: a large body is not copied."""
+        """Return the record as it is in a file, in two parts, without copying a large body."""
         fields = _fields.pack(self.kind, self.lsn, self.xid, self.commit_time)
         checksum = zlib.crc32(self.body, zlib.crc32(fields))
         head = _prefix.pack(len(fields) + len(self.body), checksum) + fields
@@ -106,7 +106,7 @@ def pack(messages: Iterable[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """Return the messages in a body. The checksum has said that it is as it was written."""
+    """Return the messages in a body. The checksum has proved it intact."""
     messages: list[bytes] = []
     offset, end = 0, len(body)
     while offset < end:
