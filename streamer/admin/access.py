@@ -1,12 +1,12 @@
 """Authentication and roles: tokens, passwords, sessions; and requests forged by another site.
 
 Reading needs the role `viewer`, changing needs `admin`. A browser never sends a bearer token by
-itself, but does send a session cookie; so changes in a session need its CSRF token as well. Without
-any credentials, the server accepts only this machine, with full access for every user on it. The
-Host header must then name this machine, so that a foreign name for it (DNS rebinding) lets no web
-page in.
+itself, but it does send a session cookie. So changes in a session need its CSRF token as well.
+Without any credentials, the server accepts only this machine, with full access for every user on
+it. The Host header must then name this machine, so that a foreign name for it (DNS rebinding) lets
+no web page in.
 
-Wrong tokens and passwords are throttled, by address, and passwords also by name.
+Wrong tokens and passwords slow down further attempts, by address, and passwords also by name.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class Access:
         self._csrf = secrets.token_urlsafe(32)
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._throttle = Throttle(clock)
-        # A hash takes 64 MB while it is computed.
+        # The computation of a hash takes 64 MB.
         self._hashing = asyncio.Semaphore(2)
 
     @property
@@ -231,7 +231,7 @@ class Access:
         wanted = self.csrf_of(identity)
         if wanted is not None and not _is_equal(csrf, wanted):
             raise ForbiddenError(
-                "the form is of another session", hint="open the page again, and send it once more"
+                "the form is of another session", hint="open the page again, and send it again"
             )
         _check_role(identity, needed)
 
@@ -253,14 +253,14 @@ class Access:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
-            # A right one is taken in any case: there is nothing to guess any more.
+            # A right one counts in any case: its sender has nothing left to guess.
             if _is_same(given, self._settings.token):
                 return UserIdentity("token", Role.ADMIN)
             if _is_same(given, self._settings.viewer_token):
                 return UserIdentity("viewer token", Role.VIEWER)
         self._throttle.check(f"address {address}", FAILURES_MAX)
         self._throttle.count(f"address {address}")
-        log.warning("a request with a wrong token was refused", address=address)
+        log.warning("refused a request with a wrong token", address=address)
         raise UnauthenticatedError(
             "the token is wrong" if scheme.lower() == "bearer" else "expected Bearer TOKEN",
             hint="it is admin.token, or admin.viewer_token, of the configuration",
@@ -350,7 +350,7 @@ def _check_host(request: HTTPConnection) -> None:
         name = ""
     if not is_loopback(name):
         raise ForbiddenError(
-            "without credentials only this machine is served, by its own name",
+            "without credentials, streamer serves this machine only, under its own name",
             hint="use http://127.0.0.1, or set admin.token",
         )
 

@@ -28,7 +28,7 @@ class ChangeActivity:
         self._newer: tuple[datetime, dict[tuple[str, str], int]] | None = None
 
     def remember(self, counts: Counts, now: datetime) -> None:
-        """Take the counts of *now*, if the newest that are kept are old enough."""
+        """Take the counts of *now*, if the newest kept ones are old enough."""
         if self._newer is None or (now - self._newer[0]).total_seconds() >= WINDOW_SECONDS:
             taken = {key: number for key, (number, _) in counts.items()}
             self._older, self._newer = self._newer or (now, taken), (now, taken)

@@ -1,7 +1,7 @@
 """The mapping, for the command line: over the API of the running process, or in its file.
 
-The user does not choose: a running process is asked, and without one the file is edited. A process
-counts only if it has the same mapping database.
+The user does not choose: a command asks a running process, and without one it edits the file. A
+process counts only if it has the same mapping database.
 """
 
 import asyncio

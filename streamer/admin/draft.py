@@ -1,7 +1,7 @@
 """The rows of the store as a `Mapping`: through the same models and the same builder as the YAML.
 
-A database without a url or without a table is not wrong, only unfinished: it is left out. Pure,
-but for the environment, whose variables are put in here as they are in a file.
+A database without a url or without a table is not wrong, only unfinished, so the mapping omits it.
+Pure, except that it reads environment variables, as the reader of a file does.
 """
 
 from collections.abc import Mapping as Dictionary
@@ -60,7 +60,7 @@ def table_key(row: Row) -> str:
 
 
 def unfinished(content: Content) -> list[str]:
-    """Say which databases are left out, and why."""
+    """Name the omitted databases with the reasons."""
     return [
         f'database "{group.database["name"]}" has no {"table" if group.urls else "url"} yet'
         for group in groups_of(content)
@@ -176,7 +176,7 @@ def check_table(fields: Row, settings: Settings) -> None:
     try:
         replaced = replace_all(rule)
     except LookupError:
-        return  # told when it is applied: a variable may still be set by then
+        return  # `apply` reports it: the variable may have a value by then
     key = table_key(fields)
     try:
         group = SourceSettings.model_validate(

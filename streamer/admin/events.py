@@ -32,14 +32,14 @@ log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
 COMMENT_SECONDS: Final = 15.0
-"""Something is sent at least this often, so that a lost connection is noticed."""
+"""The server sends something at least this often, so that a listener notices a lost connection."""
 QUEUE_MAX: Final = 1000
 LISTENERS_MAX: Final = 100
 RATES_MAX: Final = 120
-"""Rates of a source that are kept: of as many seconds."""
+"""The number of seconds for which the rates of a source are kept."""
 ERRORS_MAX: Final = 500
 PAST_MAX: Final = 1000
-"""Events that are kept for the events page."""
+"""The number of events for the events page."""
 
 Event = tuple[str, dict[str, Any]]
 
@@ -190,7 +190,7 @@ class Events:
         queue.put_nowait(None)
 
     def subscribe(self) -> "asyncio.Queue[Event | None]":
-        """Return a queue that is told from now on. Raises UnreadyError for too many."""
+        """Return a queue that receives all events from now on. Raises UnreadyError for too many."""
         if len(self._listeners) >= LISTENERS_MAX:
             raise UnreadyError("too many listen already", hint="close a page or two")
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)
@@ -335,7 +335,7 @@ def as_state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict
 
 
 def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
-    """Return an event as it is kept; None for those that come every second. Pure."""
+    """Return an event for the list; None for those that come every second. Pure."""
     if name == "state":
         subject = "table" if data["table"] else "source"
         return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])

@@ -1,9 +1,9 @@
-"""Encrypts passwords that are kept in the mapping database.
+"""Encrypts the passwords in the mapping database.
 
 The key comes from the settings (``admin.key``, which is STREAMER_ADMIN__KEY in the environment) or
-from a file that only its owner may read; it is made at the first password if it is not there. It is
-never in the database: a copy of that, a backup for instance, gives no password away. Of several
-keys, in lines or separated by commas, the first encrypts and all decrypt, so a key can be replaced.
+from a file that only its owner may read. The first password creates a missing file. It is never in
+the database: a copy of that, a backup for instance, gives no password away. Of several keys, in
+lines or separated by commas, the first encrypts and all decrypt, so a key can be replaced.
 """
 
 import os
@@ -27,8 +27,8 @@ def generate_key() -> str:
 
 
 class Keyring:
-    """The key that is used, read or made when the first password needs it. Reads files: not for
-    the event loop.
+    """The key in use, read or created for the first password. Reads files: not for the event
+    loop.
     """
 
     def __init__(self, key: Secret | None, path: Path | None) -> None:

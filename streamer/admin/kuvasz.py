@@ -21,7 +21,7 @@ _NOT_WRITTEN: Final = ("tbl_id", "db_id", "schema", "name")
 
 
 def is_database(path: Path) -> bool:
-    """Whether *path* is an SQLite database; a file that cannot be read is none."""
+    """Whether *path* is an SQLite database; an unreadable file is none."""
     try:
         with path.open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
@@ -82,7 +82,7 @@ def from_kuvasz(
     """Return a database of a map.yaml as ours. Raises SettingsError for a setting that means
     something else here.
 
-    *excludes_missing*: columns that the target lacks are left out, as kuvasz-streamer does.
+    *excludes_missing*: leave out columns that the target lacks, as kuvasz-streamer does.
     """
     if not isinstance(group, dict):
         return group

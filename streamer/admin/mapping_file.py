@@ -1,11 +1,11 @@
 """The file of the mapping database, as a process that runs on it finds it.
 
-SQLite goes on with a file that was deleted or replaced, and its changes would be lost with the
-process. It also serves pages of a damaged file from its cache. So the file itself is examined:
-its identity before every change, and its content after every write to it.
+SQLite continues with a deleted or replaced file, and the end of the process would lose its changes.
+It also serves pages of a damaged file from its cache. So this module examines the file itself: its
+identity before every change, and its content after every write to it.
 
-A file that comes back is used again. A damaged file is not, because the connections of this process
-may hold pages of either state: only a restart ends that.
+A file that comes back is valid again. A damaged file is not, because the connections of this
+process may hold pages of either state: only a restart ends that.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from streamer.progress.lost import MappingTrouble
 
 _BUSY_SECONDS: Final = 1.0
 DAMAGED_HINT: Final = (
-    "if streamer run still runs, save its mapping: streamer export > backup.yaml, and stop it; "
-    "then move the file with its -wal and -shm away, start streamer run, and run: "
-    "streamer import backup.yaml, then streamer apply; or restore a backup of the file with its "
-    ".key; progress and slots are kept"
+    "if streamer run still runs, save its mapping: streamer export > backup.yaml, and stop it. "
+    "Then move the file with its -wal and -shm away, start streamer run, and run: "
+    "streamer import backup.yaml, then streamer apply. Or restore a backup of the file with its "
+    ".key. Progress and slots stay"
 )
 _RESTORE: Final = (
     "stop it, move the file with its -wal and -shm away, start streamer run, and run: "
@@ -34,7 +34,7 @@ FileIdentity = tuple[int, int]
 
 
 class MappingFile:
-    """The file at *path*, made for its owner alone if it is not there."""
+    """The file at *path*; a missing one is created for its owner alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class MappingFile:
     def look(self, *, is_thorough: bool) -> MappingTrouble | None:
         """Return the fault of the file; None if there is none.
 
-        *is_thorough*: also examine the content, if the file was written since the last time.
+        *is_thorough*: also examine the content, if the file has changed since the last time.
         """
         gone = _find_other_file(self.path, self._identity)
         if gone is not None:
@@ -98,8 +98,8 @@ def _primary_code(error: BaseException | None) -> int:
 
 def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
     return MappingTrouble(
-        f"mapping database {path} {state} while this process runs; streaming goes on, and "
-        "nothing can be changed",
+        f"mapping database {path} {state} while this process runs; streaming continues, and "
+        "streamer refuses changes",
         f"save the mapping of this process: streamer export > backup.yaml; {advice}",
     )
 
@@ -119,7 +119,7 @@ def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
     except FileNotFoundError:
         return "was deleted"
     except OSError as exc:
-        return f"cannot be reached ({exc.strerror})"
+        return f"is unreachable ({exc.strerror})"
     if (found.st_dev, found.st_ino) != identity:
         return "was replaced by another file"
     return None

@@ -75,7 +75,7 @@ class _UrlFields(_Body):
     database_id: Id = Field(description="The database of `/api/databases` it belongs to.")
     url: Url = Field(
         description="A libpq URL or key=value string; `${NAME}` is replaced from the environment "
-        f"when it is used. `{MASK}` stands for a password that is stored."
+        f"when it is used. `{MASK}` stands for a stored password."
     )
     sid: Sid | None = Field(
         default=None, description="Written to the column `sid` of the target's tables."
@@ -129,7 +129,7 @@ TablePatch = _patch("TableChanges", TableBody)
 
 
 def _stored(name: str, body: type[BaseModel], **more: Any) -> Any:
-    """Return *body* as it is given back: with its number."""
+    """Return *body* for an answer: with its number."""
     fields: dict[str, Any] = {
         n: (field.annotation, copy(field)) for n, field in body.model_fields.items()
     }
@@ -225,7 +225,7 @@ class WhoAmI(BaseModel):
 
 
 class DiscoverBody(_Body):
-    """A database to look at: one that is stored, or a url to try."""
+    """A database to survey: a stored one, or a url to try."""
 
     url: Url | None = None
     url_id: Id | None = None
@@ -255,7 +255,7 @@ class ActionBody(_Body):
 
 
 class ResyncBody(ActionBody):
-    """``mode``: write all rows anew, or only those that differ. ``force``: leave out columns that
+    """``mode``: write all rows again, or only those that differ. ``force``: leave out columns that
     the target lacks.
     """
 
@@ -286,7 +286,7 @@ def fault(detail: Any) -> str:
 
 
 def validate(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row as they are stored and shown. Raises InvalidError."""
+    """Return the fields of a row for storage and answers. Raises InvalidError."""
     try:
         body = BODIES[kind].model_validate(values)
     except ValidationError as exc:
@@ -309,7 +309,7 @@ def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any
 
 
 def _check_texts(place: str, value: Any) -> None:
-    """Refuse text, however deep, that cannot be stored or sent. Raises InvalidError."""
+    """Refuse text, at any depth, that cannot be stored or sent. Raises InvalidError."""
     if isinstance(value, str):
         try:
             check_text(value)

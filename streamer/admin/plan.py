@@ -28,7 +28,7 @@ from streamer.source.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection
 
 ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
-"""Of all copies together, where nothing was copied yet. Small machines do that with two jobs."""
+"""Of all copies together, before the first one. Small machines do that with two jobs."""
 START_SECONDS: Final = 12.0
 """Spark takes about that long to start."""
 
@@ -48,8 +48,8 @@ class TablePlan:
 
 @dataclass(slots=True)
 class SourcePlan:
-    """The effect on a source. ``action``: add, change, remove, keep; forgotten: it was removed, and
-    its objects are still there.
+    """The effect on a source. ``action``: add, change, remove, keep; forgotten: it left the
+    mapping, and its objects still exist.
     """
 
     database: str
@@ -68,7 +68,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How much is to be copied, and how long that may take. ``basis``: measured or assumed."""
+    """The amount to copy, and the estimated time. ``basis``: measured or assumed."""
 
     tables: int
     rows: int
@@ -217,7 +217,7 @@ def _plan_table(
 
     copies = mapping.rule.initial is Initial.COPY
     if target is None:
-        return planned("unknown", "the target cannot be looked at")
+        return planned("unknown", "streamer cannot read the target")
     if record is None:
         return planned("copy", "it is new") if copies else planned("stream", "it is new")
     if record.target != str(mapping.target):

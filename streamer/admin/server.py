@@ -35,7 +35,7 @@ class AdminServer:
 
     @property
     def mapping(self) -> Mapping:
-        """The mapping that was applied last, all of it."""
+        """The whole mapping that the last apply made effective."""
         return self._service.mapping
 
     @property
@@ -98,7 +98,7 @@ def install(app: FastAPI, service: AdminService, access: Access, events: Events)
 
 
 async def take_over_users(service: AdminService, access: Access) -> None:
-    """Let *access* know the users that were added to the mapping database. Raises StoreError."""
+    """Pass the users of the mapping database to *access*. Raises StoreError."""
     access.set_stored([UserSettings(**row) for row in await service.store.users()])
 
 
@@ -114,7 +114,7 @@ async def _watch(service: AdminService, access: Access) -> None:
         except StoreError as exc:
             if str(exc) != failure:
                 failure = str(exc)
-                log.warning("users cannot be read", error=failure)
+                log.warning("streamer cannot read the users", error=failure)
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ async def opened_admin(
     for name in ("token", "viewer_token"):
         token = getattr(settings.admin, name)
         if token is not None and len(token.reveal()) < TOKEN_LENGTH_MIN:
-            log.warning("a token is short enough to be guessed", setting=f"admin.{name}")
+            log.warning("a token is too short: an attacker could guess it", setting=f"admin.{name}")
     await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
     try:

@@ -1,9 +1,9 @@
 """The operations on the mapping, for API and command line: edit, plan, apply, request.
 
 Edits change the draft, and nothing else. Applying builds the mapping from it, reads the servers,
-stores it as the newest revision and lets the engine switch to it. A faulty draft is rejected before
-any change. `streamer run` starts with the newest revision, so a process that dies while applying
-finishes it at its next start.
+stores it as the newest revision and lets the engine switch to it. streamer rejects a faulty draft
+before any change. `streamer run` starts with the newest revision, so a process that dies while
+applying finishes it at its next start.
 
 In static mode the same is there for reading: the YAML's sources in a store in memory.
 """
@@ -253,7 +253,7 @@ class AdminService:
         return plan
 
     async def apply(self, actor: str, *, force: bool = False) -> Row:
-        """Apply the draft. Raises ConfigurationError, UnreadyError: nothing is changed.
+        """Apply the draft. Raises ConfigurationError or UnreadyError before any change.
 
         *force*: even if a source or a table would stop.
         """
@@ -267,7 +267,7 @@ class AdminService:
                 more = f" (and {others} more, see the plan)" if others else ""
                 raise UnreadyError(
                     redact(f"the draft is not applied: {plan.obstacles[0]}{more}"),
-                    hint="mend it, or apply with force: true (--force)",
+                    hint="fix it, or apply with force: true (--force)",
                 )
             number = await self.store.add_revision(content, actor)
             warning = None
@@ -341,7 +341,7 @@ class AdminService:
         return found.notes
 
     async def _base(self) -> Row:
-        """Return the configuration file as it is written."""
+        """Return the text of the configuration file."""
 
         def read() -> Row:
             if not self._config.exists():
@@ -355,8 +355,8 @@ class AdminService:
     async def audit(self, query: Query) -> tuple[list[Row], int]:
         """Return operators' changes and requests, the newest first.
 
-        Changes of the mapping are in the mapping database, and requests in the target. The requests
-        of a target that does not answer are left out.
+        Changes of the mapping are in the mapping database, and requests in the target. The list
+        lacks the requests of a target that does not answer.
         """
         most = query.page * query.per_page
         entries, total = await self.store.audit(Query(1, most))
@@ -388,9 +388,9 @@ class AdminService:
     async def discover(
         self, url: str | None, number: int | None, *, database: int | None = None
     ) -> Row:
-        """Look at a database: one that is stored, or *url*. Raises InvalidError, SourceError.
+        """Survey a database: a stored one, or *url*. Raises InvalidError, SourceError.
 
-        *database*: the group that *url* is to join; its tables are marked as mapped.
+        *database*: the group for *url*; the answer marks its tables as mapped.
         """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
@@ -522,7 +522,7 @@ class AdminService:
         try:
             rows = await read_rows(self._address, choice, limit)
             total = await count_rows(self._address, choice)
-        except MappingError:  # nothing of that is streamed, so nothing of it is in quarantine
+        except MappingError:  # streamer streams no such table, so it has none in quarantine
             rows, total = [], 0
         return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
 
@@ -635,9 +635,7 @@ async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mappin
 
 
 async def load_applied(settings: Settings) -> Mapping:
-    """The same from the file, for a command that looks and goes; nothing is made. Raises
-    ConfigurationError.
-    """
+    """The same from the file, for a short command; creates no file. Raises ConfigurationError."""
     path = settings.mapping_database
     assert path is not None
     if not await asyncio.to_thread(path.exists):
@@ -698,7 +696,7 @@ async def show_static(service: AdminService, settings: Settings) -> None:
 
 
 def _escaped(value: Any) -> Any:
-    """Return values of a configuration that was read, as a file would have them."""
+    """Return the values of a loaded configuration in the form of a file."""
     if isinstance(value, str):
         return escape_references(value)
     if isinstance(value, list):
@@ -709,7 +707,7 @@ def _escaped(value: Any) -> Any:
 
 
 def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
-    """Return the sources of the file as rows, variables as they are written."""
+    """Return the sources of the file as rows, with unreplaced variables."""
     written = {(s.database, s.sid): s.written_url for s in mapping.sources}
     wanted: Wanted = []
     for group in settings.sources:

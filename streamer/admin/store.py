@@ -1,9 +1,9 @@
 """The SQLite database of the mapping: draft, revisions, audit.
 
 One connection writes, one task at a time, each in a transaction together with its audit rows;
-another one reads. The journal is written ahead (WAL), so readers never wait for it, and a second
-process (the command line, while `run` works) may look and edit as well. Passwords are encrypted
-before they get here; a row that leaves has ``***`` for them, unless the mapping itself is built.
+another one reads. SQLite uses a WAL journal, so readers never wait. A second process (the command
+line, while `run` works) may read and edit as well. Callers encrypt passwords before they get here.
+Rows that leave have ``***`` for them, unless the mapping itself is built.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def _translating(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as exc:
-        hint = "see that it is an SQLite file which may be written, and that its disk has room"
+        hint = "check that it is a writable SQLite file, and that its disk has room"
         if is_damage(exc):
             hint = DAMAGED_HINT
         raise StoreError(f"mapping database {path}: {exc}", hint=hint) from exc
@@ -100,11 +100,11 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Examine the file, and log its fate. Changes are rejected from then on."""
+        """Examine the file, and log its fate. The store rejects changes from then on."""
         before, now = self._logged, await self._look(is_thorough=True)
         self._logged = now
         if now is not None and now != before:
-            log.error("the mapping database cannot be used", error=now.error, hint=now.hint)
+            log.error("the mapping database is unusable", error=now.error, hint=now.hint)
         elif now is None and before is not None:
             log.info("the mapping database is back", path=self.path)
 
@@ -188,7 +188,7 @@ class AdminStore:
             return await _get(reader, kind, number)
 
     async def settings(self) -> Row:
-        """Return the settings of the mapping as a whole that are given."""
+        """Return the explicit settings of the mapping as a whole."""
         async with self._reads() as reader:
             return await _settings(reader)
 
@@ -216,7 +216,7 @@ class AdminStore:
         return entries, total
 
     async def users(self) -> list[Row]:
-        """Return the users that were added, with the hashes of their passwords."""
+        """Return the users with the hashes of their passwords."""
         return await self._kept("users", _users)
 
     async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
@@ -263,7 +263,7 @@ class AdminStore:
         return await asyncio.to_thread(decrypt)
 
     async def reveal_each(self, content: Content) -> dict[int, str | StoreError]:
-        """Return the same, and in place of a url whose password cannot be read the reason."""
+        """Return the same, with the reason in place of a url with an undecryptable password."""
 
         def decrypt(row: Row) -> str | StoreError:
             if not row["secret"]:
@@ -313,7 +313,7 @@ class AdminStore:
             await self._delete(writer, kind, await _get(writer, kind, number), actor)
 
     async def set_settings(self, settings: Row, actor: str) -> Row:
-        """Let the settings that are given be *settings*."""
+        """Replace the explicit settings with *settings*."""
         async with self._writes() as writer:
             await _set_settings(writer, settings, actor)
             return await _settings(writer)
@@ -389,7 +389,7 @@ class AdminStore:
             return number
 
     async def drop_revision(self, number: int, actor: str) -> None:
-        """Take back a revision that could not be applied."""
+        """Take back a revision that the engine refused."""
         async with self._writes() as writer:
             await writer.execute("delete from revision where number = ?", [number])
             await _audit(writer, actor, "refused", "mapping", number, f"revision {number}")
@@ -501,7 +501,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             writer = await _connect(path)
             try:
                 await writer.execute("pragma journal_mode = wal")
-                # A change that was answered survives the machine.
+                # An answered change survives a crash of the machine.
                 await writer.execute("pragma synchronous = full")
                 reader = await _connect(path)
                 await reader.execute("pragma query_only = on")

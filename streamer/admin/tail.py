@@ -23,14 +23,14 @@ from streamer.target.connection import TargetAddress
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 5
-"""After so many looks at the bookkeeping, a process is looked for again."""
+"""After so many reads of the bookkeeping, the command looks for a process again."""
 CHATTY: Final = ("lag", "rate")
 
 
 async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGenerator[Event]:
     """Yield the state of everything, and with *follow* later changes.
 
-    Raises the errors of the first look; later, an unreachable process is awaited.
+    Raises the errors of the first read; later, it waits for an unreachable process.
     """
     known: dict[tuple[str, str | None], tuple[str, str | None]] = {}
     is_first = True

@@ -2,8 +2,8 @@
 
 An export is a configuration that `streamer run` takes: the settings of the configuration file, and
 the sources of the store, in order of their names, each key only where it is not as by default. It
-never holds a password: where one is stored, a variable stands in its place. Such a variable, read
-again into the same store, means the password that is stored. Pure.
+never holds a password: a variable stands in place of a stored one. An import of such a variable
+into the same store keeps the stored password. Pure.
 """
 
 import re
@@ -34,7 +34,7 @@ _NOT_EXPORTED: Final = ("mapping_database", "sources", "admin")
 
 
 class _Variables:
-    """Names for variables that stand for passwords, each once, and none that is used already."""
+    """Unique names for the variables that stand for passwords, none of them in use."""
 
     def __init__(self, urls: dict[int, str], base: Row) -> None:
         texts = [*urls.values(), *_strings(base)]
@@ -68,11 +68,11 @@ HEADER: Final = """\
 
 
 def _users_comment(users: Sequence[tuple[str, str]]) -> str:
-    """Return lines that name the users; passwords have to be given again."""
+    """Return lines that name the users; an import needs their passwords again."""
     lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
     # A name may hold a line break, which would end the comment.
     lines = [line for line in lines if len(line.splitlines()) == 1]
-    return "# Users of the mapping database, to be added again with a password:\n" + "".join(lines)
+    return "# Users of the mapping database; add them again with a password:\n" + "".join(lines)
 
 
 def export_mapping(
@@ -80,7 +80,7 @@ def export_mapping(
 ) -> tuple[str, list[str]]:
     """Return the YAML, and the variables in it that stand for passwords.
 
-    *base*: the configuration file as it is written, variables not replaced.
+    *base*: the text of the configuration file, with unreplaced variables.
     """
     groups = groups_of(content)
     variables = _Variables(urls, base)
@@ -266,7 +266,7 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
 
 
 def keep_passwords(wanted: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
-    """Let variables that an export puts in place of passwords mean the ones that are stored."""
+    """Let the variables of an export mean the stored passwords."""
     variables = _Variables(urls, base)
     stored = {
         (group.database["name"], row["sid"]): (

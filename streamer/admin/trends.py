@@ -65,7 +65,9 @@ class Trends:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A series as it is drawn. ``lines``: points of polylines; a gap is where nothing is known."""
+    """A series in the shape of its curve. ``lines``: points of polylines; a gap is where nothing is
+    known.
+    """
 
     lines: list[str]
     highest: float

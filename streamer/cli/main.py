@@ -483,7 +483,7 @@ def drop_quarantine(
 ) -> None:
     """Delete changes from quarantine. The target never receives them.
 
-    Later changes of the same rows are applied again.
+    streamer applies later changes of the same rows again.
     """
     if table is None and not number:
         fail("give a TABLE, or changes with --id", 2)
@@ -539,8 +539,8 @@ def teardown(
 ) -> None:
     """Drop slots, publications and bookkeeping. Rows in the target stay.
 
-    Statements that the role may not execute, or that an unreachable source needs, are printed as
-    SQL; the exit code is then 3. Other programs' objects in the schema `streamer` stay.
+    If the role lacks a right or a source is unreachable, this prints the remaining SQL and exits
+    with 3. Other programs' objects in the schema `streamer` stay.
     """
     settings, mapping = load()
     try:

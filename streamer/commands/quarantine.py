@@ -34,7 +34,7 @@ _IDS_SQL: Final = "select id, relation_id from streamer.quarantine where id = an
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows are meant; of everything if nothing is given."""
+    """The selected rows; all of them without a selection."""
 
     table: str | None = None
     database: str | None = None

@@ -1,6 +1,6 @@
 """``streamer resync``, ``pause`` and ``resume``: asked through the bookkeeping in the target.
 
-A running process hears of a request at once; a stopped one finds it at its next start.
+A notification wakes a running process at once; a stopped one finds the request at its next start.
 """
 
 import getpass

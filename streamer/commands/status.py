@@ -44,7 +44,7 @@ class TableStatus:
 
     ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates are those of a copy.
     Held changes wait in the running process, for any reason. ``retained_wal_bytes``: the WAL that
-    the source retains for them, or None if the source cannot be asked.
+    the source retains for them, or None if the source does not answer.
     """
 
     source: str
@@ -307,8 +307,8 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # Acknowledged changes may be in a journal only, and changes in the target may not be
-        # acknowledged yet.
+        # Acknowledged changes may be in a journal only, and the target may have unacknowledged
+        # ones.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)

@@ -47,7 +47,9 @@ ReadReport = Callable[[], Awaitable[StatusReport]]
 
 
 def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
-    """Return the status as lines for people. Columns are left out to fit *width*; None: none is."""
+    """Return the status as lines for people. A *width* leaves out columns that do not fit; None
+    keeps all.
+    """
     ordered = sorted(report.sources, key=lambda status: not _is_troubled(status))
     lines = [_target_line(report.target), _summary(report.sources)]
     problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
@@ -160,7 +162,9 @@ class _Column:
     title: str
     show: Callable[[TableStatus], Text]
     leaves: int
-    """Columns with the highest number are left out first; those with 0 always stay."""
+    """A narrow terminal loses the columns with the highest number first; those with 0 always
+    stay.
+    """
 
 
 _COLUMNS: Final = (
@@ -268,7 +272,7 @@ async def watch(
     """Show the status every *interval* seconds until interrupted: in pages on a terminal; elsewhere
     one below the other, or one JSON object a line.
 
-    An outage of the target is shown, and waited for.
+    During an outage of the target, the view shows it and waits.
     """
     if console.is_terminal and not as_json:
         showing = _watch_screen(read, interval, console, is_wide=is_wide)
@@ -342,7 +346,7 @@ class Pager:
         return key != "q"
 
     def page(self, head: Text, lines: Sequence[Text], height: int) -> list[Text]:
-        """Return *head*, the lines of the page that is shown, and where there are more, a foot."""
+        """Return *head*, the lines of the current page, and a foot if there are more lines."""
         if len(lines) + 1 <= height:
             self._number = 0
             return [head, *lines]
@@ -356,7 +360,7 @@ class Pager:
 
 @contextlib.contextmanager
 def _keys() -> Iterator["asyncio.Queue[str]"]:
-    """Queue the keys that are pressed while the block runs; none if stdin is no terminal."""
+    """Queue the operator's keystrokes during the block; none if stdin is no terminal."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty():
         yield keys

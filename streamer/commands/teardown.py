@@ -36,7 +36,7 @@ async def teardown(
     address: TargetAddress, sources: list[SourceMapping], spools: Path, *, actor: str | None
 ) -> list[Teardown]:
     """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and the
-    schema when nothing is left in it.
+    schema if it is empty then.
 
     *actor*: the operator, for the target's audit. None: the mapping database has the act, which
     outlives the bookkeeping.

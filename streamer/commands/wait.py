@@ -1,4 +1,4 @@
-"""``streamer wait``: until everything that is committed now is visible at the target.
+"""``streamer wait``: until everything committed by now is visible at the target.
 
 A source that does not answer counts as behind. Its commits count from the moment it answers. With a
 list of tables, only their positions count, so other tables may stand still.

@@ -300,7 +300,7 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
         raise SyncError(
             f'target table "{mapping.target}" already holds rows of this source',
             hint="empty it, or set `truncate_target: true`, or `initial: keep` to keep rows that "
-            "the source lacks, or `initial: none` if it is in step with the source",
+            "the source lacks, or `initial: none` if it is in sync with the source",
         )
     match mapping.type:
         case TableType.CLONE:

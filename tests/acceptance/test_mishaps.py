@@ -318,7 +318,7 @@ def test_15_wrong_token(
         assert refused.returncode == 3
         assert "the token is wrong" in refused.stderr
         assert "STREAMER_ADMIN__TOKEN" in refused.stderr
-        assert "a request with a wrong token was refused" in site.process.output
+        assert "refused a request with a wrong token" in site.process.output
         wrong = {"Authorization": "Bearer another-token-of-a-shell"}
         page = site.get("/", wrong)
         assert page is not None

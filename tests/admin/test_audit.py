@@ -76,7 +76,7 @@ async def test_refused_tokens_and_logins_are_logged_with_address_and_user(
             assert (await client.get("/api/status", headers=wrong)).status_code == 429
     events = [(e["event"], e.get("address"), e.get("user")) for e in logs]
     assert events.count(("a login failed", "127.0.0.1", "eve")) == FAILURES_MAX - 1
-    assert ("a request with a wrong token was refused", "127.0.0.1", None) in events
+    assert ("refused a request with a wrong token", "127.0.0.1", None) in events
     (throttled,) = [e for e in logs if e["event"].startswith("too many")]
     assert throttled["throttled"] == "address 127.0.0.1"
     assert "wrong-password" not in str(logs)

@@ -309,7 +309,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
             for shown in (
                 "of 2.0\xa0kB",
                 "1.0\xa0kB in the journal",
-                "reading is slowed down",
+                "copies read more slowly",
                 "12\xa0ms",
             ):
                 assert shown in page.text

@@ -164,7 +164,7 @@ async def test_a_password_never_comes_back_and_is_encrypted_at_rest(
             (await client.get("/api/audit")).text,
             (await client.get("/api/export")).text,
         ]
-        assert "given again" in texts[3]
+        assert "enter the password again" in texts[3]
         content = await admin.service.store.content()
         assert await admin.service.store.reveal(content) == {1: url}
         await client.patch(path, json={"url": "postgresql://streamer:other@h/shop"})

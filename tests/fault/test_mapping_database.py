@@ -71,7 +71,7 @@ def test_a_lost_mapping_keeps_slots_and_progress_until_it_is_imported_again(
         eventually(lambda: "was replaced" in shown(port, "/readyz"), 30, "readyz says so")
         (tmp_path / "away").rename(database)
         eventually(lambda: is_ready(port), 30, "the file is back")
-        assert "the mapping database cannot be used" in process.output
+        assert "the mapping database is unusable" in process.output
         assert process.terminate() == 0
 
     for path in tmp_path.glob("mapping.sqlite*"):

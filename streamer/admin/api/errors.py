@@ -29,7 +29,7 @@ def status_of(error: StreamerError) -> int:
         case AdminError():
             return error.status
         case StoreError():
-            log.error("the mapping database cannot be used", error=redact(str(error)))
+            log.error("the mapping database is unusable", error=redact(str(error)))
             return 503
         case ConfigurationError():
             return 422

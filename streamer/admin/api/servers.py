@@ -37,7 +37,7 @@ def _add_looks(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/discover", tags=["servers"])
     async def discover_url(values: models.DiscoverBody) -> dict[str, Any]:
-        """Try a url: the same for a database that need not be stored."""
+        """Try a url: the same for a database outside the mapping."""
         return await service.discover(values.url, values.url_id)
 
 

@@ -36,7 +36,7 @@ def add_sessions(router: APIRouter, access: Access) -> None:
 
 def set_cookies(request: Request, response: Response, cookie: str, session: LoginSession) -> None:
     """Give a browser its session, and the token that it has to send beside it."""
-    # uvicorn says https for X-Forwarded-Proto only where the proxy is one that is trusted.
+    # uvicorn uses X-Forwarded-Proto only from a trusted proxy.
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
     response.set_cookie(CSRF_COOKIE, session.csrf, samesite="strict", secure=secure)

@@ -1,8 +1,8 @@
 """A source in three steps: its connection, its tables, the plan.
 
 The process remembers the connection until the operator has chosen the tables; then connection and
-tables go into the draft in one transaction. A wizard that is left writes nothing. The browser gets
-a random name of the connection, and the password never comes back.
+tables go into the draft in one transaction. An abandoned wizard writes nothing. The browser gets a
+random name of the connection, and the password never comes back.
 """
 
 import secrets
@@ -52,7 +52,7 @@ class Connection:
 
 
 class Connections:
-    """Connections whose tables are not chosen yet, by random names; in memory only."""
+    """Connections without chosen tables yet, by random names; in memory only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -169,7 +169,7 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
         )
 
     def lost() -> Response:
-        words = "The connection is not remembered any more; enter it again"
+        words = "streamer no longer has the connection; enter it again"
         return frame.redirect("/sources/new", words, "warning")
 
     @router.get("/sources/new/tables")

@@ -26,7 +26,7 @@ RUNBOOKS: Final = {
 """Pages of the documentation by symptom."""
 _BACKLOG: Final = {
     "warning": "near its limit",
-    "throttled": "over its limit, and reading is slowed down",
+    "throttled": "over its limit, so copies read more slowly",
     "over": "over its limit",
 }
 
@@ -114,7 +114,7 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         what = table["error"] or "the table stopped"
         needs_copy = "resync" in what
         symptom = symptom_of_table(table | {"error": what})
-        # With SQL that mends it the table goes on by itself, and a resume before would fail.
+        # After SQL that fixes it, the table continues by itself; an earlier resume would fail.
         line = command("resync") if needs_copy else None
         if line is None and hints.find_sql(what) is None:
             line = command("resume")

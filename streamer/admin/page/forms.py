@@ -109,7 +109,7 @@ def written(field: Field, row: Row) -> str:
 
 
 def read(fields: Iterable[Field], given: Mapping[str, Any]) -> Row:
-    """Return the values that a form was sent with. Raises InvalidError."""
+    """Return the values of a sent form. Raises InvalidError."""
     return {field.name: _value(field, _text(given.get(field.name))) for field in fields}
 
 

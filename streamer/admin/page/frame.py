@@ -87,7 +87,7 @@ class Frame:
         return html(text, status)
 
     def note(self, text: str, kind: str = "good") -> str:
-        """Keep something to be said after a redirect; return the name it is kept under."""
+        """Keep a notice for the page after a redirect; return its name."""
         name = secrets.token_urlsafe(12)
         self._notes[name] = (kind, redact(text))
         while len(self._notes) > NOTES_MAX:
@@ -167,7 +167,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 def _route_class(frame: Frame) -> type[APIRoute]:
     class PageRoute(APIRoute):
-        """A page for users who may see it; its changes need users who may change it."""
+        """A page for viewers; its changes need an admin."""
 
         def get_route_handler(self) -> Handler:
             handler = super().get_route_handler()

@@ -60,8 +60,8 @@ def title_of(text: str) -> str:
 def to_html(text: str, name: str = INDEX, names: Container[str] = ()) -> str:
     """Return the Markdown of page *name* as HTML. Pure.
 
-    Raw HTML is escaped. A link to one of the pages *names* leads to its address under ``/help``.
-    Links to other files become text.
+    The renderer escapes raw HTML. A link to one of the pages *names* leads to its address under
+    ``/help``. Links to other files become text.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)

@@ -23,7 +23,7 @@ FIELDS = {kind: forms.fields_of(kind) for kind in ("database", "url", "table")}
 
 
 def full_url(text: str, password: str) -> str:
-    """Return a url with the password that was typed beside it. Raises InvalidError."""
+    """Return a url with the password typed beside it. Raises InvalidError."""
     text = text.strip()
     if not text:
         raise InvalidError("url: required, but not given")
@@ -31,7 +31,7 @@ def full_url(text: str, password: str) -> str:
 
 
 def shown_url(text: str) -> str:
-    """Return a url that was typed without its passwords, also one that cannot be read."""
+    """Return a typed url without its passwords, even an unreadable one."""
     return re.sub(r":[^/:@\s]*@", f":{MASK}@", redact(mask(text)))
 
 
@@ -212,7 +212,7 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
 
 
 def as_given(fields: list[forms.Field], row: Row) -> Row:
-    """Return a row as its form would be sent."""
+    """Return a row in the shape of its sent form."""
     return {
         field.name: ("on" if row.get(field.name) else "")
         if field.kind == "flag"

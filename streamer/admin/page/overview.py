@@ -13,14 +13,14 @@ from streamer.mapping.rules import SourceLabel
 from streamer.runtime.target_watch import TargetState
 
 KEEP_SECONDS: Final = 2.0
-"""How old a status may be: many pages may be open, and every source is asked for it."""
+"""The maximum age of a status: many pages may be open, and each status asks every source."""
 TABLES_PER_PAGE: Final = 200
 _WITHOUT_STATUS: Final = (
     TargetState.UNREACHABLE,
     TargetState.REFUSED,
     TargetState.ERROR,
 )
-"""States of the target in which its bookkeeping cannot be read."""
+"""States of the target without readable bookkeeping."""
 WAIT_SECONDS: Final = 3.0
 """How long a page waits for it; a source that is out of reach keeps it much longer."""
 
@@ -60,7 +60,7 @@ class StatusReader:
         return sources, reason
 
     def forget(self) -> None:
-        """Read anew at the next page: something was changed."""
+        """Let the next page read the status again, because it has changed."""
         self._read_at = float("-inf")
 
     @staticmethod
@@ -187,7 +187,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
 
 def _wanted_state(request: Request) -> str:
-    """Return the state whose tables are asked for; any other word means all."""
+    """Return the requested state of tables; any other word means all."""
     state = request.query_params.get("state", "")
     return state if state in view.FILTER_STATES else ""
 

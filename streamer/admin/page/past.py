@@ -80,7 +80,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
 
 
 async def _choices(form: Any, status: StatusReader) -> list[Choice]:
-    """Return the changes that a form means: those that are ticked, or those of every table."""
+    """Return the changes that a form selects: the ticked ones, or those of every table."""
     if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
         return [Choice(ids=ids)]
     if form_text(form, "which") != "all":

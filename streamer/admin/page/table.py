@@ -121,7 +121,7 @@ def _address(database: str, sid: str | None, name: str) -> str:
 
 
 async def _sides(frame: Frame, source: Row, name: str) -> Row:
-    """Return the table on both sides, or why that cannot be seen."""
+    """Return the table on both sides, or the reason why it is unavailable."""
     try:
         seen = await frame.service.look_at(source["database"], source["sid"], name)
     except StreamerError as exc:

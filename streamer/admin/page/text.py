@@ -49,7 +49,7 @@ def plural(number: int, singular: str, many: str | None = None) -> str:
 
 
 def moment(value: str | datetime | None) -> str:
-    """Write a time to the second, in UTC as it is stored."""
+    """Write a time to the second, in UTC, as in the database."""
     if value is None:
         return NOTHING
     text = value.isoformat() if isinstance(value, datetime) else value

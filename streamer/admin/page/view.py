@@ -24,7 +24,7 @@ COPYING: Final = ("init", "copying")
 
 
 def address(path: str, **parameters: Any) -> str:
-    """Return a path with parameters; those that are None are left out."""
+    """Return a path with parameters, without those that are None."""
     given = {name: value for name, value in parameters.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -47,10 +47,10 @@ def with_own_state(
 
 
 def copy_progress(sources: Iterable[Row]) -> Row | None:
-    """Return how far all copies together are; None while there are none.
+    """Return the progress of all copies together; None without copies.
 
-    The time left is that of the rows a second of all copies, queued ones included, and not known
-    before the copy of each is planned.
+    The remaining time follows from the rows per second of all copies, queued ones included. It is
+    unknown until every copy has its plan.
     """
     tables = [t for source in sources for t in source["tables"] if t["state"] in COPYING]
     if not tables:
@@ -121,8 +121,8 @@ def is_queued(table: Row) -> bool:
 
 
 def queue_of(tables: Iterable[Row]) -> dict[str, str]:
-    """Return the reason why each queued table of a source waits. The largest table is copied
-    first.
+    """Return the reason why each queued table of a source waits. Copies begin with the largest
+    table.
     """
     queued = [table for table in tables if is_queued(table)]
     queued.sort(key=lambda table: (-(table.get("bytes_total") or 0), str(table["source"])))
@@ -176,7 +176,7 @@ Activities = Callable[[str, str], TableActivity | None]
 
 
 def with_activity(shown: Row, activity: Activities) -> Row:
-    """Return a source that is shown, its tables with their last change and rate."""
+    """Return a source for the page, its tables with their last change and rate."""
     tables = [
         table | {"activity": activity(shown["label"], table["source"])} for table in shown["tables"]
     ]

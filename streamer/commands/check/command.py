@@ -42,7 +42,7 @@ SOURCES_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The facts and the findings. ``target`` is None if the target could not be read."""
+    """The facts and the findings. ``target`` is None if `check` could not read the target."""
 
     report: CheckReport
     sources: list[SourceFacts]

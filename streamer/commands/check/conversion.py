@@ -1,6 +1,6 @@
 """Whether every value of one type, as text, is a value of another. Pure.
 
-Types are written as format_type writes them. A pair that is not known to fit counts as a risk: the
+Types have the names that format_type returns. A pair that is not known to fit counts as a risk: the
 check warns, the target decides.
 """
 
@@ -38,7 +38,7 @@ def _parse(text: str) -> _Type:
 
 
 def type_risk(source: str, target: str) -> str | None:
-    """Return the risk when text of type *source* is read as *target*, or None."""
+    """Return the risk of reading text of type *source* as *target*, or None."""
     if source == target:
         return None
     if source.endswith("[]") and target.endswith("[]"):

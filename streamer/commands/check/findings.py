@@ -15,7 +15,7 @@ class Severity(enum.StrEnum):
     """How bad it is."""
 
     ERROR = "error"  # `run` would stop, or one table of it
-    WARNING = "warning"  # something is not replicated, at risk, or slow
+    WARNING = "warning"  # an object is not replicated, at risk, or slow
     INFO = "info"  # good to know
 
 

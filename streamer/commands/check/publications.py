@@ -98,7 +98,7 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
     members = {name for each in facts.publications.values() for name in each.members}
     yield warning(
         Place(facts.label),
-        "its publications have tables that are not in `tables`, whose changes are sent for "
+        "its publications have tables that are not in `tables`, so the source sends changes for "
         f"nothing: {some_of(map(str, sorted(members - mapped)))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
@@ -131,16 +131,18 @@ def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: Publicatio
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
-    """Tables that cannot be kept out of a publication of everything, or become unlogged there."""
+    """Tables that a publication of everything cannot leave out, or that may become unlogged
+    there.
+    """
     publication = facts.publications.get(facts.source.publication)
     if publication is None:
         return
     if publication.has_all_tables or publication.namespaces:
         yield warning(
             Place(facts.label, f'publication "{publication.name}"'),
-            "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED; "
-            "changes of an unlogged table are not in the WAL, and streamer does not notice a "
-            "table that was unlogged for less than two seconds or while `run` was down",
+            "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED. "
+            "Changes of an unlogged table are not in the WAL. streamer does not notice a table "
+            "that was unlogged for less than two seconds, or while `run` was down",
             in_words("re-create the publication with a list of tables"),
         )
     for identity in _identities(facts):
@@ -156,7 +158,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
-    """Tables in step that were not published all the time."""
+    """Tables in sync that were temporarily unpublished."""
     for mapping, relation in facts.mapped():
         record = target.record(facts.source, mapping)
         if record is None or target.needs_copy(facts.source, mapping):

@@ -34,7 +34,7 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """A relation of a source, whether or not it can be replicated.
+    """A relation of a source, replicable or not.
 
     ``root``: of a partition, the namespace and name of its root table. ``parents``: other tables
     that it inherits from.
@@ -57,7 +57,7 @@ class SeenTable:
 
     @property
     def obstacle(self) -> str | None:
-        """Why it cannot be replicated, as "is …"; None if it can."""
+        """The obstacle to replication, as "is …"; None without one."""
         if self.persistence == "t":
             return "a temporary table"
         if self.kind in _KINDS:
@@ -72,7 +72,7 @@ def resolve_rules(
 ) -> tuple[list[RelationMapping], list[Finding]]:
     """Apply *source*'s rules to all relations *seen*; their problems become findings.
 
-    A relation that two rules claim is left out.
+    This leaves out a relation that two rules claim.
     """
     relations = list(seen)
     possible = [r for r in relations if r.obstacle is None]
@@ -113,7 +113,7 @@ def _resolve_each(
 
 
 def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTable]) -> Finding:
-    """Say why the table of an exact rule is not there to be replicated."""
+    """Report why the table of an exact rule is missing."""
     place = Place(source.label, str(name))
     for relation in relations:
         is_meant = relation.relation == name or (

@@ -84,7 +84,7 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
 def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
     """Version, wal_level, the role's right to replicate, standby."""
     if server.major > VERSION_TESTED:
-        problem = f"PostgreSQL {server.version_text} is newer than any this was tested with"
+        problem = f"PostgreSQL {server.version_text} is newer than any version tested with streamer"
         yield warning(place, problem, in_words("look for a newer streamer"))
     if server.wal_level != "logical":
         fix = at_source(
@@ -100,7 +100,7 @@ def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
             yield error(place, "is a standby, which cannot decode its WAL", in_words(words))
         else:
             words = "create them on the primary, or connect there"
-            problem = "is a standby: publications cannot be changed here"
+            problem = "is a standby, so streamer cannot change publications here"
             yield warning(place, problem, in_words(words))
 
 
@@ -120,15 +120,15 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
         yield warning(
             place,
             f"max_slot_wal_keep_size is {kept} MB: if more WAL than that waits for streamer, the "
-            "slot is lost and all tables must be copied again",
+            "slot is lost and all tables need a new copy",
             at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
         )
     idle = settings.get("idle_replication_slot_timeout", 0)
     if idle > 0:
         yield warning(
             place,
-            f"idle_replication_slot_timeout is {idle} s: when streamer stands still for longer, "
-            "the slot is lost and everything must be copied again",
+            f"idle_replication_slot_timeout is {idle} s: if streamer stops for longer, the slot is "
+            "lost and all tables need a new copy",
             at_source("alter system set idle_replication_slot_timeout = 0", RELOAD),
         )
     memory = settings.get("logical_decoding_work_mem")
@@ -143,7 +143,7 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
 
 
 def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
-    """Whether heartbeats tell how long commits take to become visible, if they are wanted."""
+    """Whether the configured heartbeats can measure the time until commits become visible."""
     own = facts.source.heartbeat_interval
     if not (interval if own is None else own) or facts.server is None or facts.usage is None:
         return
@@ -233,7 +233,8 @@ def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -
         place = Place(", ".join(facts.label for facts in group))
         idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]
         copies = [facts for facts in idle if copied(facts, target)]
-        # The first copy uses the snapshot of the slot that is made for it; later ones make a slot.
+        # The first copy uses the snapshot of the new main slot; later copies create a temporary
+        # one.
         has_waiting_copy = any(facts.slot is not None for facts in copies)
         yield from _check_free(
             place,
@@ -254,7 +255,7 @@ def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -
 def _check_free(
     place: Place, setting: str, most_and_used: tuple[int, int], needed: int, *, is_copying: bool
 ) -> Iterable[Finding]:
-    """*needed* are held all the time; one more is, while tables are copied."""
+    """The stream holds *needed* of them all the time, and copies hold one more."""
     most, used = most_and_used
     free = max(0, most - used)
     if free > needed:
@@ -412,7 +413,7 @@ def check_rule(
 
 
 def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
-    """Return the columns that expressions use and that are not written as they are."""
+    """Return the columns that expressions use and the target does not get unchanged."""
     found = []
     for name in mapping.expression_inputs(relation.column_names):
         there = mapping.target_column(name)

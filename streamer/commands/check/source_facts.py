@@ -137,7 +137,7 @@ class SourceFacts:
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether it cannot be reached, or refuses us, so that nothing is known of it."""
+        """Whether it is unreachable or refuses us, so that its facts are unknown."""
         return self.server is None and self.error is not None and self.error.exit_code == 3
 
     def mapped(self) -> Iterable[tuple[RelationMapping, SourceRelation]]:
@@ -302,8 +302,8 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
         facts.labels[types[row["oid"]].name] = row["labels"]
 
 
-# An index can be a replica identity if it is unique, immediate and complete, over plain columns
-# that are NOT NULL; and of use to us if none of them is generated.
+# A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
+# streamer needs one without generated columns.
 _INDEXES_SQL: Final = """
 select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primary, k.columns
   from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,

@@ -59,7 +59,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         yield warning(TARGET, problem, in_words("look for a newer streamer"))
     if server.in_recovery:
         yield error(
-            TARGET, "is a standby: nothing can be written", in_words("connect to its primary")
+            TARGET, "is a standby, and accepts no writes", in_words("connect to its primary")
         )
     if not server.may_use_temporary:
         grant = at_target(f"grant temporary on database {database} to {role}")
@@ -110,7 +110,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
 
 
 def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> Iterable[Finding]:
-    """Whether schema streamer can be made, or is ours and can be used."""
+    """Whether the role may create schema streamer, or owns and may use it."""
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     place = Place(None, 'schema "streamer"')
     if not server.may_create:
@@ -140,7 +140,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
 def check_namespaces(
     facts: TargetFacts, sources: Iterable[SourceFacts], *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Whether tables can be written, and made, in the schemas they belong to."""
+    """Whether the role may write and create tables in their schemas."""
     role = quote_identifier(facts.server.role)
     names = {mapping.target for source in sources for mapping in source.mappings}
     makes: set[str] = set()
@@ -166,7 +166,7 @@ def check_namespaces(
 
 
 def _namespaces_of_types(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[str]:
-    """Schemas where types are made, along with the tables that have them."""
+    """Schemas of the types that streamer creates along with tables."""
     for source in sources:
         for mapping in source.mappings:
             if mapping.target not in facts.tables:
@@ -269,7 +269,7 @@ def _check_keys(
 
 
 def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
-    """Tables that would be written to themselves."""
+    """Tables that are their own target."""
     here = (facts.server.system_identifier, facts.server.database)
     for source in sources:
         server = source.server

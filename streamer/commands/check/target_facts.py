@@ -102,8 +102,8 @@ class TargetFacts:
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
     filled: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    """The source's columns by their numbers, as a table was filled with them last; by source and
-    source table.
+    """The source's columns by their numbers, as of a table's last copy; by source and source
+    table.
     """
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
@@ -207,7 +207,7 @@ async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
 
 
 async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
-    """Read the bookkeeping; only when it is ours, may be read and is not from the future."""
+    """Read the bookkeeping, if it is ours, readable and of no newer version."""
     bookkeeping = Bookkeeping(address, "streamer check")
     try:
         if await is_installed(bookkeeping):

@@ -154,7 +154,7 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
 
 
 def check_extensions(pair: Pair) -> Iterable[Finding]:
-    """Types of extensions that the target lacks; others are made along with the table."""
+    """Types of extensions that the target lacks; streamer creates other types with the table."""
     for kind in pair.types:
         if kind.name in pair.target.types or kind.create_sql is not None:
             continue
@@ -532,7 +532,7 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
     words = (
         "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the "
-        "source lacks, or `initial: none` if it is in step with the source"
+        "source lacks, or `initial: none` if it is in sync with the source"
     )
     problem = f"target table {pair.name} already holds rows of this source, and is to be copied"
     yield error(pair.place, problem, at_target(empty, words=words))

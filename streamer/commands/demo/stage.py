@@ -80,7 +80,7 @@ class Stage:
             )
 
     def write_config(self) -> None:
-        """Write the configuration that the program is started with."""
+        """Write the configuration for the program."""
         urls = "\n".join(
             f'      - {{url: "{server.url(DATABASE)}", sid: {sid}}}'
             for sid, server in self.sources.items()
@@ -174,7 +174,7 @@ sources:
     tables:
 {tables}"""
 
-# PIDs are used again: a process is ours only if its command line names our directory.
+# The kernel reuses PIDs: a process is ours only if its command line names our directory.
 _STOP_SCRIPT: Final = """\
 #!/bin/sh
 # Ends the processes of `streamer demo --keep`, the program before its servers, and removes its

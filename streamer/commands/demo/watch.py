@@ -26,7 +26,7 @@ select count(*) filter (where r.state = 'ready') as ready,
 
 @dataclass(frozen=True, slots=True)
 class SyncProgress:
-    """How much is copied. Rows that are copied but not yet committed count."""
+    """The progress of the copies, uncommitted rows included."""
 
     rows_copied: int = 0
     tables_ready: int = 0
@@ -69,7 +69,7 @@ class CopyWatch:
         return SyncProgress(int(rows), ready)
 
     async def rows_copied(self) -> int:
-        """Return how many rows were copied in all."""
+        """Return the number of copied rows in all."""
         (rows,) = await self._row("select sum(rows_copied)::int8 from streamer.relation")
         return int(rows)
 
@@ -148,7 +148,7 @@ class ScrapedMetrics:
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
-        # It is on this machine, so a proxy of the environment must not be used.
+        # It is on this machine, so ignore a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     async def read(self) -> Sample:

@@ -27,7 +27,7 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
 class ShopClient:
-    """One connection to a shop, and the customer who uses it."""
+    """One connection to a shop, and its customer."""
 
     def __init__(self, sid: str, url: str, number: int) -> None:
         self.transactions = 0
@@ -107,7 +107,7 @@ class ShopClient:
             order,
             products,
         )
-        # The description, which is stored apart, stays as it is.
+        # The description, in its own storage, stays as it is.
         await self._execute(
             "update products set stock = stock - 1, updated_at = now() where id = any (%s)",
             products,
@@ -241,7 +241,7 @@ class Workload:
         }
 
     def transactions(self, sid: str) -> int:
-        """How many transactions a shop has seen, those that were rolled back included."""
+        """The number of transactions at a shop, including rolled back ones."""
         return sum(client.transactions for client in self.clients[sid])
 
     async def run(self, seconds: float) -> None:

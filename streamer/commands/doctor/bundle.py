@@ -36,14 +36,12 @@ from streamer.source.connection import connection, fetch_all
 from streamer.target.connection import TargetAddress, target_connection
 
 NET_LENGTH_MIN: Final = 4
-"""Shorter secrets are not looked for in texts: they would be found in every other word."""
+"""The search in texts skips shorter secrets: every other word would contain one."""
 SECONDS_MAX: Final = 30.0
 
 
 async def check_new(path: Path) -> None:
-    """Make sure that *path* is not there yet, before everything is looked at. Raises
-    SettingsError.
-    """
+    """Refuse an existing *path*, before the slow diagnosis. Raises SettingsError."""
     if await asyncio.to_thread(path.exists):
         raise _there_already(path)
 

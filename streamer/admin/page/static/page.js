@@ -2,9 +2,9 @@
 
 // Keeps an open page up to date. Everything else works without it.
 //
-// The server says on /api/events that something happened. Lag, rates and the progress of copies are
-// put in place from its values; for all else the script fetches the page again, and changes the
-// differing [data-live] parts in place, so focus, scrolling and unfolded parts stay.
+// The server reports every event on /api/events. The script writes lag, rates and the progress of
+// copies from its values into the page. For all else it fetches the page again, and replaces the
+// [data-live] parts that differ, so focus, scrolling and unfolded parts stay.
 
 const SLOW_MS = 10000; // interval for WAL and quarantine, which no event reports
 const SOON_MS = 300;
@@ -101,7 +101,7 @@ function update(old, fresh) {
   if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // the user may be editing it
   const keyed = new Map();
   for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
-  // A node that is moved loses the focus, so all that can go before it goes first.
+  // A moved node loses the focus, so every other node moves first.
   const stays = new Set([...fresh.childNodes].map(keyOf));
   for (const [key, child] of keyed) if (!stays.has(key)) child.remove();
   let place = old.firstChild;
@@ -206,7 +206,7 @@ const on = {
       const part = all ? bytes / all : total ? rows / total : 0;
       for (const bar of $("progress", row)) bar.value = Math.min(1000, Math.round(part * 1000));
     }
-    soon(); // for the rate, and the time that is left
+    soon(); // for the rate, and the remaining time
   },
   target: soon,
   state: soon,
@@ -288,7 +288,7 @@ function addCopyButtons() {
 }
 addCopyButtons();
 
-// A link from elsewhere comes without the session: who has one need not log in again.
+// A link from another site comes without the session cookie. A user with a session need not log in again.
 for (const after of $("form[action='/login'] input[name=next]")) {
   fetch("/mapping", { redirect: "manual" }).then((response) => {
     if (response.ok) location.replace(new URL(after.value, location.origin));
@@ -306,7 +306,7 @@ for (const form of $("form[data-slow]")) {
   form.addEventListener("submit", (event) => {
     const button = event.submitter;
     if (!button) return;
-    // After the form was sent: a button that is off does not send its value.
+    // After sending the form: a disabled button does not send its value.
     setTimeout(() => {
       button.disabled = true;
       button.textContent = form.dataset.slow;
