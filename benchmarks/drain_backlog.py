@@ -1,8 +1,8 @@
 """Draining a backlog of 1,000,000 changes: streamer against PostgreSQL's own subscription.
 
 Half inserts, half updates by key, 20 rows a transaction, five columns. Both sides drain the same
-WAL, one after the other, into a table of their own; the time runs from when the walsender starts to
-when the last row is visible. Start-up of either side is not counted. ``--transport binary`` asks
+WAL, one after the other, into a table of their own. The time runs from the start of the walsender
+until the last row is visible. It excludes the start-up of either side. ``--transport binary`` asks
 for binary on both sides.
 """
 

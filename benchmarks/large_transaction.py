@@ -1,11 +1,11 @@
 """One transaction of 5,000,000 rows: streamer against PostgreSQL's own subscription.
 
-The transaction is in the WAL when either side connects, one after the other; the time runs from
-when its walsender starts to when the last row is visible. With ``--streaming on`` both ask for
+The transaction is in the WAL when either side connects, one after the other. The time runs from the
+start of its walsender until the last row is visible. With ``--streaming on`` both ask for
 in-progress transactions and get this one in pieces before its COMMIT, with ``off`` after it.
 
-Asserted for streamer: the walsender it began with, at ``wal_sender_timeout = 5s``, is there at the
-end, so keepalives were answered all the while; and its spool is empty then.
+For streamer it also asserts two things at the end. The walsender is still the first one, with
+``wal_sender_timeout = 5s``, so streamer answered keepalives all the while. The spool is empty.
 """
 
 import argparse

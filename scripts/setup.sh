@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes .venv from the lock files: PYTHON=python3.12 scripts/setup.sh
 #
-# It installs exactly the packages of the lock files, checked by hash, build tools included. uv is
-# fast; pip is slower, and serves where it has its own index or uv cannot reach one.
+# It installs exactly the packages of the lock files, build tools included, and checks their hashes.
+# uv is fast. pip is slower; it serves where it has its own index, or uv cannot reach one.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
