@@ -18,7 +18,6 @@ VARIABLE: Final = "STREAMER_FAILPOINTS"
 NAMES: Final = frozenset(
     {
         "apply.write",
-        "apply.before_progress",
         "apply.before_commit",
         "apply.after_commit",
         "acknowledge.before_store",

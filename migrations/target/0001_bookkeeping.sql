@@ -94,6 +94,31 @@ create table streamer.relation (
     unique (source_id, source)
 );
 
+-- Moves progress rows, as the last statement before the COMMIT of their changes. It fails unless each
+-- row is where its process left it, and the process holds the source's lock.
+create function streamer.set_progress(
+    ids int8[], old_lsns pg_lsn[], new_lsns pg_lsn[], source_ids int8[], tokens text[]
+) returns void language plpgsql as $$
+declare
+    moved int8[];
+begin
+    with changed as (
+        update streamer.relation r set end_lsn = p.new_lsn
+        from unnest(ids, old_lsns, new_lsns) p (id, old_lsn, new_lsn),
+             unnest(source_ids, tokens) c (source_id, token), streamer.source s
+        where r.id = p.id and r.end_lsn = p.old_lsn
+          and s.id = r.source_id and c.source_id = s.id and c.token = s.lock_token
+        returning r.id
+    )
+    select array_agg(id) into moved from changed;
+    if cardinality(moved) is distinct from cardinality(ids) then
+        raise exception using errcode = 'STR01', message = 'stored progress was moved',
+            detail = array_to_string(
+                array(select i from unnest(ids) i where i <> all (coalesce(moved, '{}'))), ',');
+    end if;
+end
+$$;
+
 -- Relations that are no longer mapped, with their last state: their rows in the target stay
 -- streamer's. One that comes back continues there if streamer has acknowledged nothing since;
 -- otherwise streamer copies it.

@@ -255,6 +255,7 @@ class ShareQueue(Protocol):
     """A worker's queue."""
 
     def put(self, lane: "Lane", share: LaneTransaction) -> None: ...
+    def hurry(self) -> None: ...
 
 
 class LaneOwner(Protocol):
@@ -413,6 +414,7 @@ class Lane:
             self.error = error
         if self.spool is None:
             self.spool = self.open_spool()
+            self.queue.hurry()  # a drainer begins when nothing is queued
             self.owner.lane_held(self)
         self.changed.set()
 
@@ -586,6 +588,7 @@ class LaneWindow:
 async def until_idle(lane: Lane) -> None:
     """Wait until the worker has settled everything that it had of *lane*."""
     while lane.queued_count:
+        lane.queue.hurry()
         lane.changed.clear()
         await lane.changed.wait()
 

@@ -12,7 +12,7 @@ been replaced and its transaction must not commit.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from streamer.apply.counting import table_labels
@@ -28,20 +28,13 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
+from streamer.postgres.quoting import quote_literal
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection
 
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
 
-_PROGRESS_SQL: Final = """
-update streamer.relation r set end_lsn = p.new_lsn::pg_lsn
-from unnest($1::int8[], $2::text[], $3::text[]) p (id, old_lsn, new_lsn),
-     unnest($4::int8[], $5::text[]) c (source_id, token), streamer.source s
-where r.id = p.id and r.end_lsn = p.old_lsn::pg_lsn
-  and s.id = r.source_id and c.source_id = s.id and c.token = s.lock_token
-returning r.id
-"""
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
@@ -158,7 +151,7 @@ class TargetTransaction:
         self._used_stages.clear()
         self._conflicts.clear()
         # A deferrable constraint is checked at the source's commit at the latest, not before.
-        await self.target.execute("begin; set constraints all deferred")
+        self.target.begin("begin; set constraints all deferred")
 
     def _forget_stages(self) -> None:
         # Staging tables made in a transaction go with it; asking for them again is cheap.
@@ -197,24 +190,11 @@ class TargetTransaction:
         When the connection is lost here the outcome is unknown until `settle` has been asked.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
-        failpoint("apply.before_progress")
-        if moved:
-            rows = await self.target.fetch(
-                _PROGRESS_SQL,
-                [mapped.relation_id for mapped, _ in moved],
-                [str(mapped.end_lsn) for mapped, _ in moved],
-                [str(lsn) for _, lsn in moved],
-                [claim.source_id for claim in self._claims],
-                [claim.token for claim in self._claims],
-            )
-            found = {row["id"] for row in rows}
-            if fenced := [mapped for mapped, _ in moved if mapped.relation_id not in found]:
-                await self.rollback()
-                raise _fenced(fenced)
         failpoint("apply.before_commit")
         self._committing = dict(moved)
+        last = _progress_sql(moved, self._claims) if moved else ""
         # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
-        committing = asyncio.ensure_future(self.target.commit())
+        committing = asyncio.ensure_future(self.target.commit(last))
         try:
             await asyncio.shield(committing)
         except asyncio.CancelledError:
@@ -224,6 +204,10 @@ class TargetTransaction:
             raise
         except TargetConnectionError:
             raise
+        except TargetFencedError as exc:
+            self._committing = {}
+            await self.rollback()
+            raise _fenced([m for m, _ in moved if m.relation_id in exc.relations]) from exc
         except StreamerError:
             self._committing = {}
             raise
@@ -285,6 +269,23 @@ class TargetTransaction:
         """Count conflicts in the metrics once they are committed."""
         if number > 0:
             self._conflicts.append((mapped, kind, number))
+
+
+def _progress_sql(moved: list[tuple[MappedRelation, Lsn]], claims: Collection[Claim]) -> str:
+    """Return the statement that moves progress rows, or fails if another process has moved one."""
+    parameters: list[tuple[str, Iterable[object]]] = [
+        ("int8", (mapped.relation_id for mapped, _ in moved)),
+        ("pg_lsn", (mapped.end_lsn for mapped, _ in moved)),
+        ("pg_lsn", (lsn for _, lsn in moved)),
+        ("int8", (claim.source_id for claim in claims)),
+        ("text", (claim.token for claim in claims)),
+    ]
+    # Numbers, positions and hexadecimal tokens: none of them needs quotes in an array.
+    arrays = [
+        f"{quote_literal('{' + ','.join(map(str, values)) + '}')}::{kind}[]"
+        for kind, values in parameters
+    ]
+    return f"select streamer.set_progress({', '.join(arrays)})"
 
 
 def _fenced(relations: list[MappedRelation]) -> TargetFencedError:

@@ -1,8 +1,8 @@
 """An apply worker: a queue, a window that fills, and a window that is being committed.
 
 While one window is written to the target, the next is decoded and folded, so Python and the server
-work at the same time. A window closes ``commit_interval`` after its first change, when it is large,
-or when the queue is empty. It always ends at source commits.
+work at the same time. `streamer.apply.pace` decides when a window closes; one that is large closes
+at once. It always ends at source commits.
 
 The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
 worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drain`) finds the
@@ -24,6 +24,7 @@ from streamer.apply.budget import Budget
 from streamer.apply.counting import count_window
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.pace import Pace
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.transaction import TargetTransaction
@@ -40,6 +41,7 @@ from streamer.errors import (
 )
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
+from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
 
@@ -51,7 +53,6 @@ SLOW_SECONDS: Final = 3.0
 """How long a worker writes one lane while others wait, before it gives the lane to a drainer."""
 
 _TURN_SECONDS: Final = 0.005
-_LINGER_SECONDS_MIN: Final = 0.002
 
 
 @dataclass(slots=True)
@@ -93,8 +94,7 @@ class Worker:
         planner: Planner,
         budget: Budget,
         metrics: Metrics,
-        *,
-        commit_interval: float,
+        pace: Pace,
     ) -> None:
         self.number = number
         self.queued_bytes = 0
@@ -103,14 +103,15 @@ class Worker:
         self._planner = planner
         self._budget = budget
         self._metrics = metrics
-        self._commit_interval = commit_interval
+        self._pace = pace
         self._queue: deque[tuple[Lane, LaneTransaction]] = deque()
         self._arrived = asyncio.Event()
         self._filling = Window()
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
+        self._due = asyncio.Event()
+        """The window that fills is to be committed now, whatever the pace."""
         self._committing: Window | None = None
-        self._last_commit_seconds = 0.0
         self._too_slow: Lane | None = None
 
     # ---- the queue -----------------------------------------------------------------------------
@@ -121,6 +122,10 @@ class Worker:
         self.queued_bytes += share.size
         self._budget.take(lane, share.size)
         self._arrived.set()
+
+    def hurry(self) -> None:
+        """Commit the queued shares without a pause: a task waits for that."""
+        self._due.set()
 
     def _give_bytes(self, lane: Lane, size: int) -> None:
         self.queued_bytes -= size
@@ -168,6 +173,7 @@ class Worker:
                 await self._arrived.wait()
                 turn_began = time.monotonic()
             if self._filling.is_full:
+                self._due.set()
                 self._taken.clear()
                 await self._taken.wait()
                 continue
@@ -224,7 +230,7 @@ class Worker:
         while True:
             window = await self._next_window()
             self._committing = window
-            began = time.monotonic()
+            self._pace.began_at = time.monotonic()
             try:
                 await self._commit(window)
             except Exception:
@@ -234,25 +240,28 @@ class Worker:
                 raise
             finally:
                 self._committing = None
-            self._last_commit_seconds = time.monotonic() - began
+            self._pace.ended_at = time.monotonic()
 
     async def _next_window(self) -> Window:
         while not self._filling.share_count:
             self._filled.clear()
             await self._filled.wait()
-        # Waiting about as long as a commit takes costs little latency and halves the work under
-        # load.
-        linger = max(_LINGER_SECONDS_MIN, min(self._last_commit_seconds, self._commit_interval))
-        window = self._filling
-        while not window.is_full:
-            remaining = window.opened_at + self._commit_interval - time.monotonic()
-            if remaining <= 0:
+        window, is_growing = self._filling, True
+        while not (window.is_full or self._due.is_set()):
+            seconds = self._pace.seconds_left(
+                time.monotonic(),
+                window.opened_at,
+                window.change_count,
+                window.size,
+                is_growing=is_growing,
+            )
+            if not seconds:
                 break
-            count = window.share_count
-            await asyncio.sleep(min(linger, remaining))
-            if window.share_count == count and not self._queue:
-                break  # run dry
+            size = window.size
+            await wait_for_event(self._due, seconds)
+            is_growing = window.size > size or bool(self._queue)
         self._filling = Window()
+        self._due.clear()
         self._taken.set()
         return window
 

@@ -488,7 +488,17 @@ class Settings(BaseSettings):
         default=0.2,
         ge=0,
         le=60,
-        description="Seconds between commits of a busy worker. An idle worker commits sooner.",
+        description="The most seconds that a change waits in a worker before the worker begins to "
+        "commit it, unless an earlier commit takes longer. A worker waits that long only for a "
+        "backlog, because larger commits cost less.",
+    )
+    commit_interval_min: float = Field(
+        default=0.012,
+        ge=0,
+        le=60,
+        description="The least seconds between the beginnings of two commits of a worker. Raise it "
+        "if few changes should cost the target fewer flushes of its WAL; each change then waits up "
+        "to that long. A larger value than `commit_interval` has no further effect.",
     )
     consistency: Literal["table", "transaction"] = Field(
         default="table",

@@ -90,5 +90,6 @@ async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
         if not await connection.fetch_value("select exists (select from streamer.source)"):
             tables = ", ".join(f"streamer.{name}" for name in TABLES)
             await connection.execute(f"drop table if exists {tables}")
+            await connection.execute("drop function if exists streamer.set_progress")
             await connection.execute(_DROP_SCHEMA_SQL)
             await connection.execute(origin.DROP_SQL)

@@ -17,6 +17,7 @@ from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history import HistoryCheck
+from streamer.waiting import wait_for_event
 
 STORE_SECONDS: Final = 15.0
 """The interval for storing a position that moved a little, without a change for us.
@@ -25,6 +26,11 @@ An idle target would otherwise have a commit for each heartbeat.
 """
 SMALL_BYTES: Final = 64 * 1024
 """Less WAL than this is little."""
+PAUSE_SECONDS: Final = 0.1
+"""How long after a position the next one waits, unless somebody waits for it.
+
+Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
+"""
 
 
 class Acknowledgement:
@@ -46,6 +52,8 @@ class Acknowledgement:
         """When it last was done."""
         self.is_wanted = False
         """A table has advanced, or a waiter needs the position."""
+        self.is_urgent = asyncio.Event()
+        """An operator or the source waits for the position."""
         self._lock = lock
         self._tracker = tracker
         self._history = history
@@ -83,6 +91,18 @@ class Acknowledgement:
             failpoint("acknowledge.after_store")
             self.stored_lsn = max(self.stored_lsn, flush_lsn)
             self._visible_time = visible_time
+
+    def ask(self) -> None:
+        """Store the next position at once: an operator or the source waits for it."""
+        self.is_wanted = True
+        self.is_urgent.set()
+
+    async def pause(self) -> None:
+        """Let positions gather after one was stored; an urgent one ends the pause."""
+        seconds = self.stored_at + PAUSE_SECONDS - time.monotonic()
+        if seconds > 0:
+            await wait_for_event(self.is_urgent, seconds)
+        self.is_urgent.clear()
 
     def _is_worth_storing(self, flush_lsn: Lsn, visible_time: datetime | None) -> bool:
         if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:

@@ -60,6 +60,12 @@ Storing it writes WAL: where source and target are one server, that moves the po
 """
 GATHER_SECONDS: Final = 0.001
 """Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
+REST_SECONDS: Final = 0.015
+"""Without load it pauses this long. Workers commit no more often by default, so it costs no delay,
+and a trickle of transactions has few wake-ups. The first one after silence is read at once.
+"""
+LOAD_MESSAGES: Final = 200
+"""So many messages at once are load."""
 DRAIN_SECONDS: Final = 7.0
 LOCK_RETRY_SECONDS: Final = 1.0
 
@@ -264,7 +270,7 @@ class Pipeline:
             except SourceLimitError as exc:
                 mappings = [mapped.mapping for mapped in tables.relations]
                 raise await name_large_row(self._source, mappings, exc) from exc
-            has_payloads = bool(burst.payloads)
+            count = len(burst.payloads)
             try:
                 await self._dispatch(session, burst.payloads)
                 burst.payloads.clear()  # while libpq delivers the next large message, none is kept
@@ -279,12 +285,12 @@ class Pipeline:
             if burst.wal_end_lsn is not None and burst.reply_requested:
                 _send_status(session)
                 # The source may be shutting down, and end once the target has everything.
-                session.acknowledgement.is_wanted = True
+                session.acknowledgement.ask()
                 tables.advanced.set()
             if not budget.has_room(tables):
                 await budget.wait_for_room(tables)
-            elif has_payloads:
-                await asyncio.sleep(GATHER_SECONDS)
+            elif count:
+                await asyncio.sleep(GATHER_SECONDS if count >= LOAD_MESSAGES else REST_SECONDS)
             else:
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
@@ -326,6 +332,7 @@ class Pipeline:
             advanced.clear()
             await _store_progress(session)
             self._stored.set()
+            await session.acknowledgement.pause()
 
     async def _give_feedback(self, session: Session) -> None:
         """Acknowledge stored positions, often enough to show the source that we live."""
@@ -373,7 +380,7 @@ class Pipeline:
             return
         if of_tables:
             session.relations.positions_wanted.set()
-        session.acknowledgement.is_wanted = True
+        session.acknowledgement.ask()
         session.tables.advanced.set()
 
     @property

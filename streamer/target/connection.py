@@ -25,6 +25,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetContentionError,
     TargetError,
+    TargetFencedError,
     TargetMovedError,
     TargetRejectedError,
     TargetSchemaError,
@@ -34,6 +35,7 @@ from streamer.errors import (
 from streamer.mapping.rules import Secret
 from streamer.postgres import origin, session
 from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import Meaning, meaning
 from streamer.target.claim import PROOF_SQL, Claim
@@ -42,6 +44,10 @@ from streamer.target.liveness import Activity, Unreachable, Watch
 log = structlog.get_logger()
 
 CONNECT_SECONDS: Final = 10.0
+FENCED_STATE: Final = "STR01"
+"""SQLSTATE of ``streamer.set_progress``: the stored progress is another than it was told. The
+error's detail has the ids of the relations concerned.
+"""
 
 # Parameters that asyncpg reads from a connection URI as libpq does.
 _PASSED: Final = frozenset(
@@ -165,6 +171,9 @@ def _translate(error: BaseException) -> StreamerError:
         ):
             return TargetConnectionError(f"target: {first_line(error)}")
         return TargetError(f"target: {first_line(error)}")
+    if state == FENCED_STATE:
+        ids = (getattr(error, "detail", None) or "").split(",")
+        return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
     context = getattr(error, "context", None)
     message = f"target: {quoted_unless_known(first_line(error), state, context)}"
     match meaning(state, getattr(error, "severity_en", None), first_line(error)):
@@ -245,6 +254,7 @@ class TargetConnection:
 
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
+        self._begin = ""
         self._has_origin = False
         self.checks_foreign_keys = True
         """Whether foreign keys are checked for rows written here."""
@@ -356,11 +366,23 @@ class TargetConnection:
         if not self._has_origin:
             _say_untagged(row["reason"])
 
-    async def commit(self) -> None:
-        """Commit the transaction. Raises TargetError if the server rolled it back instead."""
-        sql = f"{origin.STAMP_SQL}; commit" if self._has_origin else "commit"
+    def begin(self, sql: str) -> None:
+        """Begin a transaction by *sql*, which the server gets together with the next statement."""
+        self._begin = f"{sql}; "
+
+    def _take_begin(self) -> str:
+        begin, self._begin = self._begin, ""
+        return begin
+
+    async def commit(self, last: str = "") -> None:
+        """Run the statement *last* and commit, in one message.
+
+        Raises TargetError if the server rolled the transaction back instead.
+        """
+        stamp = origin.STAMP_SQL if self._has_origin else ""
+        sql = "; ".join(filter(None, [last, stamp, "commit"]))
         with translating(), self._watch.waiting():
-            status: str = await self._connection.execute(sql)
+            status: str = await self._connection.execute(self._take_begin() + sql)
         if status != "COMMIT":
             # COMMIT of a transaction in which a statement failed is no error to the server.
             raise TargetError(f'target: the answer to COMMIT was "{status}"')
@@ -375,21 +397,31 @@ class TargetConnection:
         return bool(self._connection.is_closed())
 
     async def execute(self, sql: str, *parameters: Any) -> int:
-        """Run a statement, or several without parameters; return how many rows it touched."""
+        """Run a statement, or several without parameters; return how many rows the last touched."""
         with translating(), self._watch.waiting():
+            if parameters:
+                await self._begin_alone()
+            else:
+                sql = self._take_begin() + sql
             status: str = await self._connection.execute(sql, *parameters)
-        count = status.rpartition(" ")[2]
-        return int(count) if count.isdigit() else 0
+        return _row_count(status)
+
+    async def _begin_alone(self) -> None:
+        # A message with parameters has one statement.
+        if self._begin:
+            await self._connection.execute(self._take_begin())
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
         """Run a query and return its rows."""
         with translating(), self._watch.waiting():
+            await self._begin_alone()
             rows: list[Record] = await self._connection.fetch(sql, *parameters)
         return rows
 
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:
         """Run a query and return the first column of its first row, or None."""
         with translating(), self._watch.waiting():
+            await self._begin_alone()
             return await self._connection.fetchval(sql, *parameters)
 
     async def describe(self, sql: str) -> str:
@@ -410,25 +442,29 @@ class TargetConnection:
         columns: list[str],
         chunks: AsyncIterator[bytes],
         *,
-        namespace: str | None = None,
+        namespace: str,
         binary: bool = False,
+        then: str = "",
     ) -> int:
-        """COPY *chunks* into the named columns of a table; return how many rows that were."""
+        """COPY *chunks* into the named columns of a table, and run the statement *then*.
+
+        Both are one message, so the server does not wait for us in between. Returns how many rows
+        the last of them touched.
+        """
 
         async def watched() -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 self._watch.progress += 1
                 yield chunk
 
+        listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
+        options = "format binary" if binary else "format text"
+        copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
+        sql = self._take_begin() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            status: str = await self._connection.copy_to_table(
-                table,
-                source=watched(),
-                columns=columns,
-                schema_name=namespace,
-                format="binary" if binary else "text",
-            )
-        return int(status.rpartition(" ")[2])
+            # What asyncpg's copy_to_table calls with one statement; it skips the answers of others.
+            status: str = await self._connection._copy_in(sql, watched(), None)
+        return _row_count(status)
 
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
         """Call *callback* with the payload of every notification on *channel*."""
@@ -446,6 +482,12 @@ class TargetConnection:
                 await self._connection.close()
         except (*_DRIVER_ERRORS, StreamerError):
             self._connection.terminate()
+
+
+def _row_count(status: str) -> int:
+    """Return the number of rows in a command tag; 0 if it has none."""
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdigit() else 0
 
 
 @cache

@@ -528,7 +528,7 @@ async def test_binary_values_are_kept_as_text(
         assert_same(source, target, "t")
 
 
-KILLS = ["apply.before_progress", "apply.before_commit", "apply.after_commit"]
+KILLS = ["apply.before_commit", "apply.after_commit"]
 
 
 @pytest.mark.parametrize("failpoint", KILLS)

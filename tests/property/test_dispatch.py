@@ -60,6 +60,8 @@ class Queue:
         assert share.end_lsn is not None, "a worker cannot wait for the rest of a transaction"
         self.waiting.setdefault(lane, []).append(share)
 
+    def hurry(self) -> None: ...
+
 
 class MemorySpool:
     """A lane's spool in memory."""

@@ -21,6 +21,7 @@ RELATION = relation(["a"])
 
 class Queue:
     def put(self, lane: Lane, share: LaneTransaction) -> None: ...
+    def hurry(self) -> None: ...
 
 
 class Owner:
