@@ -12,6 +12,7 @@ from streamer.target.connection import transaction
 TABLES: Final = (
     "audit",
     "held",
+    "sequence",
     "request",
     "quarantine",
     "deferred_index",
