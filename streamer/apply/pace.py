@@ -24,7 +24,7 @@ GROWTH_SECONDS_MIN: Final = 0.002
 
 
 @dataclass(slots=True)
-class Pace:
+class CommitPace:
     """When one worker commits. Times are those of one monotonic clock, in seconds."""
 
     interval_min: float

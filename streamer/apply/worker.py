@@ -24,7 +24,7 @@ from streamer.apply.budget import Budget
 from streamer.apply.counting import count_window
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.pace import Pace
+from streamer.apply.pace import CommitPace
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.transaction import TargetTransaction
@@ -94,7 +94,7 @@ class Worker:
         planner: Planner,
         budget: Budget,
         metrics: Metrics,
-        pace: Pace,
+        pace: CommitPace,
     ) -> None:
         self.number = number
         self.queued_bytes = 0

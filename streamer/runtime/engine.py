@@ -20,7 +20,7 @@ import structlog
 
 from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
-from streamer.apply.pace import Pace
+from streamer.apply.pace import CommitPace
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.transaction import TargetTransaction
@@ -244,7 +244,7 @@ class Engine:
                 planner,
                 budget,
                 metrics,
-                Pace(settings.commit_interval_min, settings.commit_interval),
+                CommitPace(settings.commit_interval_min, settings.commit_interval),
             )
             for number in range(settings.workers)
         ]

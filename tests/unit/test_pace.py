@@ -2,17 +2,17 @@
 
 import pytest
 
-from streamer.apply.pace import Pace
+from streamer.apply.pace import CommitPace
 
 KILOBYTE = 1024
 
 
-def pace(*, began_at: float = 100.0, commit_seconds: float = 0.004) -> Pace:
-    return Pace(0.012, 0.2, began_at, began_at + commit_seconds)
+def pace(*, began_at: float = 100.0, commit_seconds: float = 0.004) -> CommitPace:
+    return CommitPace(0.012, 0.2, began_at, began_at + commit_seconds)
 
 
 def seconds_left(
-    pace: Pace,
+    pace: CommitPace,
     now: float,
     *,
     opened_at: float,
@@ -25,7 +25,7 @@ def seconds_left(
 
 
 def test_the_first_change_is_committed_at_once() -> None:
-    assert seconds_left(Pace(0.012, 0.2), 5.0, opened_at=5.0) == 0
+    assert seconds_left(CommitPace(0.012, 0.2), 5.0, opened_at=5.0) == 0
 
 
 def test_a_change_behind_an_old_commit_is_committed_at_once() -> None:
@@ -44,7 +44,7 @@ def test_a_commit_that_took_long_is_followed_at_once() -> None:
 
 @pytest.mark.parametrize("interval_max", [0.0, 0.001])
 def test_no_change_waits_longer_than_the_interval(interval_max: float) -> None:
-    hasty = Pace(1.0, interval_max, 100.0, 100.001)
+    hasty = CommitPace(1.0, interval_max, 100.0, 100.001)
     assert seconds_left(hasty, 100.002, opened_at=100.002) == interval_max
     assert seconds_left(hasty, 100.002 + interval_max, opened_at=100.002) == 0
 
@@ -64,5 +64,8 @@ def test_a_backlog_that_has_ended_is_committed_like_anything_else() -> None:
 
 def test_a_large_transaction_is_no_backlog_for_long() -> None:
     """It arrives in one burst: the worker looks once whether more comes."""
-    assert seconds_left(Pace(0.012, 0.2), 5.0, opened_at=5.0, changes=500) == 0.002
-    assert seconds_left(Pace(0.012, 0.2), 5.002, opened_at=5.0, changes=500, is_growing=False) == 0
+    assert seconds_left(CommitPace(0.012, 0.2), 5.0, opened_at=5.0, changes=500) == 0.002
+    assert (
+        seconds_left(CommitPace(0.012, 0.2), 5.002, opened_at=5.0, changes=500, is_growing=False)
+        == 0
+    )
