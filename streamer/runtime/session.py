@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from streamer.apply.lane import MappedRelation
 from streamer.apply.spool import StreamedSpool
 from streamer.decode.transactions import TransactionAssembler
-from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import register_relation
@@ -42,7 +42,6 @@ from streamer.source.timeline import check_same_server_plainly, read_history
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
-from streamer.sync.states import State
 
 if TYPE_CHECKING:
     from streamer.decode.text_conversion import TextConversion
@@ -135,8 +134,7 @@ class Session:
         for mapped in relations:
             if mapped.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
-            may = self.relations.state(mapped) is not State.PAUSED
-            if may and mapped.skip_through_lsn == EVERYTHING and self.watch.may_be_copied(mapped):
+            if self.relations.awaits_copy(mapped) and self.watch.may_be_copied(mapped):
                 self.coordinator.request(mapped)
 
     async def use_snapshot(self) -> None:
@@ -240,6 +238,11 @@ class _Opening:
             found,
             may_resume=True,
         )
+        if any(
+            relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside
+            for mapped in relations
+        ):
+            self._services.launcher.prepare()  # Spark starts while the slot is made
         slot_check = SlotCheck(
             source, server, bookkeeping, record, relations, guard, journal, history
         )

@@ -1,8 +1,12 @@
 """Starts the Spark process, hands it jobs, watches it and ends it.
 
 Spark never runs in the event loop's process: it may crash or run out of memory without harm to the
-stream. The launcher starts the process with the first job and keeps it warm for a while after the
-last. The process has its own group, so ending the group ends the JVM and the Python workers, too.
+stream. The launcher starts the process with the first job, or before it (`prepare`), and keeps it
+warm for a while after the last. The process has its own group, so ending the group ends the JVM and
+the Python workers, too.
+
+If Spark had to start without a class data archive, the launcher makes one after the process has
+ended (`streamer.sync.class_archive`).
 """
 
 import asyncio
@@ -18,14 +22,20 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import SparkJobError
+from streamer.sync import class_archive
 from streamer.sync.java import FIX, find_obstacle
 from streamer.sync.spark_security import LOCAL_ENVIRONMENT, choose_environment, is_local
 
 log = structlog.get_logger()
 
 PROGRAM: Final = "streamer.sync.spark_job"
-IDLE_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 10.0
+"""How long the process waits for another job. The next one starts in a few seconds."""
 STOP_SECONDS: Final = 3.0
+ARCHIVE_SECONDS: Final = 15.0
+"""How long making the class data archive may take. With `IDLE_SECONDS` and `STOP_SECONDS` it ends
+less than 30 s after the last copy; the next process tries again.
+"""
 CRASH_SECONDS_MAX: Final = 30.0
 """How long a process that ends in the middle of its work keeps the next one waiting at most."""
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -55,6 +65,7 @@ class SparkLauncher:
         self._count = 0
         self._last_error: str | None = None
         self._is_ready = False
+        self._lacks_archive = False
         self.is_starving = False
         """No worker of Spark takes the tasks of the jobs there are."""
 
@@ -62,6 +73,11 @@ class SparkLauncher:
     def is_starting(self) -> bool:
         """Whether jobs wait for the Spark process to start."""
         return bool(self._waiting) and not self._is_ready
+
+    def prepare(self) -> None:
+        """Start the process now, because a job comes soon."""
+        self._wanted.set()
+        self._set_idle()
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to its end; return the relations that failed, with why.
@@ -108,6 +124,8 @@ class SparkLauncher:
                 await self._wanted.wait()
                 if await self._run_process():
                     backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
+                    if self._lacks_archive:
+                        await self._make_archive()
                 else:
                     await backoff.wait()
         finally:
@@ -115,12 +133,6 @@ class SparkLauncher:
 
     async def _run_process(self) -> bool:
         """Run a process to its end; return whether it did its work."""
-        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
-            self._wanted.clear()  # until the submitter asks again
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(SparkJobError(obstacle, hint=FIX))
-            return False
         arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
@@ -141,6 +153,11 @@ class SparkLauncher:
         )
         for path in self._waiting:
             self._send("run", path)
+        # Java tells its version while the process imports its modules.
+        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
+            await self._stop()
+            self._fail_waiting(SparkJobError(obstacle, hint=FIX))
+            return False
         last_words: list[str] = []
         assert self._process.stderr is not None
         listening = asyncio.create_task(
@@ -155,14 +172,43 @@ class SparkLauncher:
             await asyncio.wait([listening], timeout=STOP_SECONDS)
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
-            failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
-            if is_idle:
-                failed = []  # a job that came at the last moment is for the next process
-            elif failed:
-                self._wanted.clear()  # until the submitter asks again
-            for waiting in failed:
-                waiting.set_exception(SparkJobError(f"the Spark process ended: {words}"))
+            # A job that came at the last moment is for the next process.
+            failed = not is_idle and self._fail_waiting(
+                SparkJobError(f"the Spark process ended: {words}")
+            )
         return not failed
+
+    def _fail_waiting(self, error: SparkJobError) -> bool:
+        """Report that the process of the waiting jobs has ended; return whether there were any."""
+        failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
+        if failed:
+            self._wanted.clear()  # until the submitter asks again
+        for waiting in failed:
+            waiting.set_exception(error)
+        return bool(failed)
+
+    async def _make_archive(self) -> None:
+        """Make the class data archive while no job needs the machine; a job ends that."""
+        self._lacks_archive = False
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", class_archive.PROGRAM),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(self._master),
+        )
+        ended = asyncio.create_task(process.wait(), name="class archive")
+        wanted = asyncio.create_task(self._wanted.wait(), name="Spark is wanted")
+        try:
+            await asyncio.wait(
+                [ended, wanted], timeout=ARCHIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            wanted.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ended
 
     async def _follow(self, process: asyncio.subprocess.Process) -> bool:
         """Read events until the process ends or was idle for long; tell whether it was idle."""
@@ -188,6 +234,7 @@ class SparkLauncher:
         match event.get("event"):
             case "ready":
                 self._is_ready = True
+                self._lacks_archive = bool(event.get("lacks_archive"))
             case "fed":
                 self.is_starving = False
             case "ended":
@@ -207,7 +254,7 @@ class SparkLauncher:
         if waiting is None or waiting.done():
             return
         if event["event"] == "finished":
-            waiting.set_result(event["failures"])
+            waiting.set_result(event["result"])
         elif event["event"] == "failed":
             waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
 

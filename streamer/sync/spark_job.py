@@ -1,9 +1,12 @@
-"""The PySpark program that copies tables: a separate process, without asyncio.
+"""The Spark process: it runs jobs, without asyncio.
 
 There are two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark_job --serve``
-and writes ``run FILE`` or ``cancel FILE``, a line each, to its standard input. The session stays
+and writes ``run FILE`` or ``cancel FILE``, a line each, to its standard input. The driver stays
 warm between jobs and ends with that input, so it never outlives its process. By hand, or with
 spark-submit on a cluster: ``spark_job.py --job FILE``.
+
+A job file names its ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. That is
+imported once the JVM starts: this module imports little.
 
 Executors on other machines need Python with psycopg, and a way to both databases; the driver ships
 the few modules that a task runs. A job file has mode 0600. In local mode a task reads its
@@ -25,21 +28,17 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark import SparkConf, SparkContext, SparkFiles
-from pyspark.sql import SparkSession
+from streamer.sync.spark_security import find_weaknesses, is_local
+from streamer.sync.spark_start import StartedSpark, start_spark
 
-from streamer.sync.parts import CopyEnds, copy_tasks
-from streamer.sync.spark_security import (
-    CLUSTER_SETTINGS,
-    LOCAL_SETTINGS,
-    find_weaknesses,
-    is_local,
-)
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+PROGRAMS: Final = {"copy": "streamer.sync.copy_program"}
+"""The modules that run jobs, by the job's ``program``."""
 
 SHIPPED: Final = (
     "streamer",
@@ -59,24 +58,6 @@ SHIPPED: Final = (
 )
 """All modules of streamer that a task imports, with their packages."""
 
-# Half the time to start: jobs end before optimizing them pays off.
-_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-SETTINGS: Final = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.scheduler.mode": "FAIR",
-    # Rows pass through Python processes; the JVMs only hand out work. This is about their least.
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
-    "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
-    "spark.task.maxFailures": "4",
-    "spark.log.level": "ERROR",
-    "spark.python.worker.reuse": "true",
-}
-"""Streamer's settings of Spark; the user's `spark_settings` take precedence."""
-
 STARVING_SECONDS: Final = 20.0
 CANCEL_SECONDS: Final = 1.0
 
@@ -90,66 +71,37 @@ def emit(event: str, **fields: Any) -> None:
         sys.stdout.flush()
 
 
-def start_session(
-    master: str | None,
-    jobs: int,
-    spark_settings: dict[str, str] | None = None,
-    *,
-    allow_insecure: bool = False,
-) -> SparkSession:
-    """Start or join Spark. *jobs* limits the number of tasks at a time.
-
-    Without a *master* it is spark-submit's, with its settings; otherwise *spark_settings* take
-    precedence over streamer's. Raises InsecureSparkError for a cluster that does not protect the
-    secrets of a job.
-    """
-    given: dict[str, str] = {}
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit runs us, with a JVM that knows
-        SparkContext.getSystemProperty("spark.master")  # connects to it
-        given = dict(SparkConf().getAll())
-    master = master or given.get("spark.master") or "local[*]"
-    if is_local(master):
-        # local[*] means the cores of this machine, but tasks wait for servers: `jobs` says how
-        # many.
-        master = f"local[{jobs},4]"
-    settings = SETTINGS | {"spark.cores.max": str(jobs)}
-    if not is_local(master) and not allow_insecure:
-        settings |= CLUSTER_SETTINGS
-    settings |= given | (spark_settings or {})
-    if is_local(master):
-        settings |= LOCAL_SETTINGS
-    builder = SparkSession.builder.appName("streamer sync")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.master(master).getOrCreate()
-    if not is_local(master):
-        _require_secure(session, allow_insecure)
-        _ship(session.sparkContext)
-    return session
-
-
 class InsecureSparkError(Exception):
     """A cluster does not protect the connection strings of a job."""
 
 
-def _require_secure(session: SparkSession, allow_insecure: bool) -> None:
-    """Read the effective settings of Spark, which no file of this machine shows for sure."""
-    weaknesses = find_weaknesses(dict(session.sparkContext.getConf().getAll()))
+def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
+    """Make sure that a cluster protects secrets, and send it the code of tasks.
+
+    Raises InsecureSparkError.
+    """
+    if is_local(context.master):
+        return
+    # The effective settings of Spark, which no file of this machine shows for sure.
+    weaknesses = find_weaknesses(dict(context.getConf().getAll()))
     if weaknesses and allow_insecure:
         emit("insecure", weaknesses=weaknesses)
     elif weaknesses:
-        session.stop()
+        context.stop()
         raise InsecureSparkError(
             f"Error: {'; '.join(weaknesses)}; see docs/guides/spark-cluster.md"
         )
+    _ship(context)
 
 
-def _ship(context: SparkContext) -> None:
+def _ship(context: "SparkContext") -> None:
     """Send executors the modules of a task: the version that planned the task, whatever they have
     installed.
 
     The archive is in a directory that Spark removes at any kind of end.
     """
+    from pyspark import SparkFiles
+
     directory = Path(SparkFiles.getRootDirectory()) / "shipped"
     directory.mkdir(mode=0o700)
     path = directory / "streamer_tasks.zip"
@@ -167,46 +119,43 @@ def write_shipped(path: Path) -> None:
             archive.write(file, f"{inner}/__init__.py" if is_package else f"{inner}.py")
 
 
-def run_job(session: SparkSession, path: Path) -> list[dict[str, Any]]:
-    """Run the job described in a file; return the relations that failed."""
+def run_job(context: "SparkContext", path: Path) -> Any:
+    """Run the job described in a file; return its result, such as the relations that failed."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    tasks, ends = job["tasks"], CopyEnds.from_json(job["ends"])
-    context = session.sparkContext
+    program = importlib.import_module(PROGRAMS[job.get("program", "copy")])
     # Of this thread. Interrupting a task ends its Python worker, and so its connections.
-    context.setJobGroup(str(path), "streamer sync", interruptOnCancel=True)
-    # One partition per task: Spark starts them in order, so the largest begin first.
-    parts = context.parallelize(tasks, len(tasks))
+    context.setJobGroup(str(path), "streamer", interruptOnCancel=True)
     if not is_local(context.master):
-        return list(parts.mapPartitions(partial(copy_tasks, ends=ends)).collect())
-    with _ends_file(ends, path.parent) as ends_path:
-        return list(parts.mapPartitions(partial(copy_tasks, ends=ends_path)).collect())
+        return program.run(context, job, job["ends"])
+    with _ends_file(job["ends"], path.parent) as ends_path:
+        return program.run(context, job, ends_path)
 
 
 @contextmanager
-def _ends_file(ends: CopyEnds, directory: Path) -> Iterator[str]:
+def _ends_file(ends: dict[str, Any], directory: Path) -> Iterator[str]:
     """Write *ends* to a file that only this user can read, for the length of a block."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=directory, prefix="ends-", suffix=".json"
     ) as file:
-        json.dump(asdict(ends), file)
+        json.dump(ends, file)
         file.flush()
         yield file.name
 
 
-def _run_and_report(session: SparkSession, path: str) -> None:
+def _run_and_report(context: "SparkContext", path: str) -> None:
     try:
-        failures = run_job(session, Path(path))
-    except Exception as exc:  # noqa: BLE001  # the parent process reports it; the session continues
+        result = run_job(context, Path(path))
+    except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
         emit("failed", job=path, error=f"{type(exc).__name__}: {_cause(exc)}")
-        _exit_without_java(session)
+        _exit_without_java(context)
     else:
-        emit("finished", job=path, failures=failures)
+        emit("finished", job=path, result=result)
 
 
-def _exit_without_java(session: SparkSession) -> None:
-    """End this process if its JVM is gone or its session over: no job can run in it any more."""
+def _exit_without_java(context: "SparkContext") -> None:
+    """End this process if its JVM is gone or its context over: no job can run in it any more."""
     try:
-        is_over = session.sparkContext._jsc.sc().isStopped()
+        is_over = context._jsc.sc().isStopped()
     except Exception:  # noqa: BLE001  # any failure leaves nothing to work with
         is_over = True
     if is_over:
@@ -222,9 +171,9 @@ def _cause(error: Exception) -> str:
     return lines[0][:500] if lines else type(error).__name__
 
 
-def _report_starving(session: SparkSession) -> None:
+def _report_starving(context: "SparkContext") -> None:
     """Say so when tasks wait and none runs: a cluster without free workers makes no other sign."""
-    tracker = session.sparkContext.statusTracker()
+    tracker = context.statusTracker()
     hungry_since: float | None = None
     is_reported = False
     while True:
@@ -243,29 +192,37 @@ def _report_starving(session: SparkSession) -> None:
             hungry_since = None
 
 
-def _cancel(session: SparkSession, path: str, running: threading.Thread) -> None:
+def _cancel(context: "SparkContext", path: str, running: threading.Thread) -> None:
     """Cancel a job until its thread ends: Spark forgets a request for a job that has not begun."""
     while running.is_alive():
-        session.sparkContext.cancelJobGroup(path)
+        context.cancelJobGroup(path)
         running.join(CANCEL_SECONDS)
 
 
-def serve(session: SparkSession) -> None:
+def _warm_up(context: "SparkContext") -> None:
+    """Let Spark start its Python process and load its classes while no job is there yet."""
+    context.parallelize([None], 1).mapPartitions(list).collect()
+
+
+def serve(spark: StartedSpark) -> None:
     """Run and cancel jobs as told on standard input, several at a time, until it ends."""
-    emit("ready")
-    threading.Thread(target=_report_starving, args=(session,), daemon=True).start()
+    context = spark.context
+    emit("ready", lacks_archive=spark.lacks_archive)
+    threading.Thread(target=_report_starving, args=(context,), daemon=True).start()
+    if is_local(context.master):
+        threading.Thread(target=_warm_up, args=(context,), daemon=True).start()
     running: dict[str, threading.Thread] = {}
     for line in sys.stdin:
         command, _, path = line.strip().partition(" ")
         running = {name: thread for name, thread in running.items() if thread.is_alive()}
         if command == "run":
             running[path] = threading.Thread(
-                target=_run_and_report, args=(session, path), daemon=True
+                target=_run_and_report, args=(context, path), daemon=True
             )
             running[path].start()
         elif command == "cancel" and path in running:
             threading.Thread(
-                target=_cancel, args=(session, path, running[path]), daemon=True
+                target=_cancel, args=(context, path, running[path]), daemon=True
             ).start()
     # The parent process is gone: the copies of the tasks have no use.
     os._exit(0)
@@ -273,7 +230,7 @@ def serve(session: SparkSession) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run as a program."""
-    parser = argparse.ArgumentParser(description="Copy tables with Spark for streamer.")
+    parser = argparse.ArgumentParser(description="Run streamer's jobs with Spark.")
     parser.add_argument(
         "--master",
         default=os.environ.get("STREAMER_SYNC__SPARK_MASTER"),
@@ -288,25 +245,35 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="send connection strings through a cluster that does not authenticate or encrypt",
     )
+    parser.add_argument("--archive-classes", type=Path, help=argparse.SUPPRESS)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--job", type=Path, help="run one job file and exit")
     which.add_argument("--serve", action="store_true", help="run job files named on standard input")
     options = parser.parse_args(arguments)
-    spark_settings = {name: value for name, _, value in (c.partition("=") for c in options.conf)}
     try:
-        session = start_session(
-            options.master, options.jobs, spark_settings, allow_insecure=options.allow_insecure
-        )
+        spark = _start(options)
     except Exception as exc:
         emit("ended", error=_cause(exc))
         raise SystemExit(1) from exc
     if options.serve:
-        serve(session)
+        serve(spark)
         return 0
-    failures = run_job(session, options.job)
-    emit("finished", job=str(options.job), failures=failures)
-    session.stop()
-    return 1 if failures else 0
+    result = run_job(spark.context, options.job)
+    emit("finished", job=str(options.job), result=result)
+    spark.stop()
+    return 1 if result else 0
+
+
+def _start(options: argparse.Namespace) -> StartedSpark:
+    spark = start_spark(
+        options.master,
+        options.jobs,
+        {name: value for name, _, value in (c.partition("=") for c in options.conf)},
+        allow_insecure=options.allow_insecure,
+        archive_classes=options.archive_classes,
+    )
+    prepare_cluster(spark.context, allow_insecure=options.allow_insecure)
+    return spark
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ _PASSED: Final = frozenset(
     [
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TMPDIR", "TMP", "TEMP"),
         *("LANG", "LANGUAGE", "TZ", "VIRTUAL_ENV", "KUBECONFIG", "KRB5_CONFIG", "KRB5CCNAME"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "STREAMER_FAILPOINTS"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "STREAMER_FAILPOINTS", "XDG_CACHE_HOME"),
     ]
 )
 _PASSED_PREFIXES: Final = (

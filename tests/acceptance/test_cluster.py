@@ -347,7 +347,7 @@ def test_a_job_by_spark_submit(
     assert submitted.returncode == 0
     lines = [line for line in output.splitlines() if line.startswith("{")]
     assert [json.loads(line) for line in lines] == [
-        {"event": "finished", "job": str(job), "failures": []}
+        {"event": "finished", "job": str(job), "result": []}
     ]
     assert_same(source, target, "t")
     assert target.value("select sum(rows_copied) from streamer.sync_partition") == 1000

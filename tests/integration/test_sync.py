@@ -194,6 +194,31 @@ async def has_begun_again(sizes: list[int]) -> bool:
     return len(sizes) > 1
 
 
+async def test_spark_starts_before_the_slot_is_made_and_only_for_a_copy(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    source.execute("create table n (id int primary key)")
+    target.execute("create table n (id int primary key)")
+    slots: list[Any] = []
+
+    def prepare(self: SparkLauncher) -> None:
+        database = "select count(*) from pg_replication_slots where database = current_database()"
+        slots.append(source.value(database))
+
+    monkeypatch.setattr(SparkLauncher, "prepare", prepare)
+    async with stream("{n: {initial: none}}") as streamer:
+        await streamer.caught_up()
+        assert slots == []
+    async with stream("{t: {}, n: {initial: none}}") as streamer:
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        await streamer.kill()
+        streamer.start()
+        await streamer.caught_up()
+    assert len(slots) == 1
+
+
 async def test_a_paused_table_is_copied_when_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def _run_job(path: str) -> None:
     except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
         emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
     else:
-        emit("finished", job=path, failures=[failure for failures in done for failure in failures])
+        emit("finished", job=path, result=[failure for failures in done for failure in failures])
 
 
 def main() -> None:

@@ -192,6 +192,7 @@ async def copy_in_threads(self: SparkLauncher, job: dict[str, Any]) -> list[dict
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads copy the parts."""
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
+    monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
 
 
 __all__ = ["MakeStreamer", "Mapping", "Streamer", "write_config"]

@@ -1,6 +1,7 @@
 """A Spark process that ends in the middle of its work is not started again without a pause."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ from streamer.backoff import Backoff
 from streamer.commands.check.spark import check_java
 from streamer.errors import SparkJobError
 from streamer.sync import launcher as launcher_module
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.launcher import (
+    ARCHIVE_SECONDS,
+    IDLE_SECONDS,
+    STOP_SECONDS,
+    SparkLauncher,
+)
 from tests.support.waiting import until
 
 
@@ -48,7 +54,7 @@ for line in sys.stdin:
     with open(sys.argv[0] + ".log", "a") as log:
         log.write(command + chr(10))
     if not job.get("lasts") and command == "run":
-        print(json.dumps({"event": "finished", "job": path, "failures": []}), flush=True)
+        print(json.dumps({"event": "finished", "job": path, "result": []}), flush=True)
 """
 
 
@@ -78,6 +84,39 @@ async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is
     running.cancel()
     await asyncio.wait([running])
     assert jobs(tmp_path) == []
+
+
+async def test_a_process_starts_before_its_first_job_and_ends_if_none_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is real: the time of being idle runs from the last job, or from the start."""
+    (tmp_path / "waiting.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher_module, "PROGRAM", "waiting")
+    monkeypatch.setattr(launcher_module, "choose_environment", dict)
+    monkeypatch.setattr(launcher_module, "IDLE_SECONDS", 2.0)
+    launcher = SparkLauncher("local[1]", 1, tmp_path)
+    running = asyncio.create_task(launcher.run())
+    launcher.prepare()
+    await until(lambda: launcher._process is not None)
+    process = launcher._process
+    assert process is not None
+    await launcher.submit({})
+    assert launcher._process is process
+    began = time.monotonic()
+    await process.wait()
+    assert time.monotonic() - began > 1.0
+    launcher.prepare()
+    await until(lambda: launcher._process not in (None, process))
+    second = launcher._process
+    assert second is not None
+    await second.wait()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_the_process_and_the_archive_end_within_half_a_minute_of_the_last_copy() -> None:
+    assert IDLE_SECONDS + STOP_SECONDS + ARCHIVE_SECONDS < 30
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_402", None])
