@@ -211,7 +211,7 @@ IMPURE = {
 }
 DRIVERS = {
     "asyncpg": {"target.connection"},
-    "pyspark": {"sync.copy_program", "sync.spark_job", "sync.spark_start", "sync.spark_worker"},
+    "pyspark": {"sync.spark_job", "sync.spark_start", "sync.spark_worker"},
     # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
     # to servers for a person, not for the stream.
     "psycopg": {"source", "sync", "commands", "postgres.conninfo"},
