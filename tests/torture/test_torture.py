@@ -13,8 +13,9 @@ from tests.torture.world import Options
 def test_nothing_is_lost_or_doubled(server_directory: Path) -> None:
     version = os.environ.get("TEST_POSTGRES", "18")
     options = Options(
-        seconds=20,
+        seconds=8,
         seed=1,
+        sessions=1,
         source_version=version,
         target_version=version,
         faults=tuple(fault.__name__ for fault, _ in FREQUENT),
