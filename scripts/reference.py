@@ -25,7 +25,7 @@ from streamer.cli.options import PANELS
 from streamer.commands import embedded
 from streamer.commands.demo import stage
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
-from streamer.errors import StreamerError
+from streamer.errors import StreamerError, classes_of_errors
 from streamer.observability.metrics import Metrics
 from streamer.runtime.gauges import ScrapeFacts, families
 
@@ -358,13 +358,7 @@ def error_classes() -> list[type[StreamerError]]:
     """Return the classes of errors that have a code of their own."""
     assert issubclass(embedded.ServerError, StreamerError)
     assert issubclass(stage.DemoError, StreamerError)
-
-    def below(error: type[StreamerError]) -> Iterator[type[StreamerError]]:
-        yield error
-        for inner in error.__subclasses__():
-            yield from below(inner)
-
-    return [error for error in below(StreamerError) if "code" in vars(error)]
+    return [error for error in classes_of_errors() if "code" in vars(error)]
 
 
 _RETRIES: Final = {"timed": "automatic", "manual": "after `resume`", "never": "no"}
@@ -376,8 +370,7 @@ def errors_table() -> str:
     for error in error_classes():
         paragraphs = inspect.cleandoc(error.__doc__ or "").split("\n\n")
         advice = error.advice
-        if (runbook := vars(error).get("runbook")) is not None:
-            advice += f" [Runbook](../runbooks/{runbook}.md)"
+        advice += f" [Runbook](../runbooks/{error.runbook}.md)"
         rows.append(
             (f"`{error.code}`", " ".join(paragraphs[0].split()), advice,
              _RETRIES[error.retry.value], str(error.exit_code))

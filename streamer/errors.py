@@ -1,17 +1,21 @@
 """The errors that streamer raises on purpose, with the reaction that each one needs.
 
-The class names the failure; ``code`` is its name in log, status, metrics and the API. ``retry``
-tells the supervisor whether another attempt can succeed. ``hint`` of an instance names the command
-to run. Callers add the place with ``add_note``. Messages never contain connection strings or
-passwords.
+The class names the failure. ``code`` is its name in bookkeeping, log, status, metrics and the API,
+and decides the runbook. ``retry`` tells the supervisor whether another attempt can succeed.
+``hint`` of an instance names the command to run. Callers add the place with ``add_note``. Messages
+never contain connection strings or passwords.
 
 ``make reference`` writes code, first sentence of the docstring, ``advice`` and ``runbook`` of each
 class to ``docs/reference/error-codes.md``.
 """
 
 import enum
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Final, Self, final
+
+RUNBOOKS: Final = "/help/runbooks"
+"""The path of the runbooks on the page of a running process."""
 
 
 class Retry(enum.Enum):
@@ -30,8 +34,8 @@ class StreamerError(Exception):
     exit_code: ClassVar[int] = 4
     advice: ClassVar[str] = "Report it, with the output of `--log-level debug`."
     """The operator's next step, for the reference."""
-    runbook: ClassVar[str | None] = None
-    """The page of ``docs/runbooks/`` about this error, without ``.md``."""
+    runbook: ClassVar[str] = "defect"
+    """The page of ``docs/runbooks/`` about this error, without ``.md``; one for each code."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -60,10 +64,70 @@ class StreamerError(Exception):
     @property
     def log_fields(self) -> dict[str, str]:
         """Fields of a log line: the code, and the address of the runbook on the page."""
-        fields = {"code": self.code}
-        if self.runbook is not None:
-            fields["runbook"] = f"/help/runbooks/{self.runbook}"
-        return fields
+        return {"code": self.code, "runbook": f"{RUNBOOKS}/{self.runbook}"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as the bookkeeping stores it, and as status, page, API and readiness show it.
+
+    ``hint``: the part of ``text`` with the operator's next step, if known, without values of rows.
+    """
+
+    text: str
+    code: str
+    hint: str | None = None
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """As `StreamerError.log_fields`."""
+        return {"code": self.code, "runbook": runbook_address(self.code) or ""}
+
+    @classmethod
+    def of(cls, error: StreamerError) -> Self:
+        return cls(str(error), error.code, error.hint)
+
+    @classmethod
+    def with_notes(cls, error: StreamerError) -> Self:
+        """Return the report of *error* with the places that callers added."""
+        notes = getattr(error, "__notes__", [])
+        return cls("; ".join([str(error), *notes]), error.code, error.hint)
+
+    @classmethod
+    def stored(cls, text: str | None, code: str | None) -> Self | None:
+        """Return the report of two columns of the bookkeeping; None without an error."""
+        return None if text is None else cls(text, code or StreamerError.code)
+
+
+def classes_of_errors() -> Iterator[type[StreamerError]]:
+    """Yield every class of errors of the imported modules, a class before those below it."""
+
+    def below(error: type[StreamerError]) -> Iterator[type[StreamerError]]:
+        yield error
+        for inner in error.__subclasses__():
+            yield from below(inner)
+
+    return below(StreamerError)
+
+
+def runbook_address(code: str | None) -> str | None:
+    """Return where the page has the runbook of *code*; None for no code, or for an unknown one."""
+    for error in classes_of_errors():
+        if error.code == code:
+            return f"{RUNBOOKS}/{error.runbook}"
+    return None
+
+
+def error_fields(report: ErrorReport | None) -> dict[str, str | None]:
+    """Return an error as a part of a JSON object: text, code and address of its runbook."""
+    if report is None:
+        return {"error": None, "error_code": None, "runbook": None}
+    return {
+        "error": report.text,
+        "error_code": report.code,
+        "runbook": runbook_address(report.code),
+    }
 
 
 class DefectError(StreamerError):
@@ -79,6 +143,7 @@ class ConfigurationError(StreamerError):
     """The configuration asks for something impossible."""
 
     code = "configuration"
+    runbook = "configuration-rejected"
     exit_code = 2
     advice = "Change the setting that the message names."
 
@@ -234,6 +299,38 @@ class ProtocolError(StreamerError):
     advice = "Report it as a defect, with the message."
 
 
+class TableGoneError(SourceError):
+    """The source lacks a mapped table, or has another one under its name."""
+
+    code = "table_gone"
+    runbook = "table-gone"
+    advice = "Create the table, or correct `tables`; then run `streamer resync`."
+
+
+class UnpublishedError(SourceError):
+    """A table was not published all the time, or its publication loses changes."""
+
+    code = "unpublished"
+    runbook = "table-gone"
+    advice = "Run the SQL in the message, then `streamer resync`."
+
+
+class IdentityLostError(SourceError):
+    """A table lost its replica identity, so its updates and deletes are no longer published."""
+
+    code = "identity_lost"
+    runbook = "table-gone"
+    advice = "Run the statements of `streamer check`; the table is then copied again."
+
+
+class GapError(SourceError):
+    """The target lacks rows or values that no change brings, as after a partition was attached."""
+
+    code = "gap"
+    runbook = "gap"
+    advice = "Run the `streamer resync` in the message."
+
+
 class IdentityError(ProtocolError):
     """A change does not identify its row in the way that the table's replica identity promises."""
 
@@ -354,9 +451,7 @@ class TargetSchemaError(TargetError):
 
 
 class ValueConversionError(TargetError):
-    """The target's type cannot hold a value, text is not valid UTF-8, or a row is too large for
-    COPY.
-    """
+    """The target's type cannot hold a value."""
 
     code = "value"
     retry = Retry.MANUAL
@@ -367,6 +462,8 @@ class ValueConversionError(TargetError):
 class TextEncodingError(ValueConversionError):
     """Text is not valid UTF-8; a source with the encoding SQL_ASCII can contain such text."""
 
+    code = "text_encoding"
+    advice = "Correct the text at the source, or give the column the type bytea."
     runbook = "invalid-utf8"
 
 
@@ -385,8 +482,13 @@ class UntranslatableTextError(TextEncodingError):
 
 
 class RowTooLargeError(ValueConversionError):
-    """A row needs more memory at the target than PostgreSQL allows; see ``change_number``."""
+    """A row needs more memory at the target than PostgreSQL allows.
 
+    ``change_number`` tells which.
+    """
+
+    code = "row_too_large"
+    advice = "Make the value smaller at the source, or exclude its column."
     runbook = "row-too-large"
 
     def __init__(self, change_number: int, size: int) -> None:
@@ -483,6 +585,7 @@ class AdminError(StreamerError):
     """The API rejects the request. ``status`` is the HTTP status of the answer."""
 
     code = "admin"
+    runbook = "request-rejected"
     retry = Retry.MANUAL
     exit_code = 1
     status: ClassVar[int] = 400

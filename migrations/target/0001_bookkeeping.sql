@@ -11,6 +11,8 @@ create table streamer.source (
     state text not null default 'starting'
         check (state in ('starting', 'streaming', 'waiting', 'stopped', 'error')),
     error text,
+    -- The code of `error`, which decides its runbook: see the reference of error codes.
+    error_code text,
     -- Stored before streamer acknowledges it to the source. So the slot is never ahead of it,
     -- unless this database went back in time or another client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
@@ -54,6 +56,7 @@ create table streamer.relation (
     bytes_copied bigint not null default 0,
     rows_total bigint,
     error text,
+    error_code text,
     -- Whether streamer created the target table.
     target_created boolean not null default false,
     -- The fingerprint of the relation's membership in the publication; it changes if a session

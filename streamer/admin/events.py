@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ import structlog
 
 from streamer.admin.activity import ChangeActivity, TableActivity
 from streamer.admin.trends import Point, Trend, Trends
-from streamer.errors import StreamerError, UnreadyError
+from streamer.errors import ErrorReport, StreamerError, UnreadyError, error_fields
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
@@ -42,6 +42,8 @@ PAST_MAX: Final = 1000
 """The number of events for the events page."""
 
 Event = tuple[str, dict[str, Any]]
+ShownState = tuple[str, ErrorReport | None]
+"""State and error of a source or table."""
 
 
 class Watched(Protocol):
@@ -61,7 +63,7 @@ class Watched(Protocol):
 class SeenState:
     """The state of everything at the last look."""
 
-    states: dict[tuple[str, str | None], tuple[str, str | None]] = field(default_factory=dict)
+    states: dict[tuple[str, str | None], ShownState] = field(default_factory=dict)
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
     progress: dict[tuple[str, str], CopyProgress] = field(default_factory=dict)
     changes: dict[str, int] = field(default_factory=dict)
@@ -152,7 +154,7 @@ class Events:
         """Return the last events, the newest first."""
         return list(reversed(self._past))
 
-    def known_states(self) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+    def known_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return state and error of sources and tables as this process knows them now."""
         return self._look().states
 
@@ -265,7 +267,7 @@ class Events:
         for (label, table), (_, error) in now.states.items():
             before_error = self._seen.states.get((label, table), ("", None))[1]
             if error is not None and error != before_error:
-                self._errors.append(PastError(datetime.now(UTC), label, table, redact(error)))
+                self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
 
     def _look_early(self) -> None:
         """Tell the changes since the last look now, so that a snapshot is of this moment.
@@ -329,9 +331,10 @@ async def read_copies(bookkeeping: Bookkeeping, before: _Progress) -> _Progress:
     }
 
 
-def as_state(key: tuple[str, str | None], value: tuple[str, str | None]) -> dict[str, Any]:
-    error = redact(value[1]) if value[1] else None
-    return {"source": key[0], "table": key[1], "state": value[0], "error": error}
+def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:
+    state, error = value
+    shown = None if error is None else replace(error, text=redact(error.text))
+    return {"source": key[0], "table": key[1], "state": state} | error_fields(shown)
 
 
 def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:

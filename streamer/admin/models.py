@@ -203,6 +203,8 @@ class Problem(BaseModel):
     code: str
     message: str
     hint: str | None = None
+    runbook: str
+    """Where this process serves the runbook."""
 
 
 class ErrorAnswer(BaseModel):

@@ -19,6 +19,7 @@ from streamer.config.settings import Settings, UserSettings
 from streamer.errors import AdminError, StoreError
 from streamer.mapping.rules import Mapping
 from streamer.runtime.engine import Engine
+from streamer.runtime.readiness import Reason, reason_fields
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -79,10 +80,10 @@ class AdminServer:
         trouble = self._service.trouble
         return None if trouble is None else trouble.error
 
-    def reasons(self) -> list[dict[str, str]]:
+    def reasons(self) -> list[Reason]:
         """Return why this process is not ready although its sources may be."""
         trouble = self._service.store.trouble
-        return [] if trouble is None else [{"state": "mapping", **trouble.to_json()}]
+        return [] if trouble is None else [{"state": "mapping"} | reason_fields(trouble.report)]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Switch to the revision applied last, or in static mode to *mapping*. Raises

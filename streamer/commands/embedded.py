@@ -43,6 +43,7 @@ class ServerError(StreamerError):
     """An embedded server of the demo cannot be created or started."""
 
     code = "embedded"
+    runbook = "demo-fails"
     advice = "Follow the message."
     exit_code = 3
 

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from streamer.errors import SourceConnectionError, SourceError, TargetError
+from streamer.errors import (
+    SourceConnectionError,
+    SourceError,
+    TargetConnectionError,
+    TargetError,
+    error_fields,
+    runbook_address,
+)
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
@@ -56,6 +63,7 @@ class TableStatus:
     rows_total: int | None
     error: str | None
     quarantined: int
+    error_code: str | None = None
     bytes_copied: int = 0
     bytes_total: int | None = None
     rows_per_second: float | None = None
@@ -88,6 +96,7 @@ class SourceStatus:
     retained_wal_bytes: int | None = None
     heartbeat_seconds: float | None = None
     error: str | None = None
+    error_code: str | None = None
     hint: str | None = None
     """The operator's next step, if ``error`` does not name it."""
     backlog: dict[str, Any] | None = None
@@ -104,12 +113,15 @@ class SourceStatus:
         return SourceLabel(self.database, self.sid)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        fields["tables"] = [
-            {name: getattr(table, name) for name in table.__slots__} for table in self.tables
-        ]
-        fields["sequences"] = [asdict(sequence) for sequence in self.sequences]
-        return fields
+        return _with_runbook(self) | {
+            "tables": [_with_runbook(table) for table in self.tables],
+            "sequences": [asdict(sequence) for sequence in self.sequences],
+        }
+
+
+def _with_runbook(status: "SourceStatus | TableStatus") -> dict[str, Any]:
+    fields = {name: getattr(status, name) for name in status.__slots__}
+    return fields | {"runbook": runbook_address(status.error_code)}
 
 
 @dataclass(slots=True)
@@ -140,7 +152,7 @@ class StatusReport:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target.to_json(),
-            "mapping": {"error": None, "hint": None}
+            "mapping": error_fields(None) | {"hint": None}
             if self.mapping is None
             else self.mapping.to_json(),
             "sources": [status.to_json() for status in self.sources],
@@ -182,7 +194,14 @@ async def read_report(
         except TargetError as exc:
             target.judge(exc, address)
     statuses = [
-        SourceStatus(source.database, source.sid, UNKNOWN, source.slot, error=_NO_BOOKS)
+        SourceStatus(
+            source.database,
+            source.sid,
+            UNKNOWN,
+            source.slot,
+            error=_NO_BOOKS,
+            error_code=TargetConnectionError.code,
+        )
         for source in mapping.sources
     ]
     await _add_all_positions(statuses, mapping, _Bookkeeping())
@@ -204,12 +223,14 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
     statuses = []
     for source in mapping.sources:
         record = books.sources.get(source.label)
+        error = record.error if record else None
         status = SourceStatus(
             source.database,
             source.sid,
             record.state if record else "not started",
             source.slot,
-            error=record.error if record else None,
+            error=error and error.text,
+            error_code=error and error.code,
             process=record.holder if record else None,
             implementation=record.implementation if record else None,
         )
@@ -265,7 +286,8 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         end_lsn=str(relation.end_lsn),
         rows_copied=relation.rows_copied,
         rows_total=relation.rows_total,
-        error=relation.error,
+        error=relation.error and relation.error.text,
+        error_code=relation.error and relation.error.code,
         quarantined=relation.quarantined,
         waiting_for=relation.waiting_for,
         lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
@@ -289,7 +311,8 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
             end = await read_flush_lsn(plain)
             retained = await read_retained(plain, source)
     except SourceError as exc:
-        status.error = status.error or str(exc)
+        if status.error is None:
+            status.error, status.error_code = str(exc), exc.code
         status.state = "unreachable"
         if isinstance(exc, SourceConnectionError):
             status.hint = reach_hint(source.url.reveal())

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from streamer.errors import SettingsError
+from streamer.errors import NotFoundError, SettingsError, runbook_address
 from streamer.postgres.row_values import hide_values
 
 RenderMetrics = Callable[[], Awaitable[bytes]]
@@ -48,7 +48,12 @@ def make_app(
 
     @app.exception_handler(404)
     async def not_found(request: Request, exc: Exception) -> Response:
-        error = {"code": "not_found", "message": f"nothing at {request.url.path}", "hint": None}
+        error = {
+            "code": NotFoundError.code,
+            "message": f"nothing at {request.url.path}",
+            "hint": None,
+            "runbook": runbook_address(NotFoundError.code),
+        }
         return JSONResponse({"error": error}, 404)
 
     return app

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.errors import TargetFencedError
+from streamer.errors import ErrorReport, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import parse_name
 from streamer.target.connection import TargetConnection
@@ -176,14 +176,15 @@ async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
 
 
 async def set_copy_error(
-    connection: TargetConnection, relation_ids: list[int], error: str | None
+    connection: TargetConnection, relation_ids: list[int], error: ErrorReport | None
 ) -> None:
     """Store why copies under way have to begin again; None when they go on."""
     await connection.execute(
-        "update streamer.relation set error = $2 where id = any ($1::int8[])"
+        "update streamer.relation set error = $2, error_code = $3 where id = any ($1::int8[])"
         " and state in ('init', 'copying') and error is distinct from $2",
         relation_ids,
-        error,
+        error and error.text,
+        error and error.code,
     )
 
 
@@ -217,7 +218,8 @@ _BEGIN_COPY_SQL: Final = """
 update streamer.relation set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
-    error = case when state in ('init', 'copying') then error end, waiting_for = null,
+    error = case when state in ('init', 'copying') then error end,
+    error_code = case when state in ('init', 'copying') then error_code end, waiting_for = null,
     snapshot_lsn = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     target_created = target_created or $2,
@@ -235,7 +237,8 @@ update streamer.relation set
     rows_copied = $3, rows_total = $3, bytes_copied = $4,
     declared = declared or $5::int4 is null,
     owns_rows = owns_rows or $6, columns = $7::text::jsonb,
-    filling = false, resync = null, error = null, waiting_for = null, changed_at = now()
+    filling = false, resync = null, error = null, error_code = null, waiting_for = null,
+    changed_at = now()
 where id = $1 and ($5::int4 is null or attempt = $5::int4)
 """
 # A table that is paused before its copy is complete is still being copied.

@@ -26,13 +26,14 @@ _RETURN_SQL: Final = """
 insert into streamer.relation (
     source_id, source, target, type, expressions, state, snapshot_lsn, end_lsn, attempt,
     rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
-    publication_mark, identity, needs_resync, error, leaves, leaf_joins, resync)
+    publication_mark, identity, needs_resync, error, error_code, leaves, leaf_joins, resync)
 select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.state else 'init' end,
        case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
        r.rows_copied, r.bytes_copied, r.rows_total, r.target_created, r.declared, r.owns_rows,
        r.filling, r.publication_mark, r.identity, r.needs_resync,
-       case when i.is_in_step or r.needs_resync then r.error end, r.leaves, r.leaf_joins,
+       case when i.is_in_step or r.needs_resync then r.error end,
+       case when i.is_in_step or r.needs_resync then r.error_code end, r.leaves, r.leaf_joins,
        case when i.is_in_step then r.resync else $5::text::jsonb end
 from streamer.former_relation f
 join streamer.source s on s.id = f.source_id,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from streamer.errors import ErrorReport, StoreError, error_fields
+
 _NAMES_MAX: Final = 5
 _SAVE_FIRST: Final = (
     "if streamer run still runs, save its mapping first: streamer export > backup.yaml; then "
@@ -18,8 +20,12 @@ class MappingTrouble:
     error: str
     hint: str
 
-    def to_json(self) -> dict[str, str]:
-        return {"error": self.error, "hint": self.hint}
+    @property
+    def report(self) -> ErrorReport:
+        return ErrorReport(self.error, StoreError.code, self.hint)
+
+    def to_json(self) -> dict[str, str | None]:
+        return error_fields(self.report) | {"hint": self.hint}
 
 
 def find_lost_mapping(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from streamer.errors import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import Initial, RelationMapping
@@ -29,7 +30,7 @@ class RelationRecord:
     rows_copied: int
     bytes_copied: int
     rows_total: int | None
-    error: str | None
+    error: ErrorReport | None
     waiting_for: str | None
     lag_since: datetime | None
     visible_lsn: Lsn | None
@@ -49,7 +50,7 @@ class RelationRecord:
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, waiting_for, lag_since,
+       rows_copied, bytes_copied, rows_total, error, error_code, waiting_for, lag_since,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, identity, needs_resync, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
@@ -59,6 +60,7 @@ from streamer.relation
 
 def _relation_record(row: Any) -> RelationRecord:
     fields = dict(row)
+    fields["error"] = ErrorReport.stored(fields["error"], fields.pop("error_code"))
     fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
     if fields["snapshot_lsn"] is not None:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
@@ -110,7 +112,7 @@ async def register_relation(
             " set type = $4, expressions = $6,"
             " state = case when $5 then 'init' else relation.state end,"
             " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
-            " error = null, needs_resync = false"
+            " error = null, error_code = null, needs_resync = false"
             " where relation.type <> $4 or relation.expressions is distinct from $6",
             *key,
             str(mapping.target),
@@ -145,29 +147,34 @@ async def set_published(
         )
 
 
-async def require_resync_of_source(bookkeeping: Bookkeeping, source_id: int, error: str) -> None:
+async def require_resync_of_source(
+    bookkeeping: Bookkeeping, source_id: int, error: ErrorReport
+) -> None:
     """Changes of a source are lost for good: record it for every relation that awaits no copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set error = $2, changed_at = now(),"
+            "update streamer.relation set error = $2, error_code = $3, changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end"
             " where source_id = $1 and snapshot_lsn is not null"
             " and error is distinct from $2",
             source_id,
-            error,
+            error.text,
+            error.code,
         )
 
 
-async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
+async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
     """Changes of a relation are missing for good: it waits until an operator requests a copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set error = $2, needs_resync = true, changed_at = now(),"
+            "update streamer.relation set error = $2, error_code = $3, needs_resync = true,"
+            " changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end,"
             " attempt = attempt + 1, snapshot_lsn = null, waiting_for = null,"
-            " resync = coalesce(resync, $3::text::jsonb) where id = $1",
+            " resync = coalesce(resync, $4::text::jsonb) where id = $1",
             relation_id,
-            error,
+            error.text,
+            error.code,
             json.dumps(Resync().to_json()),
         )
 
@@ -176,7 +183,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
     """Require another copy of a relation that was in sync or in copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set error = null, needs_resync = false,"
+            "update streamer.relation set error = null, error_code = null, needs_resync = false,"
             " state = case state when 'paused' then state else 'init' end,"
             " waiting_for = null, changed_at = now(),"
             " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
@@ -186,14 +193,15 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
         )
 
 
-async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: str) -> None:
+async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
     """Record why a relation cannot be copied."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set state = 'error', error = $2, waiting_for = null,"
-            " changed_at = now() where id = $1",
+            "update streamer.relation set state = 'error', error = $2, error_code = $3,"
+            " waiting_for = null, changed_at = now() where id = $1",
             relation_id,
-            error,
+            error.text,
+            error.code,
         )
 
 
@@ -242,30 +250,33 @@ async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[in
         )
 
 
-async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: str) -> bool:
+async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
     """Show the gap of a ready relation unless it shows an error already; return whether it is
     new.
     """
     async with bookkeeping.connection() as connection:
         told = await connection.execute(
-            "update streamer.relation set error = $2"
+            "update streamer.relation set error = $2, error_code = $3"
             " where id = $1 and state = 'ready' and error is null",
             relation_id,
-            error,
+            error.text,
+            error.code,
         )
     return bool(told)
 
 
 async def set_streaming_state(
-    bookkeeping: Bookkeeping, relation_id: int, state: str, error: str | None = None
+    bookkeeping: Bookkeeping, relation_id: int, state: str, error: ErrorReport | None = None
 ) -> None:
     """Store how applying changes fares, unless an operator wants something else meanwhile."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set state = $2, error = $3, changed_at = now()"
+            "update streamer.relation set state = $2, error = $3, error_code = $4,"
+            " changed_at = now()"
             " where id = $1 and state in ('catching_up', 'ready', 'error')"
             " and snapshot_lsn is not null and resync is null",
             relation_id,
             state,
-            error,
+            error and error.text,
+            error and error.code,
         )

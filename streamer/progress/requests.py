@@ -42,7 +42,8 @@ where r.source_id = $1 and q.action like 'quarantine%' order by q.id
 # A copy that is under way will do.
 _RESYNC_SQL: Final = """
 update streamer.relation set
-    state = 'init', error = null, waiting_for = null, needs_resync = false, changed_at = now(),
+    state = 'init', error = null, error_code = null, waiting_for = null, needs_resync = false,
+    changed_at = now(),
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
     snapshot_lsn = null
@@ -53,7 +54,7 @@ _REQUESTED_STATE_SQL: Final = {
     "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
     "resume": "update streamer.relation set"
     " state = case when snapshot_lsn is null or resync is not null then 'init' else 'ready' end,"
-    " error = null, needs_resync = false,"
+    " error = null, error_code = null, needs_resync = false,"
     " changed_at = now() where id = $1 and state in ('paused', 'error')",
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from streamer.errors import TargetFencedError
+from streamer.errors import ErrorReport, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
@@ -29,7 +29,7 @@ class SourceRecord:
     slot: str
     publication: str
     state: str
-    error: str | None
+    error: ErrorReport | None
     acknowledged_lsn: Lsn
     visible_time: datetime | None
     last_transaction: Landmark | None
@@ -55,7 +55,7 @@ _IS_LOCKED_SQL: Final = """exists (
       and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
 _SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
-       acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
+       error_code, acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
        backlog,
        heartbeat_seconds,
        extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
@@ -66,13 +66,14 @@ from streamer.source,
 order by database, sid
 """
 _REPORT_FAILURE_SQL: Final = f"""
-update streamer.source set state = $2, error = $3
-where id = $1 and (holder = $4 or not {_IS_LOCKED_SQL.format(class_="$5", id="$1")})
+update streamer.source set state = $2, error = $3, error_code = $4
+where id = $1 and (holder = $5 or not {_IS_LOCKED_SQL.format(class_="$6", id="$1")})
 """
 
 
 def _source_record(row: Any) -> SourceRecord:
     fields = dict(row)
+    fields["error"] = ErrorReport.stored(fields["error"], fields.pop("error_code"))
     fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
     if fields["last_transaction"] is not None:
         fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
@@ -110,23 +111,26 @@ async def set_source_identity(
 
 
 async def set_source_state(
-    bookkeeping: Bookkeeping, source_id: int, state: str, error: str | None = None
+    bookkeeping: Bookkeeping, source_id: int, state: str, error: ErrorReport | None = None
 ) -> None:
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source set state = $2, error = $3 where id = $1",
+            "update streamer.source set state = $2, error = $3, error_code = $4 where id = $1",
             source_id,
             state,
-            error,
+            error and error.text,
+            error and error.code,
         )
 
 
 async def report_source_failure(
-    bookkeeping: Bookkeeping, source_id: int, state: str, error: str, holder: str
+    bookkeeping: Bookkeeping, source_id: int, state: str, error: ErrorReport, holder: str
 ) -> None:
     """Store why *holder* cannot stream a source, unless another process streams it."""
     async with bookkeeping.connection() as connection:
-        await connection.execute(_REPORT_FAILURE_SQL, source_id, state, error, holder, LOCK_CLASS)
+        await connection.execute(
+            _REPORT_FAILURE_SQL, source_id, state, error.text, error.code, holder, LOCK_CLASS
+        )
 
 
 async def set_heartbeat_overdue(

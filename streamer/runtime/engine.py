@@ -47,6 +47,12 @@ from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
 from streamer.runtime.gauges import ScrapeFacts, families, read_facts
 from streamer.runtime.installation import Installation
+from streamer.runtime.readiness import (
+    Reason,
+    reason_fields,
+    source_reasons,
+    target_reasons,
+)
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
@@ -63,7 +69,6 @@ from streamer.source.teardown import teardown_source
 from streamer.source.types import read_type_names
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
-from streamer.sync.states import State
 from streamer.target.add_columns import TypeKey
 from streamer.target.connection import TargetAddress
 
@@ -485,51 +490,18 @@ class Engine:
 
     # ---- operators' views -----------------------------------------------------------------------
 
-    def readiness(self) -> list[dict[str, str]]:
+    def readiness(self) -> list[Reason]:
         """Return the reasons why not everything is in sync; empty if it is."""
-        reasons = []
-        target = self.target
-        if target.error is not None:
-            reasons.append(
-                {
-                    "target": target.name,
-                    "state": target.state.value,
-                    "error": target.error,
-                    "hint": target.hint or "",
-                }
-            )
+        reasons = list(target_reasons(self.target))
         for guard, _ in self._guards.values():  # they also run while the target is waited for
             reasons += guard.troubles()
-        for supervisor in self.supervisors:
-            health, label = supervisor.health, supervisor.source.label
-            state, error = supervisor.condition
-            if state != "streaming":
-                reasons.append({"source": label, "state": state, "error": error or ""})
-            reasons += [
-                {
-                    "source": label,
-                    "table": table,
-                    "state": state,
-                    "error": health.table_errors.get(table, ""),
-                    "hint": health.table_hints.get(table, ""),
-                }
-                for table, state in health.table_states.items()
-                if state != State.READY
-            ]
-            reasons += [
-                {
-                    "source": label,
-                    "table": table,
-                    "state": "waiting",
-                    "error": f"waits for {reason}",
-                }
-                for table, reason in health.table_waits.items()
-            ]
+        for each in self.supervisors:
+            reasons += source_reasons(each.source.label, *each.condition, each.health)
         if not self.supervisors:
             is_starting = self._services is None or bool(self._mapping.sources)
             reason = {"state": "starting" if is_starting else "no sources"}
             if (trouble := self.mapping_trouble) is not None:
-                reason |= trouble.to_json()
+                reason |= reason_fields(trouble.report)
             reasons.append(reason)
         return reasons
 

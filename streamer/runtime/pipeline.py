@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import until_idle
-from streamer.errors import SourceLimitError, StreamerError
+from streamer.errors import ErrorReport, SlotInUseError, SourceLimitError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
@@ -138,7 +138,8 @@ class Pipeline:
             self.health.holder = holder = await self._lock.try_acquire()
             if holder is None:
                 return True
-            self.health.state, self.health.error = "waiting", _held_by(holder)
+            waits = ErrorReport(_held_by(holder), SlotInUseError.code)
+            self.health.state, self.health.error = "waiting", waits
             if not is_logged:
                 is_logged = True
                 log.warning(

@@ -20,7 +20,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import SourceContentionError, SourceDivergedError, SourceRejectedError
+from streamer.errors import (
+    ErrorReport,
+    IdentityLostError,
+    SourceContentionError,
+    SourceDivergedError,
+    SourceRejectedError,
+    StreamerError,
+    TableGoneError,
+    UnpublishedError,
+)
 from streamer.hints import command
 from streamer.lsn import EVERYTHING
 from streamer.mapping.resync import Resync
@@ -54,10 +63,10 @@ class Known:
 class Verdicts:
     """The consequences for relations; unnamed relations continue."""
 
-    stopped: dict[MappedRelation, str] = field(default_factory=dict)
+    stopped: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
     copied: dict[MappedRelation, str] = field(default_factory=dict)
     """With the reason, for the log."""
-    blocked: dict[MappedRelation, str] = field(default_factory=dict)
+    blocked: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
     contention: SourceContentionError | None = None
     """Another session kept us from changing publications; the next round judges the rest."""
 
@@ -211,10 +220,10 @@ class Publishing:
         mapped: MappedRelation,
         publications: dict[str, Publication],
         identity: RelationIdentity | None,
-    ) -> str | None:
+    ) -> StreamerError | None:
         """Return the reason why changes of a relation in sync may be missing."""
         if identity is None:
-            return (
+            return TableGoneError(
                 f'table "{mapped.mapping.source}" is no longer in the source: a session dropped '
                 "or renamed it"
             )
@@ -222,7 +231,7 @@ class Publishing:
         mark = membership_fingerprint(publications.values(), identity)
         if known.mark in (None, mark) or needs_copy(known.identity, identity):
             return None
-        return (
+        return UnpublishedError(
             f'table "{mapped.mapping.source}" was not published all the time: a session '
             "changed its publication, or dropped and re-created it"
         )
@@ -255,31 +264,32 @@ class Publishing:
         for mapped in relations:
             name = mapped.mapping.source
             identity = identities.get(name)
-            error: str | None = None
+            error: StreamerError | None = None
             if identity is None:
-                error = (
-                    f'table "{name}" is not in the source; create it there, correct its name in '
-                    "`tables`, or take it out of there"
+                error = TableGoneError(
+                    f'table "{name}" is not in the source',
+                    hint="create it there, correct its name in `tables`, or take it out of there",
                 )
             elif unlogged := identity.unlogged_leaves:
                 leaf = unlogged[0].name
-                error = (
+                error = UnpublishedError(
                     f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
-                    "the WAL; its owner has to run at the source: alter table "
-                    f"{quote_qualified(leaf.namespace, leaf.name)} set logged"
+                    "the WAL",
+                    hint="its owner has to run at the source: alter table "
+                    f"{quote_qualified(leaf.namespace, leaf.name)} set logged",
                 )
             elif name in refused:
-                error = str(refused[name])
+                error = refused[name]
             else:
                 for fault in faults:
                     if concerns(fault, publications[fault.publication], identity):
-                        error = str(fault.error())
+                        error = fault.error()
             if error is None or mapped.is_set_aside or mapped in verdicts.stopped:
                 continue
             if _is_in_step(mapped) and mapped not in verdicts.copied:
                 verdicts.stopped[mapped] = self._with_resync(mapped, error)
             else:
-                verdicts.blocked[mapped] = error
+                verdicts.blocked[mapped] = ErrorReport.of(error)
 
     def _judge_identities(
         self,
@@ -296,12 +306,14 @@ class Publishing:
             before = self._known.get(mapped.relation_id, Known()).identity
             if _is_in_step(mapped):
                 if before not in (None, NONE) and not identity.is_usable:
-                    verdicts.stopped[mapped] = (
+                    lost = IdentityLostError(
                         f'table "{mapped.mapping.source}": {identity.obstacle}, so its updates and '
-                        "deletes are no longer published. streamer check prints the statements "
-                        "that help; streamer then copies the table again. To continue with inserts "
-                        f"only, run: {self._resync_command(mapped)}"
+                        "deletes are no longer published",
+                        hint="streamer check prints the statements that help; streamer then copies "
+                        "the table again. To continue with inserts only, run: "
+                        f"{self._resync_command(mapped)}",
                     )
+                    verdicts.stopped[mapped] = ErrorReport.of(lost)
                 elif needs_copy(before, identity):
                     verdicts.copied[mapped] = "its replica identity has changed"
             elif mapped.is_set_aside and before == NONE and identity.is_usable:
@@ -341,16 +353,18 @@ class Publishing:
             )
             self._known |= changed
 
-    def replaced(self, mapped: MappedRelation) -> str:
+    def replaced(self, mapped: MappedRelation) -> ErrorReport:
         """Say that the stream brings another table under the name of *mapped*."""
         name = mapped.mapping.source
-        return self._with_resync(mapped, f'another table of the source has the name "{name}" now')
+        error = TableGoneError(f'another table of the source has the name "{name}" now')
+        return self._with_resync(mapped, error)
 
-    def _with_resync(self, mapped: MappedRelation, reason: str) -> str:
-        return (
-            f"{reason}; changes may be missing: see to it that it is there and published, then "
-            f"run: {self._resync_command(mapped)}"
+    def _with_resync(self, mapped: MappedRelation, error: StreamerError) -> ErrorReport:
+        hint = (
+            "changes may be missing: see to it that it is there and published, then run: "
+            f"{self._resync_command(mapped)}"
         )
+        return ErrorReport(f"{error}; {hint}", error.code, hint)
 
     def _resync_command(self, mapped: MappedRelation) -> str:
         name = str(mapped.mapping.source)

@@ -14,7 +14,7 @@ from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationS
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
-from streamer.errors import MappingError
+from streamer.errors import ErrorReport, MappingError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
@@ -95,15 +95,9 @@ class Relations:
         return [mapped for mapped, state in self._states.items() if state is State.READY]
 
     def set_state(
-        self,
-        mapped: MappedRelation,
-        state: State,
-        error: str | None = None,
-        hint: str | None = None,
+        self, mapped: MappedRelation, state: State, error: ErrorReport | None = None
     ) -> None:
-        """Set the state to show; the caller stores it. *hint*: the part of *error* with the next
-        step.
-        """
+        """Set the state to show; the caller stores it."""
         table = str(mapped.mapping.source)
         self._states[mapped] = state
         self._health.table_states[table] = state
@@ -111,10 +105,6 @@ class Relations:
             self._health.table_errors.pop(table, None)
         else:
             self._health.table_errors[table] = error
-        if hint is None:
-            self._health.table_hints.pop(table, None)
-        else:
-            self._health.table_hints[table] = hint
 
     def show_wait(self, mapped: MappedRelation, reason: str | None) -> None:
         """Show the reason why a relation waits; None if it waits no longer."""
@@ -165,7 +155,7 @@ class Relations:
             case State.PAUSED:
                 lane.keep(Hold.PAUSED)
             case State.ERROR:
-                lane.keep(Hold.ERROR, record.error)
+                lane.keep(Hold.ERROR, record.error and record.error.text)
             case State.CATCHING_UP:
                 lane.keep(Hold.BUSY)  # drained at once, and ready
 
@@ -190,7 +180,6 @@ class Relations:
         self._health.table_waits.pop(table, None)
         self._health.table_states.pop(table, None)
         self._health.table_errors.pop(table, None)
-        self._health.table_hints.pop(table, None)
         self._health.quarantined.pop(table, None)
         return self._lanes.pop(mapped)
 

@@ -7,6 +7,7 @@ from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
+from streamer.errors import ErrorReport
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -54,16 +55,14 @@ class Health:
     """A running pipeline's knowledge of itself; read by metrics and readiness."""
 
     state: str = "starting"
-    error: str | None = None
+    error: ErrorReport | None = None
     holder: str | None = None
     """The other process that runs this source, while there is one."""
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
     safe_wal_bytes: int | None = None
     table_states: dict[str, str] = field(default_factory=dict)
-    table_errors: dict[str, str] = field(default_factory=dict)
-    table_hints: dict[str, str] = field(default_factory=dict)
-    """The parts of these errors that this program made, and that hold no values of rows."""
+    table_errors: dict[str, ErrorReport] = field(default_factory=dict)
     table_waits: dict[str, str] = field(default_factory=dict)
     """The obstacles of tables whose state does not show them: a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from streamer.apply.lane import MappedRelation
 from streamer.apply.spool import StreamedSpool
 from streamer.decode.transactions import TransactionAssembler
+from streamer.errors import ErrorReport, SourceContentionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
@@ -192,7 +193,7 @@ class _Opening:
 
     async def _report_wait(self, awaited: str) -> None:
         """Store the sessions of the source for which the start waits."""
-        reason = f"the start waits for {awaited}"
+        reason = ErrorReport(f"the start waits for {awaited}", SourceContentionError.code)
         await set_source_state(self._bookkeeping, self._source_id, "starting", reason)
 
     async def _settle(

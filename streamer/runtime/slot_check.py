@@ -13,9 +13,11 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import (
+    ErrorReport,
     SlotInUseError,
     SlotInvalidatedError,
     SlotMissingError,
+    SlotWaitError,
     SourceDivergedError,
     SourceError,
 )
@@ -194,12 +196,13 @@ class SlotCheck:
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
         """Return the error for a lost link: only a copy of *synced* restores it."""
         if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
-            if self._guard.journaling.error is not None:
-                error.message += f" ({self._guard.journaling.error})"
+            if (journal_error := self._guard.journaling.error) is not None:
+                error.message += f" ({journal_error.text})"
             error.hint = self._resync_hint(synced)
             return error
         given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
-        await require_resync_of_source(self._bookkeeping, self._record.source_id, str(given_up))
+        report = ErrorReport.of(given_up)
+        await require_resync_of_source(self._bookkeeping, self._record.source_id, report)
         return given_up
 
     def _check_position(self, slot: Slot | None, start_lsn: Lsn) -> None:
@@ -230,7 +233,8 @@ class SlotCheck:
         what = f"making a slot waits for {awaited}"
         if self._reported.is_new(awaited):
             log.warning("the start waits", source=self._source.label, waiting_for=what)
-        await set_source_state(self._bookkeeping, self._record.source_id, "starting", what)
+        wait = ErrorReport(what, SlotWaitError.code)
+        await set_source_state(self._bookkeeping, self._record.source_id, "starting", wait)
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()

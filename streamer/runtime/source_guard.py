@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.errors import ErrorReport
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -56,7 +57,7 @@ class SourceWatch:
         self._health = health
         self._coordinator: SyncCoordinator | None = None
         self._newest_lsn: Callable[[], Lsn] = lambda: NOTHING
-        self._blocked: dict[MappedRelation, str] = {}
+        self._blocked: dict[MappedRelation, ErrorReport | None] = {}
         self._is_unsettled = False
         self._replaced: set[MappedRelation] = set()
 
@@ -83,7 +84,7 @@ class SourceWatch:
         wanted = list(relations)
         for mapped in wanted:
             self._publishing.renew(mapped)
-            self._blocked.setdefault(mapped, "")
+            self._blocked.setdefault(mapped, None)
         async with connection(self._source) as plain:
             await check_same_server_plainly(plain, self._server)
             await self._settle(plain)
@@ -135,7 +136,7 @@ class SourceWatch:
     def _expect_missing(self) -> None:
         """Request copies as soon as the source has the tables that they lacked."""
         while self._relations.missing:
-            self._blocked.setdefault(self._relations.missing.pop(), "")
+            self._blocked.setdefault(self._relations.missing.pop(), None)
             self._is_unsettled = True
 
     # ---- verdicts ------------------------------------------------------------------------------
@@ -159,12 +160,13 @@ class SourceWatch:
         await self._block(verdicts.blocked)
         return verdicts
 
-    def _stop(self, mapped: MappedRelation, error: str) -> None:
+    def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error(
             "table stopped",
             source=self._source.label,
             table=str(mapped.mapping.source),
-            error=error,
+            error=error.text,
+            **error.log_fields,
         )
         self._relations.set_aside(mapped)
         if self._relations.state(mapped) is not State.PAUSED:
@@ -183,7 +185,7 @@ class SourceWatch:
         if not is_paused and may_begin:
             self._coordinator.request(mapped)
 
-    async def _block(self, blocked: dict[MappedRelation, str]) -> None:
+    async def _block(self, blocked: dict[MappedRelation, ErrorReport]) -> None:
         """Report the tables that cannot be copied yet, and copy those that can by now."""
         before, self._blocked = self._blocked, {}
         for mapped, error in blocked.items():
@@ -196,7 +198,8 @@ class SourceWatch:
                 "table cannot be copied",
                 source=self._source.label,
                 table=str(mapped.mapping.source),
-                error=error,
+                error=error.text,
+                **error.log_fields,
             )
             await fail_copy(self._bookkeeping, mapped.relation_id, error)
             self._relations.set_state(mapped, State.ERROR, error)

@@ -17,7 +17,13 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import contained
-from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
+from streamer.errors import (
+    ErrorReport,
+    Retry,
+    SourceConnectionError,
+    StreamerError,
+    TransportError,
+)
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping, find_source
 from streamer.postgres.conninfo import reach_hint
@@ -73,17 +79,18 @@ class Supervisor:
         return None if backlog is None else backlog.retained_bytes
 
     @property
-    def condition(self) -> tuple[str, str | None]:
+    def condition(self) -> tuple[str, ErrorReport | None]:
         """State and error as operators see them: a source that is silent does not stream."""
         health, pipeline = self.health, self.pipeline
         silent = pipeline.silent_seconds if pipeline is not None else 0.0
         if health.state != "streaming" or silent <= SILENT_SECONDS:
             return health.state, health.error
         last = datetime.now(UTC) - timedelta(seconds=round(silent))
-        hint = reach_hint(self.source.url.reveal())
-        return "waiting", (
-            f'source "{self.source.label}": no answer since {last:%H:%M:%S} UTC; {hint}'
+        error = SourceConnectionError(
+            f'source "{self.source.label}": no answer since {last:%H:%M:%S} UTC',
+            hint=reach_hint(self.source.url.reveal()),
         )
+        return "waiting", ErrorReport.of(error)
 
     @property
     def heartbeat_seconds(self) -> float | None:
@@ -239,7 +246,7 @@ class Supervisor:
             error.hint = reach_hint(self.source.url.reveal())
         waits = error.retry is Retry.TIMED
         self.health.state = "waiting" if waits else "error"
-        self.health.error = str(error)
+        self.health.error = report = ErrorReport.of(error)
         with contextlib.suppress(StreamerError):
             records = await read_source_records(self._services.bookkeeping)
             record = find_source(records, self.source.database, self.source.sid)
@@ -248,7 +255,7 @@ class Supervisor:
                     self._services.bookkeeping,
                     record.source_id,
                     self.health.state,
-                    str(error),
+                    report,
                     self._holder,
                 )
 

@@ -15,7 +15,7 @@ from streamer.apply.counting import count_shares
 from streamer.apply.lane import Hold, Lane, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
-from streamer.errors import StreamerError, TargetError
+from streamer.errors import ErrorReport, StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
@@ -148,8 +148,8 @@ class TableEvents:
             return
         if mapped.is_set_aside:
             return  # it may be idle, but it is not in sync
-        error, hint = (_with_notes(failure), failure.hint) if failure else (None, None)
-        self.relations.set_state(mapped, state, error, hint)
+        error = ErrorReport.with_notes(failure) if failure else None
+        self.relations.set_state(mapped, state, error)
         backoff = Backoff()
         while True:
             try:
@@ -178,7 +178,7 @@ class TableEvents:
         self.relations.quarantine_changed(mapped)
         self.relations.lane(mapped).release(Hold.SYNC)
 
-    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+    def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
         if self.relations.state(mapped) is State.COPYING:
             self.relations.set_state(mapped, State.COPYING, error)
 
@@ -188,13 +188,14 @@ class TableEvents:
     def table_missing(self, mapped: MappedRelation) -> None:
         self.relations.missing.add(mapped)
 
-    def copy_failed(self, mapped: MappedRelation, error: str) -> None:
+    def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
         mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
         self.relations.set_state(mapped, State.ERROR, error)
         table = str(mapped.mapping.source)
-        log.error("table cannot be copied", source=self.source.label, table=table, error=error)
-
-
-def _with_notes(error: StreamerError) -> str:
-    notes = getattr(error, "__notes__", [])
-    return "; ".join([str(error), *notes])
+        log.error(
+            "table cannot be copied",
+            source=self.source.label,
+            table=table,
+            error=error.text,
+            **error.log_fields,
+        )

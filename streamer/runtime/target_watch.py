@@ -24,6 +24,7 @@ from streamer.errors import (
     TargetConnectionError,
     TargetReadOnlyError,
     TargetRejectedError,
+    runbook_address,
 )
 from streamer.postgres.conninfo import probe_command, reach_hint, server_name
 from streamer.target.connection import TargetAddress, TargetConnection
@@ -60,6 +61,7 @@ class TargetHealth:
     name: str = "target"
     state: TargetState = TargetState.STARTING
     error: str | None = None
+    error_code: str | None = None
     hint: str | None = None
     commands: list[str] = field(default_factory=list)
     since: datetime | None = None
@@ -101,11 +103,12 @@ class TargetHealth:
         if state is TargetState.UNREACHABLE:
             url = address.dsn.reveal()
             self.commands, self.hint = [probe_command(url)], reach_hint(url)
+        self.error_code = error.code
         self._enter(state, error.message)
 
     def _enter(self, state: TargetState, error: str | None) -> None:
         if state is TargetState.REACHABLE:
-            self.hint, self.commands = None, []
+            self.error_code, self.hint, self.commands = None, None, []
         if state is not self.state:
             self.since = datetime.now(UTC)
         self.state, self.error = state, error
@@ -116,6 +119,8 @@ class TargetHealth:
             "name": self.name,
             "state": self.state.value,
             "error": self.error,
+            "error_code": self.error_code,
+            "runbook": runbook_address(self.error_code),
             "hint": self.hint,
             "commands": list(self.commands),
             "since": self.since and self.since.isoformat(timespec="seconds"),

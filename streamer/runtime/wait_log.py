@@ -73,7 +73,8 @@ def find_waits(
         record = records.get(label)
         if health.state in _WAITING_STATES:
             stored = record.error if record is not None and record.state == "starting" else None
-            reason = health.error or stored or "an answer of its server"
+            error = health.error or stored
+            reason = "an answer of its server" if error is None else error.text
             waits.append(Wait(f'source "{label}"', reason))
         tables = {} if record is None else reasons.get(record.source_id, {})
         for reason, names in tables.items():

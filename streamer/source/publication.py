@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from streamer.errors import SourceContentionError, SourceRejectedError, SourceUnreadyError
+from streamer.errors import SourceContentionError, SourceRejectedError, UnpublishedError
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.connection import Connection, fetch_all, first_line
@@ -118,10 +118,10 @@ class PublicationFault:
     sql: tuple[str, ...]
     only_partitioned: bool = False
 
-    def error(self) -> SourceUnreadyError:
+    def error(self) -> UnpublishedError:
         """Return the error that stops a table because of this fault."""
         about = f" of {self.relation}" if self.relation is not None else ""
-        return SourceUnreadyError(
+        return UnpublishedError(
             f'publication "{self.publication}" {self.problem}{about}',
             hint=f"have its owner run at the source: {'; '.join(self.sql)}",
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamer.apply.lane import MappedRelation
+from streamer.errors import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
@@ -45,14 +46,14 @@ class SyncEvents(Protocol):
         ...
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
-    def copy_failed(self, mapped: MappedRelation, error: str) -> None: ...
+    def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
     def table_missing(self, mapped: MappedRelation) -> None:
         """The source has no table of that name. A caller can request its copy once the source has
         it.
         """
         ...
 
-    def copy_delayed(self, mapped: MappedRelation, error: str | None) -> None:
+    def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
         """A copy under way makes no progress, for now; with None it makes progress again."""
         ...
 

@@ -14,7 +14,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
-from streamer.errors import Retry, StreamerError, TargetError
+from streamer.errors import ErrorReport, Retry, StreamerError, TargetError
 from streamer.mapping.rules import parse_name
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
@@ -95,11 +95,11 @@ class SyncCoordinator:
         unfinished = self._queue.unfinished(batch)
         if error.retry is not Retry.TIMED:
             for mapped in unfinished:
-                await self._finisher.fail(mapped, str(error))
+                await self._finisher.fail(mapped, ErrorReport.of(error))
             return
         backoff.log(log, f'copying from "{source.label}" begins again', error)
         if not isinstance(error, TargetError):
-            await self._reports.show_error(unfinished, str(error))
+            await self._reports.show_error(unfinished, ErrorReport.of(error))
         await backoff.wait()
         for mapped in unfinished:
             self.request(mapped)

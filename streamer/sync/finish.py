@@ -8,12 +8,19 @@ copy that fails leaves the target as it was.
 
 import contextlib
 import time
+from dataclasses import replace
 
 import structlog
 
 from streamer.apply.counting import table_labels
 from streamer.apply.lane import MappedRelation
-from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
+from streamer.errors import (
+    ErrorReport,
+    Retry,
+    StreamerError,
+    TargetContentionError,
+    TargetFencedError,
+)
 from streamer.failpoints import failpoint
 from streamer.progress.copies import hand_over, is_handed_over
 from streamer.progress.relations import fail_copy
@@ -40,9 +47,12 @@ class Finisher:
         """Report that *mapped* cannot be copied; the others of its round continue."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
-        await self.fail(mapped, str(error) if when is None else f"{when}: {error}")
+        report = ErrorReport.of(error)
+        if when is not None:
+            report = replace(report, text=f"{when}: {report.text}")
+        await self.fail(mapped, report)
 
-    async def fail(self, mapped: MappedRelation, error: str) -> None:
+    async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Restore the target, then report the reason of the failure.
 
         In this order: a table in state "error" has its indexes, unless the server refuses to build
@@ -54,8 +64,9 @@ class Finisher:
                 await drop_stage(target, mapped.relation_id)
                 await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
         except StreamerError as exc:  # the next copy clears up as it begins
-            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error)
-            error = f"{error}; its target is not cleared up: {exc.message}"
+            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
+            text = f"{error.text}; its target is not cleared up: {exc.message}"
+            error = replace(error, text=text)
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         self._queue.remove(mapped)
         self._context.events.copy_failed(mapped, error)

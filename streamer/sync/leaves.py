@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.errors import ErrorReport, GapError
 from streamer.hints import command
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
@@ -83,9 +84,9 @@ async def _look(
     ]
     reasons = [f"{_names(its)} {what}" for its, what in parts if its]
     resync = command("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
-    error = f"{'; '.join(reasons)}; run: {resync}"
-    if await report_gap(bookkeeping, mapped.relation_id, error):
-        log.warning("partition attached", table=name, error=error)
+    error = GapError("; ".join(reasons), hint=f"run: {resync}")
+    if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
+        log.warning("partition attached", table=name, error=str(error), **error.log_fields)
 
 
 def _names(leaves: list[Leaf]) -> str:
@@ -115,9 +116,12 @@ async def look_at_columns(
                 "resync", str(name), "--mode", "diff", database=own.database, sid=own.sid
             )
             listed = ", ".join(f'"{column}"' for column in others)
-            error = (
+            error = GapError(
                 f"column {listed} of the source was dropped and added again, or renamed, so rows "
-                f"that did not change since keep former values; {resync} brings the present ones"
+                "that did not change since keep former values",
+                hint=f"{resync} brings the present ones",
             )
-            if await report_gap(bookkeeping, mapped.relation_id, error):
-                log.warning("column replaced", table=str(name), error=error)
+            if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
+                log.warning(
+                    "column replaced", table=str(name), error=str(error), **error.log_fields
+                )

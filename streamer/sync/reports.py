@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.errors import ErrorReport
 from streamer.progress.copies import set_copy_error
 from streamer.progress.relations import set_waiting
 from streamer.source.waits import Reported
@@ -38,7 +39,9 @@ class CopyReports:
             self._context.bookkeeping, [mapped.relation_id for mapped in relations], what
         )
 
-    async def show_error(self, relations: Iterable[MappedRelation], error: str | None) -> None:
+    async def show_error(
+        self, relations: Iterable[MappedRelation], error: ErrorReport | None
+    ) -> None:
         """Show why copies under way make no progress; with None they make progress again."""
         relations = list(relations)
         async with self._context.bookkeeping.connection() as bookkeeping:

@@ -27,6 +27,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
 from streamer.errors import (
+    ErrorReport,
     Retry,
     SnapshotExpiredError,
     SourceContentionError,
@@ -376,7 +377,8 @@ class Round:
             except SparkJobError as exc:
                 await self._snapshot.check()
                 # Copied parts stay copied; the snapshot is still valid.
-                await self._reports.show_error([c.mapped for c in self._unfinished], str(exc))
+                unfinished = [c.mapped for c in self._unfinished]
+                await self._reports.show_error(unfinished, ErrorReport.of(exc))
                 backoff.log(log, "the Spark job is started again", exc)
                 await backoff.wait()
                 submitted = None
@@ -453,7 +455,8 @@ class Round:
                     await self._leave_to_next_round(copy, reason)
                 case "refused" if not copy.is_done:
                     copy.is_done = True
-                    await self._finisher.fail(copy.mapped, f'copying "{copy.name}": {error}')
+                    refused = SyncError(f'copying "{copy.name}": {error}')
+                    await self._finisher.fail(copy.mapped, ErrorReport.of(refused))
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:

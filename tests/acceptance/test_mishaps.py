@@ -59,7 +59,8 @@ def test_01_slot_dropped(site: Site) -> None:
     with site.running():
         drop_slot(site.source)
         site.source.execute("insert into t values (2, 'missed')")
-        remedy = site.sees('replication slot "streamer_shop" is gone', RESYNC)
+        gone = 'replication slot "streamer_shop" is gone'
+        remedy = site.sees(gone, RESYNC, runbook="slot-lost")
         site.run(remedy)
         site.is_mended()
 
@@ -100,7 +101,8 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
     with site.running():
         target_proxy.leave()
         site.source.execute("insert into t values (2, 'meanwhile')")
-        site.sees("unreachable", "pg_isready -h 127.0.0.1 -p [0-9]+")
+        probe = "pg_isready -h 127.0.0.1 -p [0-9]+"
+        site.sees("unreachable", probe, runbook="target-away")
         target_proxy.heal()
         site.is_mended()
 
@@ -109,7 +111,12 @@ def test_04_refused_row(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v varchar(6))")
     with site.running():
         site.source.execute("insert into t values (2, 'far too long')")
-        remedy = site.sees("value too long", r"alter table [^;\n]* alter column \"v\" type [^;\n]*")
+        alter = r"alter table [^;\n]* alter column \"v\" type [^;\n]*"
+        remedy = site.sees("value too long", alter, runbook="table-in-error")
+        diagnosis = command(site.config, "doctor").stdout
+        assert "Runbook: /help/runbooks/table-in-error" in diagnosis
+        stored = site.target.execute("select state, error_code from streamer.relation")
+        assert stored == [("error", "value")]
         site.target.execute(remedy)
         site.is_mended()
 
@@ -257,7 +264,8 @@ def test_11_table_removed_from_the_publication(site: Site) -> None:
     with site.running():
         site.source.execute("alter publication streamer_shop drop table t")
         site.source.execute("insert into t values (2, 'missed'); insert into other values (1)")
-        remedy = site.sees("publication", r"streamer resync \S+ --database shop")
+        resync = r"streamer resync \S+ --database shop"
+        remedy = site.sees("publication", resync, runbook="table-gone")
         site.run(remedy)
         site.is_mended("t", "other")
 

@@ -35,7 +35,7 @@ async def answer(client: httpx.AsyncClient, method: str, path: str) -> httpx.Res
 async def assert_refused(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
     response = await answer(client, method, path)
     assert response.status_code == status, (method, path, response.text)
-    assert set(response.json()["error"]) == {"code", "message", "hint"}
+    assert set(response.json()["error"]) == {"code", "message", "hint", "runbook"}
 
 
 async def test_without_or_with_a_wrong_token_nothing_is_answered(open_admin: OpenAdmin) -> None:

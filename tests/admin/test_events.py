@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.admin import events as module
+from streamer.errors import ErrorReport
 from streamer.runtime.services import Health
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.waiting import until
@@ -23,7 +24,7 @@ class Source:
         self.retained_wal_bytes = 56
 
     @property
-    def condition(self) -> tuple[str, str | None]:
+    def condition(self) -> tuple[str, ErrorReport | None]:
         return self.health.state, self.health.error
 
 
@@ -54,10 +55,14 @@ async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
         assert [state["state"] for state in snapshot["states"]] == ["streaming", "ready"]
 
         supervisor.health.table_states = {"public.t": "error"}
-        supervisor.health.table_errors = {"public.t": "postgresql://u:hunter2@h/db is down"}
+        error = ErrorReport("postgresql://u:hunter2@h/db is down", "target_down")
+        supervisor.health.table_errors = {"public.t": error}
         name, state = await told(stream)
         assert (name, state["table"], state["state"]) == ("state", "public.t", "error")
         assert "hunter2" not in state["error"]
+        assert (state["error_code"], state["runbook"]) == (
+            "target_down", "/help/runbooks/target-away",
+        )  # fmt: skip
 
         supervisor.pipeline.lag_bytes = 8
         assert await told(stream) == (
@@ -136,7 +141,8 @@ async def test_rates_and_errors_are_kept_for_who_comes_later(open_admin: OpenAdm
         admin.events.start()
         changes = admin.engine.metrics.changes_of_sources
         changes["shop:eu"] = 1000
-        supervisor.health.table_errors = {"public.t": "password=hunter2 is wrong"}
+        wrong = ErrorReport("password=hunter2 is wrong", "target_auth")
+        supervisor.health.table_errors = {"public.t": wrong}
         await until(lambda: admin.events.errors("shop:eu"))
         supervisor.health.table_errors = {}
 

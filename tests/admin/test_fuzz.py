@@ -101,6 +101,7 @@ async def test_no_body_is_answered_with_500(tmp_path: Path, content: bytes) -> N
                 "code",
                 "message",
                 "hint",
+                "runbook",
             }
 
 

@@ -441,7 +441,12 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
 ) -> None:
     tables = (
         a_table("it's", state="error", error="no column <b>"),
-        a_table("lost", state="error", error="no longer published; streamer resync copies it"),
+        a_table(
+            "lost",
+            state="error",
+            error="an error; streamer resync copies it",
+            runbook="/help/runbooks/table-gone",
+        ),
         a_table("held", state="paused"),
         a_table("refused", quarantined=2),
         a_table("fine"),

@@ -338,7 +338,7 @@ async def test_a_full_disk_stops_the_journal_and_loses_nothing(
         await asyncio.to_thread(write, source, 20, 60)
         await asyncio.to_thread(fill, source, 2)
         journaling = next(iter(streamer.engine.supervisors)).guard.journaling
-        await until(lambda: "No space left" in (journaling.error or ""), "it is said")
+        await until(lambda: "No space left" in str(journaling.error), "it is said")
         assert any("No space" in reason.get("error", "") for reason in streamer.engine.readiness())
         await asyncio.to_thread(write, source, 60, 80)
         assert unconfirmed_bytes(source) > before + 1024 * 1024

@@ -92,8 +92,18 @@ class Site:
         result = command(self.config, "status", "--json")
         return json.loads(result.stdout) if result.stdout else result.stderr
 
-    def sees(self, cause: str, remedy: str, *, in_views: tuple[str, ...] = VIEWS) -> str:
-        """Wait until every view shows *cause* and *remedy* (patterns); return the remedy's text."""
+    def sees(
+        self,
+        cause: str,
+        remedy: str,
+        *,
+        in_views: tuple[str, ...] = VIEWS,
+        runbook: str | None = None,
+    ) -> str:
+        """Wait until every view shows *cause* and *remedy* (patterns), and links to *runbook*;
+        return the remedy's text.
+        """
+        patterns = [cause, remedy, *([] if runbook is None else [f"/help/runbooks/{runbook}"])]
         began = time.monotonic()
         shown: dict[str, str] = {}
         missing: list[str] = []
@@ -102,7 +112,7 @@ class Site:
             missing = [
                 f"{name}: {pattern}"
                 for name, text in shown.items()
-                for pattern in (cause, remedy)
+                for pattern in patterns
                 if not re.search(pattern, text)
             ]
             if not missing:

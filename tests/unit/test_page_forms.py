@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from streamer.admin import models
 from streamer.admin.page import forms, text
-from streamer.admin.page.attention import RUNBOOKS, attention
+from streamer.admin.page.attention import SYMPTOMS, attention
 from streamer.admin.page.frame import own_path
 from streamer.admin.page.manual import manual_page, to_html
 from streamer.admin.page.mapping import as_given, shown_url
 from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
-from streamer.errors import InvalidError
+from streamer.errors import ErrorReport, InvalidError
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.passwords import with_password
 
@@ -195,19 +195,20 @@ def test_a_target_that_is_down_is_the_headline_and_the_first_problem() -> None:
 
 def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> None:
     source = SHOP
-    known: dict[tuple[str, str | None], tuple[str, str | None]]
-    known = {("shop", None): ("waiting", "held by host:1; run on host: kill 1")}
+    known: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
+    held = ErrorReport("held by host:1; run on host: kill 1", "slot_in_use")
+    known = {("shop", None): ("waiting", held)}
     (shown,) = with_own_state([source], known)
     (item,) = attention([shown])
     assert item["what"] == "this process is waiting: held by host:1; run on host: kill 1"
+    assert item["runbook"] == "/help/runbooks/second-installation"
     (shown,) = with_own_state([source], {("shop", None): ("streaming", None)})
     assert attention([shown]) == []
 
 
 def test_every_problem_links_to_a_page_of_the_documentation() -> None:
-    for runbook in RUNBOOKS.values():
-        name, _, anchor = runbook.partition("#")
-        assert not anchor or f'id="{anchor}"' in manual_page(name).html, runbook
+    for runbook in SYMPTOMS.values():
+        assert manual_page(f"runbooks/{runbook}").title, runbook
 
 
 def test_the_manual_links_its_own_pages_and_nothing_else() -> None:

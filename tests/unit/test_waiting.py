@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from streamer.errors import ErrorReport
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord
@@ -47,12 +48,14 @@ def test_a_wait_is_reported_once_it_is_long_and_with_its_age() -> None:
 
 
 def test_while_the_target_is_away_it_is_all_that_is_waited_for() -> None:
-    health = Health(state="waiting", error="the target is away")
+    health = Health(state="waiting", error=ErrorReport("the target is away", "target_down"))
     assert find_waits(TargetHealth("dw"), [(EU, health)]) == [Wait("target", "no answer yet")]
 
 
 def test_a_start_says_what_the_bookkeeping_has_of_it() -> None:
-    stored = record(state="starting", error="making a slot waits for pid 7")
+    stored = record(
+        state="starting", error=ErrorReport("making a slot waits for pid 7", "slot_wait")
+    )
     found = find_waits(well(), [(EU, Health())], [stored])
     assert found == [Wait('source "shop:eu"', "making a slot waits for pid 7")]
 

@@ -17,6 +17,7 @@ from streamer.errors import (
     TargetError,
     ThrottledError,
     UnauthenticatedError,
+    runbook_address,
 )
 from streamer.observability.logs import redact
 
@@ -60,6 +61,7 @@ def _problem(
         "code": code,
         "message": _sendable(redact(message)),
         "hint": _sendable(redact(hint)) if hint else None,
+        "runbook": runbook_address(code) or runbook_address(AdminError.code),
     }
     return JSONResponse({"error": problem}, status, headers)
 

@@ -4,26 +4,22 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from streamer import hints
-from streamer.admin.page.manual import help_address
 from streamer.admin.page.view import NOT_STREAMING, address, table_address
+from streamer.errors import RUNBOOKS
 from streamer.mapping.rules import SourceLabel
 from streamer.sync.states import is_turn
 
 Row = dict[str, Any]
 
-RUNBOOKS: Final = {
-    "target": "runbooks/target-away",
-    "source": "runbooks/source-unreachable",
-    "slot": "runbooks/slot-lost",
-    "restored": "runbooks/restored",
-    "wal": "runbooks/source-disk-fills",
-    "table": "runbooks/table-in-error",
-    "copy": "runbooks/copy-does-not-finish",
-    "gone": "runbooks/table-gone",
-    "waits": "runbooks/source-lags",
-    "quarantine": "runbooks/rows-in-quarantine",
+SYMPTOMS: Final = {
+    "target": "target-away",
+    "source": "source-unreachable",
+    "wal": "source-disk-fills",
+    "table": "table-in-error",
+    "waits": "source-lags",
+    "quarantine": "rows-in-quarantine",
 }
-"""Pages of the documentation by symptom."""
+"""Runbooks of problems without an error, whose code decides otherwise."""
 _BACKLOG: Final = {
     "warning": "near its limit",
     "throttled": "over its limit, so copies read more slowly",
@@ -36,7 +32,7 @@ def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
     found: list[Row] = []
     if target is not None and target["error"]:
         what = "; ".join(filter(None, (target["error"], target["hint"])))
-        found.append(_item("Target", what, None, "bad", "target"))
+        found.append(_item("Target", what, None, "bad", _runbook(target, "target")))
     for source in sources:
         found += _of_source(source)
         for table in source["tables"]:
@@ -49,9 +45,10 @@ def _item(
     what: str,
     page: str | None,
     kind: str,
-    symptom: str,
+    runbook: str,
     command: str | None = None,
     actions: Iterable[tuple[str, str, str]] = (),
+    sql: hints.SqlRemedy | None = None,
     **fields: str | None,
 ) -> Row:
     """Return a problem. *actions*: path, value of ``action``, label; *fields*: of their forms."""
@@ -60,12 +57,22 @@ def _item(
         "what": what,
         "address": page,
         "kind": kind,
-        "runbook": help_address(RUNBOOKS[symptom]),
+        "runbook": runbook,
         "command": command,
-        "sql": hints.find_sql(what) if symptom in ("table", "copy", "gone") else None,
+        "sql": sql,
         "actions": [{"to": to, "do": do, "label": label} for to, do, label in actions],
         "fields": {name: value for name, value in fields.items() if value is not None},
     }
+
+
+def _runbook(row: Row, symptom: str) -> str:
+    """Return the address of the runbook for the error of *row*; without one that of *symptom*."""
+    return row.get("runbook") or f"{RUNBOOKS}/{SYMPTOMS[symptom]}"
+
+
+def runbook_of_table(table: Row) -> str:
+    """Return the address of the runbook for the error of a table."""
+    return _runbook(table, "table")
 
 
 def _of_source(source: Row) -> Iterable[Row]:
@@ -76,28 +83,15 @@ def _of_source(source: Row) -> Iterable[Row]:
         what = "; ".join(filter(None, (words, source.get("hint"))))
         # The hint of a source has its command where one helps.
         command = None if "streamer " in what else hints.command("doctor")
-        yield _item(label, what, page, "bad", _symptom_of_source(what), command)
+        yield _item(label, what, page, "bad", _runbook(source, "source"), command)
     if source.get("here"):
-        yield _item(label, source["here"], page, "warning", "source")
+        runbook = _runbook({"runbook": source.get("here_runbook")}, "source")
+        yield _item(label, source["here"], page, "warning", runbook)
     backlog = source.get("backlog")
     if backlog and backlog.get("state") not in (None, "ok"):
         kind = "bad" if backlog["state"] == "over" else "warning"
         what = f"the WAL that it retains is {_BACKLOG.get(backlog['state'], backlog['state'])}"
-        yield _item(label, what, page, kind, "wal", hints.command("doctor"))
-
-
-def _symptom_of_source(what: str) -> str:
-    if any(words in what for words in ("restored", "timeline", "another history")):
-        return "restored"
-    return "slot" if "slot" in what and "resync" in what else "source"
-
-
-def symptom_of_table(table: Row) -> str:
-    """Return the symptom of a table with an error, as a key of `RUNBOOKS`."""
-    if table["state"] != "error":  # streamer tries the copy again by itself
-        return "copy"
-    is_unpublished = any(word in table["error"] for word in ("published", "publication"))
-    return "gone" if is_unpublished else "table"
+        yield _item(label, what, page, kind, _runbook({}, "wal"), hints.command("doctor"))
 
 
 def _of_table(source: Row, table: Row) -> Iterable[Row]:
@@ -113,25 +107,29 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
     if table["state"] == "error":
         what = table["error"] or "the table stopped"
         needs_copy = "resync" in what
-        symptom = symptom_of_table(table | {"error": what})
+        sql = hints.find_sql(what)
         # After SQL that fixes it, the table continues by itself; an earlier resume would fail.
         line = command("resync") if needs_copy else None
-        if line is None and hints.find_sql(what) is None:
+        if line is None and sql is None:
             line = command("resume")
         actions = (resync,) if needs_copy else (resume, resync)
-        yield _item(place, what, page, "bad", symptom, line, actions, **which)
+        runbook = runbook_of_table(table)
+        yield _item(place, what, page, "bad", runbook, line, actions, sql, **which)
     elif table["error"]:
-        yield _item(place, table["error"], page, "warning", symptom_of_table(table))
+        sql = hints.find_sql(table["error"])
+        yield _item(place, table["error"], page, "warning", runbook_of_table(table), sql=sql)
     if table["state"] == "paused":
         what = "is paused; its changes wait"
-        yield _item(place, what, page, "warning", "wal", command("resume"), (resume,), **which)
+        runbook = _runbook({}, "wal")
+        yield _item(place, what, page, "warning", runbook, command("resume"), (resume,), **which)
     if table.get("waiting_for") and not is_turn(table["waiting_for"]):
         what = f"waits for {table['waiting_for']}"
-        yield _item(place, what, page, "warning", "waits")
+        yield _item(place, what, page, "warning", _runbook({}, "waits"))
     if table["quarantined"]:
         changes = "change is" if table["quarantined"] == 1 else "changes are"
         what = f"{table['quarantined']} {changes} in quarantine"
         retry = ("/table/quarantine", "retry", "Retry all")
         line = command("quarantine retry")
         fields = which | {"which": "all"}
-        yield _item(place, what, page, "warning", "quarantine", line, (retry,), **fields)
+        runbook = _runbook({}, "quarantine")
+        yield _item(place, what, page, "warning", runbook, line, (retry,), **fields)

@@ -36,6 +36,7 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
     UnauthenticatedError,
+    runbook_address,
 )
 from streamer.observability.logs import redact
 
@@ -104,7 +105,7 @@ class Frame:
     def error(self, request: Request, error: StreamerError) -> Response:
         """Answer with an error as a page."""
         headers = {"Retry-After": str(error.seconds)} if isinstance(error, ThrottledError) else {}
-        return problem_page(status_of(error), error.message, error.hint, headers)
+        return error_page(error, headers)
 
 
 def html(text: str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -112,14 +113,25 @@ def html(text: str, status: int = 200, headers: dict[str, str] | None = None) ->
     return HTMLResponse(text.encode(errors="replace"), status, headers)
 
 
+def error_page(error: StreamerError, headers: dict[str, str] | None = None) -> Response:
+    """Answer with an error of ours, the next step and the runbook, for any client."""
+    runbook = runbook_address(error.code)
+    return problem_page(status_of(error), error.message, error.hint, headers, runbook)
+
+
 def problem_page(
-    status: int, message: str, hint: str | None, headers: dict[str, str] | None = None
+    status: int,
+    message: str,
+    hint: str | None,
+    headers: dict[str, str] | None = None,
+    runbook: str | None = None,
 ) -> Response:
-    """Answer with the error and the next step, for any client."""
+    """Answer with a problem and the next step, for any client."""
     text = render(
         "problem.html",
         message=redact(message),
         hint=redact(hint) if hint else None,
+        runbook=runbook,
         status=status,
     )
     return html(text, status, headers)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from streamer.admin.page import view
 from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
-from streamer.errors import NotFoundError, StreamerError
+from streamer.errors import ErrorReport, NotFoundError, StreamerError, error_fields
 from streamer.mapping.rules import SourceLabel
 from streamer.runtime.target_watch import TargetState
 
@@ -90,7 +90,7 @@ class StatusReader:
                     "sid": source.sid,
                     "state": state,
                     "slot": source.slot,
-                    "error": error,
+                    **error_fields(error),
                     "hint": None,
                     "lag_bytes": None,
                     "lag_seconds": None,
@@ -102,13 +102,13 @@ class StatusReader:
         return found
 
 
-def _known_table(table: str, state: str, error: str | None) -> Row:
+def _known_table(table: str, state: str, error: ErrorReport | None) -> Row:
     return {
         "source": table,
         "target": None,
         "type": None,
         "state": state,
-        "error": error,
+        **error_fields(error),
         "end_lsn": None,
         "rows_copied": None,
         "rows_total": None,

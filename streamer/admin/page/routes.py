@@ -13,7 +13,7 @@ from streamer.admin.api.gate import PREFIX
 from streamer.admin.api.sessions import delete_cookies, set_cookies
 from streamer.admin.events import Events
 from streamer.admin.page import adding, changes, mapping, overview, past, table
-from streamer.admin.page.frame import Frame, form_text, html, own_path, problem_page
+from streamer.admin.page.frame import Frame, error_page, form_text, html, own_path, problem_page
 from streamer.admin.page.manual import HELP, INDEX, manual_page, manual_texts
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
@@ -86,7 +86,7 @@ def _add_login(app: FastAPI, access: Access) -> None:
         try:
             identity = access.identify(request)
         except StreamerError as exc:
-            return problem_page(status_of(exc), exc.message, exc.hint)
+            return error_page(exc)
         if identity is not None:
             return RedirectResponse(after, 303)
         return show(after)
@@ -98,7 +98,7 @@ def _add_login(app: FastAPI, access: Access) -> None:
                 access.identify(request)  # refuses other hosts
             check_origin(request)
         except StreamerError as exc:
-            return problem_page(status_of(exc), exc.message, exc.hint)
+            return error_page(exc)
         form = await request.form(max_files=0)
         after, name = own_path(form_text(form, "next")), form_text(form, "name")[:200]
         try:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
-from streamer.admin.page.attention import RUNBOOKS, symptom_of_table
+from streamer.admin.page.attention import runbook_of_table
 from streamer.admin.page.frame import (
     Frame,
     Row,
@@ -14,7 +14,6 @@ from streamer.admin.page.frame import (
     is_refresh,
     row_number,
 )
-from streamer.admin.page.manual import help_address
 from streamer.admin.page.overview import StatusReader, find_source
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
@@ -52,7 +51,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             "table.html",
             source=shown,
             table=found,
-            runbook=help_address(RUNBOOKS[symptom_of_table(found)]) if found["error"] else None,
+            runbook=runbook_of_table(found) if found["error"] else None,
             errors=frame.events.errors(shown["label"], name),
             rule=view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),

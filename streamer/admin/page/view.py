@@ -5,7 +5,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from streamer.admin.activity import TableActivity
-from streamer.errors import MappingError
+from streamer.errors import ErrorReport, MappingError, runbook_address
 from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
 from streamer.sync.states import is_turn
 
@@ -30,7 +30,7 @@ def address(path: str, **parameters: Any) -> str:
 
 
 def with_own_state(
-    sources: Iterable[Row], known: dict[tuple[str, str | None], tuple[str, str | None]]
+    sources: Iterable[Row], known: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
 ) -> list[Row]:
     """Return sources of the status, with this process's own state where it differs.
 
@@ -41,8 +41,11 @@ def with_own_state(
     for source in sources:
         label = SourceLabel(source["database"], source["sid"])
         state, error = known.get((label, None), (source["state"], None))
-        differs = error is not None and error != source["error"] and state != "streaming"
-        found.append(source | {"here": f"this process is {state}: {error}" if differs else None})
+        here = None
+        if error is not None and error.text != source["error"] and state != "streaming":
+            here = f"this process is {state}: {error.text}"
+        code = None if error is None else error.code
+        found.append(source | {"here": here, "here_runbook": runbook_address(code)})
     return found
 
 

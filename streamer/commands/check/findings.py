@@ -5,7 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from streamer.errors import SourceConnectionError, StreamerError, TargetConnectionError
+from streamer.errors import (
+    SourceConnectionError,
+    SourceUnreadyError,
+    SparkJobError,
+    StreamerError,
+    TargetConnectionError,
+    TargetError,
+    TargetSchemaError,
+    UnpublishedError,
+    runbook_address,
+)
 from streamer.mapping.rules import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified
@@ -77,6 +87,24 @@ class Finding:
     place: Place
     problem: str
     fix: Fix | None = None
+    code: str | None = None
+    """The code of the error that `run` would stop with, if the check met that error."""
+
+    @property
+    def runbook(self) -> str | None:
+        """The address of the runbook on the page; None for what is only good to know."""
+        if self.severity is Severity.INFO and self.code is None:
+            return None
+        return runbook_address(self.code or self._kind)
+
+    @property
+    def _kind(self) -> str:
+        """The code of errors about this place."""
+        if self.fix is not None and self.fix.at == "target":
+            return TargetSchemaError.code if self.place.object else TargetError.code
+        if self.place.source is None:
+            return TargetError.code if self.place == TARGET else SparkJobError.code
+        return UnpublishedError.code if self.place.object else SourceUnreadyError.code
 
     def __str__(self) -> str:
         fix = f"; {self.fix}" if self.fix else ""
@@ -96,6 +124,8 @@ class Finding:
             "at": self.fix.at if self.fix else None,
             "sql": [redact(sql) for sql in self.fix.sql] if self.fix else [],
             "words": redact(self.fix.words) if self.fix and self.fix.words else None,
+            "code": self.code,
+            "runbook": self.runbook,
         }
 
 
@@ -117,12 +147,12 @@ def one_line(text: str) -> str:
     return redact(text.replace("\n", "\\n").replace("\r", "\\r"))
 
 
-def error(place: Place, problem: str, fix: Fix | None = None) -> Finding:
-    return Finding(Severity.ERROR, place, problem, fix)
+def error(place: Place, problem: str, fix: Fix | None = None, code: str | None = None) -> Finding:
+    return Finding(Severity.ERROR, place, problem, fix, code)
 
 
-def warning(place: Place, problem: str, fix: Fix | None = None) -> Finding:
-    return Finding(Severity.WARNING, place, problem, fix)
+def warning(place: Place, problem: str, fix: Fix | None = None, code: str | None = None) -> Finding:
+    return Finding(Severity.WARNING, place, problem, fix, code)
 
 
 def info(place: Place, problem: str, fix: Fix | None = None) -> Finding:
@@ -135,7 +165,8 @@ def from_error(place: Place, exc: StreamerError) -> Finding:
     hint = exc.hint
     if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
         hint = "correct its url, or check that its server runs and is reachable from here"
-    return error(place, exc.message.removeprefix(f"{side}: "), in_words(hint) if hint else None)
+    problem = exc.message.removeprefix(f"{side}: ")
+    return error(place, problem, in_words(hint) if hint else None, exc.code)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

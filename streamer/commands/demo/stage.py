@@ -34,6 +34,7 @@ class DemoError(StreamerError):
     """The demo cannot start, or streamer failed during it."""
 
     code = "demo"
+    runbook = "demo-fails"
     advice = "Follow the message."
 
 

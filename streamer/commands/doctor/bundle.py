@@ -216,12 +216,14 @@ async def _slots(mapping: Mapping) -> list[Any]:
 _BOOKKEEPING_SQL: Final = {
     "migrations": "select number, name, applied_at from streamer.migration order by number",
     "sources": """
-        select database, sid, state, error, slot, publication, holder, acknowledged_lsn::text,
-               visible_time, heartbeat_seconds, heartbeat_since from streamer.source
+        select database, sid, state, error, error_code, slot, publication, holder,
+               acknowledged_lsn::text, visible_time, heartbeat_seconds,
+               heartbeat_since from streamer.source
         order by database, sid""",
     "last_changes": """
-        select s.database, s.sid, r.source, r.target, r.type, r.state, r.error, r.changed_at,
-               r.attempt, r.end_lsn::text, r.snapshot_lsn::text, r.rows_copied, r.resync::text
+        select s.database, s.sid, r.source, r.target, r.type, r.state, r.error, r.error_code,
+               r.changed_at, r.attempt, r.end_lsn::text, r.snapshot_lsn::text, r.rows_copied,
+               r.resync::text
         from streamer.relation r join streamer.source s on s.id = r.source_id
         order by r.changed_at desc limit 200""",
     "held": """

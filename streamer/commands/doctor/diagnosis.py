@@ -87,13 +87,14 @@ def judge_status(status: SourceStatus) -> Iterable[Finding]:
             problem = "no process streams from it, so it retains its WAL"
             yield error(place, problem, run_here("streamer run"))
         case "starting":
-            yield warning(place, f"is starting{reason}", in_words("wait a moment and look again"))
+            words = "wait a moment and look again"
+            yield warning(place, f"is starting{reason}", in_words(words), status.error_code)
         case "waiting":
             words = "streamer retries; remove the cause of the wait"
-            yield error(place, f"is not streaming{reason}", in_words(words))
+            yield error(place, f"is not streaming{reason}", in_words(words), status.error_code)
         case "error" | "unreachable":
             words = "fix the problem that the message names; streamer retries"
-            yield error(place, f"is not streaming{reason}", in_words(words))
+            yield error(place, f"is not streaming{reason}", in_words(words), status.error_code)
     for table in status.tables:
         yield from _judge_table(status, table)
     heartbeat = status.heartbeat_seconds
@@ -116,7 +117,8 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
                 "remove the cause; streamer then continues within seconds, or at once after: "
                 f"{command('resume')}"
             )
-            yield error(place, f"has stopped{held}: {table.error}", in_words(words))
+            problem = f"has stopped{held}: {table.error}"
+            yield error(place, problem, in_words(words), table.error_code or StreamerError.code)
         case "paused":
             yield warning(place, f"is paused{held}", run_here(command("resume")))
         case "init" | "copying" | "catching_up":
@@ -155,5 +157,9 @@ def _sentence(finding: Finding) -> Sequence[str]:
     fix = finding.fix
     lines = [f"  {one_line(where)}: {one_line(finding.problem)}."]
     if fix is not None and not fix.sql:
-        return [*lines, f"    To do: {one_line(str(fix))}."]
-    return [*lines, *found_lines("", fix, "    ")[1:]]
+        lines.append(f"    To do: {one_line(str(fix))}.")
+    else:
+        lines += found_lines("", fix, "    ")[1:]
+    if finding.runbook is not None:
+        lines.append(f"    Runbook: {finding.runbook}")
+    return lines

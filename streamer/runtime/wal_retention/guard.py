@@ -17,12 +17,13 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import enduring
-from streamer.errors import SourceError, SourceTakenError, StreamerError
+from streamer.errors import ErrorReport, SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import set_backlog
+from streamer.runtime.readiness import Reason, reason_fields
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
@@ -165,17 +166,18 @@ class BacklogGuard:
         self.journaling.change(source)
         self._changed.set()
 
-    def troubles(self) -> list[dict[str, str]]:
+    def troubles(self) -> list[Reason]:
         """Return why the guard does not bound the WAL that the source keeps, for readiness."""
         journaling = self.journaling
+        journal_error = journaling.error if journaling.is_wanted else None
         found = {
-            "journal": journaling.error if journaling.is_wanted else None,
-            "backlog": self.obstacle,
+            "journal": journal_error,
+            "backlog": ErrorReport.stored(self.obstacle, SourceTakenError.code),
         }
         return [
-            {"source": self.source.label, "state": state, "error": error}
-            for state, error in found.items()
-            if error is not None
+            {"source": self.source.label, "state": state} | reason_fields(report)
+            for state, report in found.items()
+            if report is not None
         ]
 
     @property

@@ -21,6 +21,7 @@ import structlog
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import (
+    ErrorReport,
     JournalError,
     Retry,
     SlotInUseError,
@@ -79,7 +80,7 @@ class Journaling:
         self._owner = owner
         self._is_lasting = is_lasting
         self.journal: Journal | None = None
-        self.error: str | None = None
+        self.error: ErrorReport | None = None
         """The reason why the journal stands still although it should grow."""
         self._path = directory_of(spools, source.slot)
         self._is_damaged = False
@@ -117,7 +118,7 @@ class Journaling:
                 if error is None:
                     backoff = Backoff()
                     continue
-                self.error = str(error)
+                self.error = ErrorReport.of(error)
                 backoff.log(log, f'the journal of "{self.source.label}" is not written', error)
                 is_timed = error.retry is Retry.TIMED
                 await asyncio.sleep(backoff.next_seconds() if is_timed else MANUAL_RETRY_SECONDS)
@@ -133,10 +134,10 @@ class Journaling:
                 self.journal = await asyncio.to_thread(Journal.open, self._path)
             except JournalError as exc:
                 # The comparison of slot and target shows whether it is needed.
-                self.error, self._is_damaged = str(exc), True
+                self.error, self._is_damaged = ErrorReport.of(exc), True
                 log.error("the journal cannot be read", source=self.source.label, error=str(exc))
             except StreamerError as exc:
-                self.error = str(exc)
+                self.error = ErrorReport.of(exc)
                 backoff.log(log, f'the journal of "{self.source.label}" cannot be read', exc)
                 await backoff.wait()
                 continue
@@ -168,7 +169,8 @@ class Journaling:
                 hint="set spool.directory, and restart",
             )
         if self._is_damaged:
-            raise SpoolError(f"the one that is there is not to be overwritten: {self.error}")
+            found = "" if self.error is None else self.error.text
+            raise SpoolError(f"the one that is there is not to be overwritten: {found}")
         await asyncio.to_thread(try_directory, self._path)
 
     def begin(self) -> None:
@@ -276,7 +278,7 @@ class Journaling:
         except TimeoutError:
             raise SlotInUseError(
                 f'the journal of "{self.source.label}" has not begun: '
-                f"{self.error or 'another program reads the slot'}"
+                f"{'another program reads the slot' if self.error is None else self.error.text}"
             ) from None
         journal = self.journal
         slot = await read_slot(plain, self.source.slot)

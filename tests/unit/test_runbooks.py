@@ -1,0 +1,70 @@
+"""Every view of an error links to the runbook of its code."""
+
+import json
+
+from streamer.admin.api.errors import error_answer
+from streamer.admin.page.attention import attention
+from streamer.commands.doctor.diagnosis import judge_status
+from streamer.commands.status import SourceStatus, TableStatus
+from streamer.errors import (
+    ErrorReport,
+    StreamerError,
+    ThrottledError,
+    classes_of_errors,
+    runbook_address,
+)
+from streamer.runtime.readiness import reason_fields, source_reasons, target_reasons
+from streamer.runtime.services import Health
+from streamer.runtime.target_watch import TargetHealth, TargetState
+
+
+def an_instance(kind: type[StreamerError]) -> StreamerError:
+    error = kind.__new__(kind)
+    StreamerError.__init__(error, "it failed")
+    if isinstance(error, ThrottledError):
+        error.seconds = 1
+    return error
+
+
+def shown(code: str) -> SourceStatus:
+    """A source with that error, and a table with it too."""
+    table = TableStatus(
+        "public.t", "public.t", "clone", "error", "0/1", 0, 0, "it failed", 0, error_code=code
+    )
+    return SourceStatus(
+        "shop", None, "error", "streamer_shop", error="it failed", error_code=code, tables=[table]
+    )
+
+
+def test_every_view_of_an_error_names_the_runbook_of_its_code() -> None:
+    for kind in classes_of_errors():
+        error = an_instance(kind)
+        runbook = f"/help/runbooks/{kind.runbook}"
+        assert runbook_address(kind.code) == error.log_fields["runbook"] == runbook
+
+        status = shown(kind.code).to_json()
+        assert [status["runbook"], status["tables"][0]["runbook"]] == [runbook, runbook]
+        assert {item["runbook"] for item in attention([status])} == {runbook}
+        assert {each.runbook for each in judge_status(shown(kind.code))} == {runbook}
+        answer = json.loads(bytes(error_answer(error).body))["error"]
+        assert (answer["code"], answer["runbook"]) == (kind.code, runbook)
+
+        report = ErrorReport.of(error)
+        health = Health(table_states={"public.t": "error"}, table_errors={"public.t": report})
+        reasons = list(source_reasons("shop", "error", report, health))
+        target = TargetHealth(state=TargetState.ERROR, error="it failed", error_code=kind.code)
+        reasons += target_reasons(target)
+        assert [reason["runbook"] for reason in reasons] == [runbook] * 3
+
+
+def test_an_unknown_code_has_no_runbook_and_still_its_error() -> None:
+    assert runbook_address("of_another_version") is None
+    assert reason_fields(ErrorReport("it failed", "of_another_version")) == {
+        "error": "it failed", "error_code": "of_another_version", "hint": "",
+    }  # fmt: skip
+    assert reason_fields(None) == {"error": "", "hint": ""}
+
+
+def test_an_error_stored_without_a_code_counts_as_a_defect() -> None:
+    assert ErrorReport.stored("it failed", None) == ErrorReport("it failed", "internal")
+    assert ErrorReport.stored(None, "value") is None
