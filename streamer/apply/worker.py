@@ -112,6 +112,8 @@ class Worker:
         self._due = asyncio.Event()
         """The window that fills is to be committed now, whatever the pace."""
         self._committing: Window | None = None
+        self._left = asyncio.Event()
+        """Set when a lane has left the window that is being committed."""
         self._too_slow: Lane | None = None
 
     # ---- the queue -----------------------------------------------------------------------------
@@ -136,7 +138,8 @@ class Worker:
         for lane in lanes:
             self._take_back(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
-            await asyncio.sleep(0.02)
+            self._left.clear()
+            await self._left.wait()
 
     def _take_back(self, lane: Lane) -> list[LaneTransaction]:
         """Remove everything of *lane* that is not being committed, oldest first."""
@@ -240,6 +243,7 @@ class Worker:
                 raise
             finally:
                 self._committing = None
+                self._left.set()
             self._pace.ended_at = time.monotonic()
 
     async def _next_window(self) -> Window:
@@ -356,6 +360,7 @@ class Worker:
 
     def _fail(self, window: Window, lane: Lane) -> None:
         lane_window = window.lanes.pop(lane)
+        self._left.set()
         self._give_bytes(lane, lane_window.size)
         self._give_back(lane, lane_window)
 

@@ -321,11 +321,11 @@ class Engine:
         Returns when none of the attempts is left: a later change of one must not be applied first.
         """
         self.metrics.count_error(error)
-        failed = [pipeline for each in self.supervisors if (pipeline := each.pipeline) is not None]
-        for pipeline in failed:
+        running = [(each, each.pipeline) for each in self.supervisors if each.pipeline is not None]
+        for _, pipeline in running:
             pipeline.source_failed(error)
-        while any(each.pipeline in failed for each in self.supervisors):
-            await asyncio.sleep(0.05)
+        for supervisor, pipeline in running:
+            await supervisor.until_ended(pipeline)
 
     async def _wait_for_end(self) -> None:
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")

@@ -181,7 +181,11 @@ class _Opening:
             await check_same_server_plainly(plain, server)
             await set_lock_timeout(plain)
             settled = await watched(
-                source, plain, self._settle(plain, server, record, history), self._report_wait
+                source,
+                server,
+                plain,
+                self._settle(plain, server, record, history),
+                self._report_wait,
             )
         try:
             await set_source_state(bookkeeping, self._source_id, "starting")

@@ -65,6 +65,7 @@ class Supervisor:
         self._confirmed_at: float | None = None
         """The time of sending of the last heartbeat that arrived in an earlier attempt."""
         self._is_to_begin_anew = False
+        self._attempt_ended = asyncio.Event()
         self._may_stream = asyncio.Event()
         self._may_stream.set()
 
@@ -182,6 +183,12 @@ class Supervisor:
         if self.pipeline is not None:
             self.pipeline.stop.set()
 
+    async def until_ended(self, pipeline: Pipeline) -> None:
+        """Wait until the attempt that runs *pipeline* has ended."""
+        while self.pipeline is pipeline:
+            self._attempt_ended.clear()
+            await self._attempt_ended.wait()
+
     async def run(self) -> None:
         """Stream until asked to stop."""
         structlog.contextvars.bind_contextvars(source=self.source.label)
@@ -239,6 +246,7 @@ class Supervisor:
         finally:
             self._confirmed_at = pipeline.heartbeat.confirmed_at or self._confirmed_at
             self.pipeline = None
+            self._attempt_ended.set()
 
     async def _report(self, error: StreamerError) -> None:
         self._services.metrics.count_error(error, self.source.database, self.source.sid)

@@ -12,7 +12,9 @@ from typing import Final, TypeVar
 
 from streamer.errors import SourceContentionError
 from streamer.mapping.rules import SourceMapping
+from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_all, translating
+from streamer.source.timeline import check_same_server_plainly
 
 T = TypeVar("T")
 
@@ -88,21 +90,28 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
     return {relation: ", ".join(sessions) for relation, sessions in found.items()}
 
 
-async def watch(source: SourceMapping, pid: int, tell: Tell) -> None:
+async def _watch(source: SourceMapping, server: SourceServer, pid: int, tell: Tell) -> None:
     """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
     It connects separately and after a moment, because most work waits for no session.
     """
     await asyncio.sleep(LOOK_SECONDS)
     async with connection(source) as plain:
+        await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
         while True:
             if awaited := await read_blockers(plain, pid):
                 await tell(awaited)
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def watched(source: SourceMapping, plain: Connection, work: Awaitable[T], tell: Tell) -> T:
-    """Do *work*, which uses *plain*, and tell for whom it waits meanwhile.
+async def watched(
+    source: SourceMapping,
+    server: SourceServer,
+    plain: Connection,
+    work: Awaitable[T],
+    tell: Tell,
+) -> T:
+    """Do *work*, which uses *plain* at *server*, and tell for whom it waits meanwhile.
 
     Raises SourceContentionError with the sessions that held it up.
     """
@@ -112,7 +121,7 @@ async def watched(source: SourceMapping, plain: Connection, work: Awaitable[T], 
         told[:] = [awaited]
         await tell(awaited)
 
-    watching = asyncio.ensure_future(watch(source, plain.info.backend_pid, remember))
+    watching = asyncio.ensure_future(_watch(source, server, plain.info.backend_pid, remember))
     try:
         with translating(source.label):
             return await work

@@ -103,5 +103,5 @@ class CopyContext:
         """End the backends of tasks that outlived their process, and wait until they are gone."""
         async with target_connection(self.address, "streamer") as target:
             async with asyncio.timeout(TERMINATE_SECONDS):
-                while await target.fetch_value(_END_TASKS_SQL, self.task_name):
+                while await target.fetch_value(_END_TASKS_SQL, self.task_name):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)

@@ -159,6 +159,7 @@ class Round:
             await set_lock_timeout(source)
             await watched(
                 context.source,
+                context.server,
                 source,
                 self._prepare_at(source, batch),
                 lambda awaited: set_waiting(context.bookkeeping, ids, awaited),
@@ -281,6 +282,7 @@ class Round:
             try:
                 found = await watched(
                     self._context.source,
+                    self._context.server,
                     plain,
                     self._look_at(copy, plain),
                     partial(self._reports.tell_waiting, [copy.mapped]),

@@ -81,7 +81,7 @@ async def test_a_target_that_does_not_answer_is_reported_while_it_lasts(
     with capture_logs() as logs:
         task = asyncio.create_task(waiting.report_waits(cast("Bookkeeping", None), target, list))
         async with asyncio.timeout(30):
-            while len(logs) < 2:
+            while len(logs) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

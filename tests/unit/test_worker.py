@@ -10,6 +10,7 @@ from streamer.apply.pace import CommitPace
 from streamer.apply.worker import Worker
 from streamer.decode.transactions import Transaction
 from streamer.lsn import Lsn
+from streamer.observability.metrics import Metrics
 
 
 class _NoTarget:
@@ -19,6 +20,27 @@ class _NoTarget:
 
 class _NoOwner:
     pass
+
+
+class _Gate(_NoTarget):
+    """A target that connects when `opened` is set, and has the window then."""
+
+    def __init__(self) -> None:
+        self.asked, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def connect(self, claims: object) -> None:
+        self.asked.set()
+        await self.opened.wait()
+
+    async def settle(self) -> bool:
+        return True
+
+
+class _Owner:
+    claim, source = "claim", None
+
+    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
+        pass
 
 
 async def test_a_worker_whose_queue_is_taken_back_before_it_runs_goes_on() -> None:
@@ -34,5 +56,23 @@ async def test_a_worker_whose_queue_is_taken_back_before_it_runs_goes_on() -> No
     for _ in range(5):
         await asyncio.sleep(0)
     assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_a_lane_is_dropped_when_the_window_that_has_it_is_committed() -> None:
+    gate = _Gate()
+    worker = Worker(
+        0, cast("Any", gate), cast("Any", None), Budget(1000), Metrics(), CommitPace(0, 0.01)
+    )
+    lane = Lane("a lane", worker, cast("Any", _Owner()), cast("Any", None))
+    running = asyncio.create_task(worker.run())
+    worker.put(lane, LaneTransaction(Transaction(7, Lsn(100), 0), [], Lsn(110), 10))
+    await gate.asked.wait()
+    droppers = [asyncio.create_task(worker.drop({lane})) for _ in range(2)]
+    done, _ = await asyncio.wait(droppers, timeout=0.1)
+    assert not done
+    gate.opened.set()
+    await asyncio.wait_for(asyncio.gather(*droppers), 30)
     running.cancel()
     await asyncio.wait([running])

@@ -209,7 +209,7 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_SECONDS)
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

@@ -218,7 +218,8 @@ class Journaling:
         """Give the pipeline a moment to let go of the slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
-                while (slot := await read_slot(plain, self.source.slot)) and slot.active_pid:
+                # The server sends no event for this.
+                while (slot := await read_slot(plain, self.source.slot)) and slot.active_pid:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
 
     async def _check(self, plain: Connection, server: SourceServer) -> Lsn:

@@ -1,0 +1,53 @@
+"""The sessions that hold up work at a source are named by that source alone."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from streamer.errors import SourceContentionError
+from streamer.mapping.rules import RelationPattern, Secret, SourceMapping, TableRule
+from streamer.source import waits
+from streamer.source.catalog import SourceServer, read_server_plainly
+from streamer.source.connection import Connection, connection
+from streamer.source.waits import set_lock_timeout, watched
+from tests.support.postgres import Database
+
+EVERY = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
+
+
+async def test_a_watcher_that_reached_another_server_names_no_session(
+    source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int)")
+    mapping = SourceMapping("shop", None, Secret(source.url), (TableRule(EVERY, EVERY),))
+    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
+    async with AsyncExitStack() as stack:
+        holder = psycopg.connect(source.url)
+        stack.callback(holder.close)
+        holder.execute("lock table t in access exclusive mode")
+        plain = await stack.enter_async_context(connection(mapping))
+        here = await read_server_plainly(plain)
+        await set_lock_timeout(plain, 3.0)
+
+        async def wait_at(server: SourceServer) -> list[str]:
+            """Return the reports about a wait for the table, as if the stream were at *server*."""
+            told: list[str] = []
+
+            async def tell(awaited: str) -> None:
+                told.append(awaited)
+
+            with pytest.raises(SourceContentionError):
+                await watched(mapping, server, plain, read(plain), tell)
+            return told
+
+        own = await wait_at(here)
+        assert f"pid {holder.info.backend_pid} " in own[0]
+        elsewhere = replace(here, system_identifier="1")
+        assert await asyncio.wait_for(wait_at(elsewhere), 60) == []
+
+
+async def read(plain: Connection) -> None:
+    await plain.execute("select from public.t")
