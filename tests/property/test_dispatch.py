@@ -136,6 +136,7 @@ class Dispatching(Transactions):
         self.stop_lsn: int | None = None
         self.passed_stop_at: int | None = None
         """Where the first transaction ends that commits at the stop position or later."""
+        self.has_reached_stop = False
         self.seen_flush_lsn = START
         self.last_end_lsn = START
         self.last_sent: list[bytes] = []
@@ -159,6 +160,10 @@ class Dispatching(Transactions):
         assert self.tracker.flush_lsn == self.tracker.newest_lsn
         if self.passed_stop_at is not None:
             assert self.dispatcher.has_reached_stop(Lsn(START - 1))
+        elif self.stop_lsn is not None:
+            # The stream ends before the stop position: the source's own position reaches it.
+            if self.dispatcher.keepalive(Lsn(max(self.stop_lsn, self.tracker.newest_lsn))):
+                assert self.dispatcher.has_reached_stop(self.tracker.flush_lsn)
         self.patch.stop()
 
     # ---- the stream ----------------------------------------------------------------------------
@@ -439,6 +444,8 @@ class Dispatching(Transactions):
         has_arrived = self.passed_stop_at is not None and self.tracker.is_idle
         is_behind = self.stop_lsn is not None and flush_lsn >= self.stop_lsn
         assert has_reached == (has_arrived or is_behind)
+        assert has_reached or not self.has_reached_stop, "reached once, it stays so"
+        self.has_reached_stop = has_reached
         if has_reached:
             assert self.stop_lsn is not None
             for (_, final_lsn), owed in self.owed.items():
