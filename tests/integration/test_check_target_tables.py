@@ -194,7 +194,9 @@ async def test_enum_labels_that_the_target_lacks(checker: Checker) -> None:
 
 async def test_types_of_extensions(checker: Checker) -> None:
     # The packaged servers come with the one, those of a distribution with the other.
-    available = "select name from pg_available_extensions where name in ('vector', 'citext') limit 1"
+    available = (
+        "select name from pg_available_extensions where name in ('vector', 'citext') limit 1"
+    )
     name = checker.source.value(available)
     assert name is not None, "install the package postgresql-contrib"
     checker.source.execute(f"create schema e; create extension {name} schema e")

@@ -162,8 +162,8 @@ class Dispatching(Transactions):
             assert self.dispatcher.has_reached_stop(Lsn(START - 1))
         elif self.stop_lsn is not None:
             # The stream ends before the stop position: the source's own position reaches it.
-            if self.dispatcher.keepalive(Lsn(max(self.stop_lsn, self.tracker.newest_lsn))):
-                assert self.dispatcher.has_reached_stop(self.tracker.flush_lsn)
+            took = self.dispatcher.keepalive(Lsn(max(self.stop_lsn, self.tracker.newest_lsn)))
+            assert not took or self.dispatcher.has_reached_stop(self.tracker.flush_lsn)
         self.patch.stop()
 
     # ---- the stream ----------------------------------------------------------------------------
