@@ -6,8 +6,9 @@ python := .venv/bin/python
 installed := .venv/.installed
 lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --custom-compile-command "make lock"
-# Tests also wait, so there are more processes than two processors. Each process has servers of its own.
-processes := --numprocesses 4 --dist worksteal
+# Tests wait for two thirds of their time, so six processes keep two processors busy. Each has servers
+# of its own, in memory where there is room.
+processes := --numprocesses 6 --dist worksteal
 build_tools := uv hatchling editables setuptools Cython
 
 .PHONY: help demo test matrix torture nightly check fix reference docs bench lock

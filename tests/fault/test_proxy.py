@@ -18,6 +18,8 @@ from tests.support.proxy import Proxy, Way
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("short_backoffs")
+
 
 @pytest.fixture(autouse=True)
 def tables(source: Database, target: Database) -> None:

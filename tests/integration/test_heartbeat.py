@@ -11,6 +11,8 @@ import pytest
 from streamer.commands.check.command import check
 from streamer.commands.check.findings import Severity
 from streamer.commands.requests import request
+from streamer.runtime import acknowledgement
+from streamer.runtime import heartbeat as heartbeats
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -40,13 +42,10 @@ def heartbeat(s: Streamer) -> float | None:
     return None
 
 
-def stored(target: Database) -> object:
-    return target.value("select acknowledged_lsn::text from streamer.source")
-
-
 async def test_an_idle_source_tells_how_long_a_commit_takes(
-    stream: MakeStreamer, target: Database
+    stream: MakeStreamer, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(acknowledgement, "STORE_SECONDS", 0.5)
     async with stream(TABLE, settings=FAST) as s:
         await s.caught_up()
 
@@ -79,12 +78,12 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
         pipeline = s.engine.supervisors[0].pipeline
         assert pipeline is not None
         assert pipeline.session is not None
-        acknowledgement = pipeline.session.acknowledgement
+        stored = pipeline.session.acknowledgement
         seen: set[object] = set()
         beats: set[float | None] = set()
 
         async def has_beaten_often() -> bool:
-            seen.add(acknowledgement.stored_at)
+            seen.add(stored.stored_at)
             beats.add(s.engine.supervisors[0].pipeline.heartbeat.arrived_seconds)  # type: ignore[union-attr]
             return len(beats) > 12
 
@@ -99,8 +98,10 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
 
 
 async def test_a_stream_that_stands_still_shows_for_how_long_and_is_not_written_to(
-    stream: MakeStreamer, source: Database, target: Database
+    stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(acknowledgement, "STORE_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeats, "OVERDUE_SECONDS", 2.0)
     async with stream(TABLE, settings=FAST) as s:
         await s.caught_up()
         await request(s.engine._address, "pause", "t", database=None, sid=None)
@@ -108,14 +109,14 @@ async def test_a_stream_that_stands_still_shows_for_how_long_and_is_not_written_
         source.execute("insert into t values (1)")
 
         async def is_overdue() -> bool:
-            return bool(((await s.status())["heartbeat_seconds"] or 0) > 6)
+            return bool(((await s.status())["heartbeat_seconds"] or 0) > 3)
 
-        await s.eventually(is_overdue, 30)
-        assert (heartbeat(s) or 0) > 6
+        await s.eventually(is_overdue)
+        assert (heartbeat(s) or 0) > 3
         await request(s.engine._address, "resume", "t", database=None, sid=None)
 
         async def is_well() -> bool:
-            return bool((await s.status())["heartbeat_seconds"] < 6)
+            return bool((await s.status())["heartbeat_seconds"] < 3)
 
         await s.eventually(is_well)
         await s.caught_up()

@@ -11,7 +11,7 @@ from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.streamer import Streamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
 
 CONFIG = """
 target: {{url: "{target}"}}
@@ -54,13 +54,18 @@ async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
             source.execute("insert into free values (1)")
             assert await missing(40, "free") is None
             assert target.value("select count(*) from free") == 1
-            late = await missing(3, "locked", "free")
+            late, of_shop, of_nothing, of_crm = await asyncio.gather(
+                missing(3, "locked", "free"),
+                missing(3, database="shop"),
+                missing(3, "nothing"),
+                missing(40, database="crm"),
+            )
             assert late is not None
             assert 'after 3 s: table "public.locked" of "shop": visible ' in late
-            assert await missing(3, database="shop") is not None
-            assert await missing(40, database="crm") is None
+            assert of_shop is not None
+            assert "no table nothing is streamed" in (of_nothing or "")
+            assert of_crm is None
             user.execute("rollback")
-        assert "no table nothing is streamed" in (await missing(3, "nothing") or "")
         source_proxy.leave()
         late = await missing(4)
         assert late is not None

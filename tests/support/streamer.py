@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from streamer.backoff import Backoff
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
@@ -193,6 +194,13 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads copy the parts."""
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
+
+
+@pytest.fixture
+def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attempts of the engine follow one another ten times as fast."""
+    next_seconds = Backoff.next_seconds
+    monkeypatch.setattr(Backoff, "next_seconds", lambda self: next_seconds(self) / 10)
 
 
 __all__ = ["MakeStreamer", "Mapping", "Streamer", "write_config"]

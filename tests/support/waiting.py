@@ -10,17 +10,30 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 POLL_SECONDS: Final = 0.02
+POLL_SECONDS_MAX: Final = 0.25
 DEADLINE_SECONDS: Final = 60.0
 
 
+def _pause(looked: float, least: float) -> float:
+    """Return how long to wait after a look that took *looked* seconds, at least *least* seconds.
+
+    A look may connect to both servers, so a test looks for a fifth of its time at most.
+    """
+    return max(least, min(POLL_SECONDS_MAX, 4 * looked))
+
+
 def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Iterator[None]:
-    """Yield until *seconds* have passed. The caller leaves the loop once its condition holds."""
-    deadline = time.monotonic() + seconds
+    """Yield until *seconds* have passed, at most once in *every* seconds. The caller leaves the
+    loop once its condition holds.
+    """
+    began = time.monotonic()
     while True:
+        before = time.monotonic()
         yield
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > began + seconds:
             return
-        time.sleep(every)
+        time.sleep(_pause(now - before, every))
 
 
 def eventually(
@@ -39,12 +52,14 @@ async def until(
     seconds: float = DEADLINE_SECONDS,
 ) -> None:
     """Wait until *condition* holds, and let the event loop run meanwhile."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
+        before = time.monotonic()
         found = condition()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return
-        assert time.monotonic() < deadline, f"not so after {seconds:g} s: {what}"
-        await asyncio.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        assert now < began + seconds, f"not so after {seconds:g} s: {what}"
+        await asyncio.sleep(_pause(now - before, POLL_SECONDS))
