@@ -24,7 +24,7 @@ help:
 	@echo "make fix        fixes lint and format where the tools can"
 	@echo "make docs       builds the documentation as a site, in build/docs"
 	@echo "make reference  writes the generated parts of docs/reference, and config.example.yaml"
-	@echo "make bench      runs every benchmark"
+	@echo "make bench      measures against PostgreSQL's own subscription; ARGS='--only insert,mix --rounds 5'"
 	@echo "make lock       resolves the lock files again; ARGS=--upgrade takes the newest versions"
 
 demo: $(installed)
@@ -68,11 +68,7 @@ reference: $(installed)
 	@$(python) -m scripts.reference
 
 bench: $(installed)
-	@for file in $$(grep -l __main__ benchmarks/*.py); do \
-		name=$$(basename $$file .py); \
-		echo "== $$name"; \
-		scripts/with_java.sh $(python) -m benchmarks.$$name $(ARGS) || exit 1; \
-	done
+	@scripts/with_java.sh $(python) -m benchmarks $(ARGS)
 
 lock: $(installed)
 	@$(lock) $(ARGS) --output-file requirements.lock pyproject.toml

@@ -1,44 +1,96 @@
-"""Servers and processes for benchmarks: a source, a target, and `streamer run` on them."""
+"""A source and a target server for benchmarks, and their databases."""
 
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Protocol
 
 import psycopg
 
 from streamer.commands.embedded import Server, packaged_binaries
 
-ITEMS = (
-    "create table items (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
-    " note text)"
-)
-SETTINGS = {
+SETTINGS: Final = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "30min",
     "wal_level": "logical",
     "logical_decoding_work_mem": "64MB",
+    "max_worker_processes": "64",
+    "max_logical_replication_workers": "32",
+    # As many tables at a time as `sync.jobs` of streamer.
+    "max_sync_workers_per_subscription": "4",
+    # Before PostgreSQL 16 at most one subscription starts in this time.
+    "wal_retrieve_retry_interval": "50ms",
+    "max_wal_senders": "64",
+    "max_replication_slots": "64",
+    # Rounds vacuum by themselves, between measurements.
+    "autovacuum": "off",
 }
+POLL_SECONDS: Final = 0.005
 
 
-def binaries() -> Path:
-    """Return the PostgreSQL to measure on: ``BENCH_BINDIR``, or the embedded 18."""
-    chosen = os.environ.get("BENCH_BINDIR")
-    return Path(chosen) if chosen else packaged_binaries(18)
+def find_binaries(wanted: str) -> Path:
+    """Return the directory of PostgreSQL's programs.
+
+    *wanted*: ``machine`` (that of pg_config, or else the embedded 18), ``16`` or ``18`` (embedded,
+    unless the machine's own is of that version), or a directory.
+    """
+    if wanted == "machine":
+        return _of_machine() or packaged_binaries(18)
+    if not wanted.isdecimal():
+        return Path(wanted)
+    own = _of_machine()
+    if own is not None and version_of(own).partition(".")[0] == wanted:
+        return own
+    return packaged_binaries(int(wanted))
+
+
+def _of_machine() -> Path | None:
+    if shutil.which("pg_config") is None:
+        return None
+    found = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
+    path = Path(found.stdout.strip())
+    return path if (path / "initdb").exists() else None
+
+
+def version_of(binaries: Path) -> str:
+    """Return the version of a server, as in ``15.4``."""
+    text = subprocess.run(
+        [binaries / "postgres", "--version"], check=True, capture_output=True, text=True
+    ).stdout
+    return text.split()[2]
+
+
+def has_pglogical(binaries: Path) -> bool:
+    """Whether the extension pglogical is installed for the server."""
+    libraries = binaries.parent / "lib"
+    return any(path.exists() for path in libraries.glob("**/pglogical.so"))
 
 
 @contextlib.contextmanager
-def source_and_target() -> Iterator[tuple[Server, Server]]:
-    with tempfile.TemporaryDirectory(prefix="streamer-bench-") as directory:
+def source_and_target(
+    binaries: Path | None = None, settings: dict[str, str] | None = None
+) -> Iterator[tuple[Server, Server]]:
+    """Run both servers for the length of a block; by default the machine's own."""
+    binaries = binaries or find_binaries("machine")
+    chosen = SETTINGS | (settings or {})
+    if has_pglogical(binaries):
+        chosen["shared_preload_libraries"] = "pglogical"
+    with tempfile.TemporaryDirectory(
+        prefix="streamer-bench-", ignore_cleanup_errors=True
+    ) as directory:
         parent = Path(directory)
         parent.chmod(0o755)
-        servers = [Server(parent / name, binaries(), SETTINGS) for name in ("source", "target")]
+        servers = [Server(parent / name, binaries, chosen) for name in ("source", "target")]
         try:
             for server in servers:
                 server.create()
@@ -49,53 +101,81 @@ def source_and_target() -> Iterator[tuple[Server, Server]]:
                 server.stop("immediate")
 
 
-def make_items(source: Server, target: Server) -> None:
-    """Make the table that both sides fill: in the database ``bench``, at the target also in
-    ``native``, for PostgreSQL's own subscription.
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database of a server."""
+
+    server: Server
+    name: str
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.name)
+
+    def execute(self, sql: str) -> list[tuple[object, ...]]:
+        return self.server.execute(sql, self.name)
+
+    def value(self, sql: str) -> object:
+        return self.execute(sql)[0][0]
+
+    def create(self) -> None:
+        self.server.execute(f'create database "{self.name}"')
+
+    def drop(self) -> None:
+        """Drop it with its subscriptions and slots."""
+        for (subscription,) in self.execute(
+            "select subname from pg_subscription"
+            " where subdbid = (select oid from pg_database where datname = current_database())"
+        ):
+            self.execute(f"alter subscription {subscription} disable")
+            self.execute(f"alter subscription {subscription} set (slot_name = none)")
+            self.execute(f"drop subscription {subscription}")
+        slots = (
+            "select slot_name, active from pg_replication_slots where database = current_database()"
+        )
+        wait_until(self.url, f"select not exists (select from ({slots}) s where active)", 60)
+        for slot, _ in self.execute(slots):
+            self.execute(f"select pg_drop_replication_slot('{slot}')")
+        self.server.execute(f'drop database "{self.name}" with (force)')
+
+    def run_program(self, name: str, *arguments: str) -> None:
+        """Run one of PostgreSQL's programs on this database. Raises SystemExit if it fails."""
+        program = self.server.program(name)
+        if not program.exists():
+            raise SystemExit(f"the benchmark needs {name}, and {program.parent} lacks it")
+        result = subprocess.run(
+            [str(program), *arguments, self.url],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("PG")},
+        )
+        if result.returncode:
+            raise SystemExit(f"{name}: {result.stderr}")
+
+
+class Watched(Protocol):
+    """A process that a wait depends on."""
+
+    def check(self) -> None:
+        """Raise SystemExit if it has ended by itself."""
+        ...
+
+
+def wait_until(url: str, sql: str, seconds: float, watched: Watched | None = None) -> float:
+    """Wait until the first value of a query is true; return the time of that, by the monotonic
+    clock.
     """
-    for server, name in ((source, "bench"), (target, "bench"), (target, "native")):
-        server.execute(f"create database {name}")
-        server.execute(ITEMS, name)
-
-
-def make_subscription(source: Server, target: Server, options: str) -> None:
-    """Prepare PostgreSQL's own way, from now on, not enabled yet."""
-    source.execute("create publication native for table items", "bench")
-    source.execute("select pg_create_logical_replication_slot('native', 'pgoutput')", "bench")
-    target.execute(
-        f"create subscription native connection '{source.url('bench')}' publication native with"
-        f" (create_slot = false, slot_name = native, enabled = false, copy_data = false,"
-        f" {options})",
-        "native",
-    )
-
-
-def drain_natively(source: Server, target: Server, end_lsn: object, seconds: float) -> float:
-    """Return how many seconds the prepared subscription takes up to *end_lsn*, from when its
-    walsender starts.
-    """
-    target.execute("alter subscription native enable", "native")
-    wait_until(source.url("bench"), active("native"), 60)
-    began = time.monotonic()
-    reached = (
-        f"select confirmed_flush_lsn >= '{end_lsn}' from pg_replication_slots"
-        " where slot_name = 'native'"
-    )
-    wait_until(source.url("bench"), reached, seconds)
-    return time.monotonic() - began
-
-
-def active(slot: str) -> str:
-    """Return a condition: a program reads the slot."""
-    return f"select active from pg_replication_slots where slot_name = '{slot}'"
-
-
-def has_everything(end_lsn: object) -> str:
-    """Return a condition at streamer's target: it has everything up to *end_lsn*."""
-    return (
-        f"select bool_and(end_lsn >= '{end_lsn}' or acknowledged_lsn >= '{end_lsn}')"
-        " from streamer.source s join streamer.relation r on r.source_id = s.id"
-    )
+    deadline = time.monotonic() + seconds
+    with psycopg.connect(url, autocommit=True, application_name="benchmark") as connection:
+        while (now := time.monotonic()) < deadline:
+            row = connection.execute(sql.encode()).fetchone()
+            if row is not None and row[0]:
+                return now
+            if watched is not None:
+                watched.check()
+            time.sleep(POLL_SECONDS)
+    raise SystemExit(f"timed out after {seconds:g} s, waiting for: {sql}")
 
 
 def write_config(
@@ -105,9 +185,9 @@ def write_config(
     tables: str,
     *,
     transport: str = "text",
-    streaming: str = "on",
     **settings: object,
 ) -> None:
+    """Write a configuration with one source."""
     lines = [f"{name}: {value}" for name, value in settings.items()]
     path.write_text(
         "\n".join(
@@ -116,10 +196,7 @@ def write_config(
                 'http: {listen: ""}',
                 *lines,
                 "sources:",
-                (
-                    f'- {{database: bench, urls: [{{url: "{source}"}}], transport: {transport},'
-                    f" streaming: {streaming},"
-                ),
+                f'- {{database: bench, urls: [{{url: "{source}"}}], transport: {transport},',
                 f"   tables: {tables}}}",
             ]
         )
@@ -136,7 +213,7 @@ class Run:
         self.cpu_seconds = 0.0
 
     def sample(self) -> None:
-        """Look at the process's memory and processor time."""
+        """Read the process's memory and processor time."""
         with contextlib.suppress(OSError, AttributeError):
             status = Path(f"/proc/{self.process.pid}/status").read_text()
             match = re.search(r"VmHWM:\s+(\d+)", status)
@@ -144,6 +221,12 @@ class Run:
                 self.peak_kilobytes = int(match[1])
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
             self.cpu_seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def check(self) -> None:
+        self.sample()
+        if self.process.poll() is not None:
+            assert self.process.stderr is not None
+            raise SystemExit(self.process.stderr.read())
 
     def wait(self) -> None:
         while self.process.poll() is None:
@@ -158,18 +241,33 @@ class Run:
         self.wait()
 
 
-def wait_until(url: str, sql: str, seconds: float, run: Run | None = None) -> None:
-    """Wait until a query's first value is true."""
-    deadline = time.monotonic() + seconds
-    with psycopg.connect(url, autocommit=True) as connection:
-        while time.monotonic() < deadline:
-            row = connection.execute(sql.encode()).fetchone()
-            if row is not None and row[0]:
-                return
-            if run is not None:
-                run.sample()
-                if run.process.poll() is not None:
-                    assert run.process.stderr is not None
-                    raise SystemExit(run.process.stderr.read())
-            time.sleep(0.02)
-    raise SystemExit(f"timed out waiting for: {sql}")
+class Sampler(threading.Thread):
+    """Polls a WAL position, and keeps the time of each change."""
+
+    def __init__(self, database: Database, sql: str, every: float = 0.001) -> None:
+        """*sql*: a query for one position, as a pg_lsn."""
+        super().__init__(daemon=True)
+        self._url = database.url
+        self._sql = f"select (({sql}) - '0/0'::pg_lsn)::int8"
+        self._every = every
+        self._ended = threading.Event()
+        self.backend_pid = 0
+        self.found: list[tuple[float, int]] = []
+        """Monotonic time in seconds, and position in bytes."""
+
+    def run(self) -> None:
+        last = None
+        with psycopg.connect(
+            self._url, autocommit=True, application_name="benchmark"
+        ) as connection:
+            self.backend_pid = connection.info.backend_pid
+            while not self._ended.wait(self._every):
+                row = connection.execute(self._sql.encode(), prepare=True).fetchone()
+                if row is not None and row[0] is not None and row[0] != last:
+                    last = int(row[0])
+                    self.found.append((time.monotonic(), last))
+
+    def stop(self) -> list[tuple[float, int]]:
+        self._ended.set()
+        self.join()
+        return self.found

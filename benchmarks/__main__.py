@@ -1,0 +1,123 @@
+"""``make bench``: every profile against PostgreSQL's own subscription, in one table.
+
+Both sides stream the same changes between the same two servers, in turn. The time runs from the
+start of the walsender until all changes are visible; the start of either program does not count.
+After each round the rows of all sides have to equal those of the source. The extension pglogical
+takes part where it is installed.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.cases import CASES, Case
+from benchmarks.runner import Options, Runner
+from benchmarks.servers import find_binaries, has_pglogical, source_and_target, version_of
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    cases = _select(options.only)
+    if options.list:
+        for case in cases:
+            print(f"{case.name:16} {case.title}")
+        return
+    binaries = find_binaries(options.postgres)
+    size = Options(
+        changes=options.changes,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        sides=tuple(options.sides.split(",")) if options.sides else (),
+        with_pglogical=has_pglogical(binaries),
+    )
+    facts = report.describe(version_of(binaries), size)
+    console = Console(stderr=True)
+    began = time.monotonic()
+    found: list[report.Figure] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="streamer-bench-") as directory,
+        source_and_target(binaries) as (source, target),
+        console.status("servers start") as status,
+    ):
+        runner = Runner(source, target, Path(directory), size, status.update)
+        for case in cases:
+            status.update(case.name)
+            figures = report.figures(case, runner.run(case))
+            found += figures
+            for figure in figures:
+                console.print(_line(figure), highlight=False)
+    facts["duration_seconds"] = round(time.monotonic() - began)
+    _write(options, facts, found, is_full=not options.only and not options.sides)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list the profiles")
+    parser.add_argument("--only", default="", help="profiles to run, by name: insert,mix")
+    parser.add_argument("--changes", type=int, default=100_000, help="changes in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a steady load")
+    parser.add_argument(
+        "--sides", default="", help="of native, pglogical, binary, text, default; all by default"
+    )
+    parser.add_argument(
+        "--postgres",
+        default="machine",
+        help="16 or 18, or the directory of PostgreSQL's programs; that of pg_config by default",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    parser.add_argument(
+        "--output", type=Path, help="write JSON to a file; a full run has one in benchmarks/results"
+    )
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        help=f"write the table to a file, between {report.MARKS[0]} and {report.MARKS[1]}",
+    )
+    return parser
+
+
+def _select(names: str) -> list[Case]:
+    if not names:
+        return list(CASES)
+    known = {case.name: case for case in CASES}
+    if unknown := [name for name in names.split(",") if name not in known]:
+        sys.exit(f"no profile {', '.join(unknown)}; there are: {', '.join(known)}")
+    return [known[name] for name in names.split(",")]
+
+
+def _line(figure: report.Figure) -> str:
+    values = ", ".join(f"{side} {value.median:,.5g}" for side, value in figure.values.items())
+    ratios = ", ".join(f"{side}/native {ratio.median:.2f}" for side, ratio in figure.ratios.items())
+    return f"{figure.case.name} ({figure.unit}): {values}" + (f"; {ratios}" if ratios else "")
+
+
+def _write(
+    options: argparse.Namespace,
+    facts: dict[str, object],
+    found: list[report.Figure],
+    *,
+    is_full: bool,
+) -> None:
+    title = report.title_of(facts)
+    text = json.dumps(report.to_json(facts, found), indent=1) + "\n"
+    path = options.output or (report.result_path(facts) if is_full else None)
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+    if options.markdown is not None:
+        report.insert_markdown(options.markdown, report.markdown(found, title))
+    if options.json:
+        sys.stdout.write(text)
+        return
+    console = Console()
+    Console(width=max(console.width, 200)).print(report.table(found, title))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""CPU and memory of processes, from /proc."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.servers import Database
+from streamer.commands.embedded import Server
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU seconds, of user and system. ``program``: streamer's process. ``target``: backends and
+    apply workers. ``source``: walsenders.
+    """
+
+    program: float = 0.0
+    target: float = 0.0
+    source: float = 0.0
+
+    def scaled(self, by: float) -> "Cpu":
+        return Cpu(self.program * by, self.target * by, self.source * by)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """CPU seconds by pid at one moment."""
+
+    program: dict[int, float]
+    target: dict[int, float]
+    source: dict[int, float]
+
+    def until(self, later: "Snapshot") -> Cpu:
+        """Return the CPU that was used from here to *later*."""
+        return Cpu(
+            _used(self.program, later.program),
+            _used(self.target, later.target),
+            _used(self.source, later.source),
+        )
+
+
+def _used(before: dict[int, float], after: dict[int, float]) -> float:
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def take_snapshot(program: int | None, target: Database, source: Server) -> Snapshot:
+    """Read the CPU time of *program*, of the sessions in the database *target*, and of the source's
+    walsenders.
+    """
+    sessions = target.execute(
+        "select pid from pg_stat_activity where datname = current_database()"
+        " and pid <> pg_backend_pid() and application_name <> 'benchmark'"
+        " and backend_type in ('client backend', 'logical replication worker',"
+        " 'logical replication apply worker', 'logical replication parallel worker',"
+        " 'logical replication tablesync worker')"
+        " or datname = current_database() and backend_type like 'pglogical%'"
+    )
+    senders = source.execute("select pid from pg_stat_activity where backend_type = 'walsender'")
+    return Snapshot(
+        _cpu([] if program is None else [program]),
+        _cpu(int(str(pid)) for (pid,) in sessions),
+        _cpu(int(str(pid)) for (pid,) in senders),
+    )
+
+
+def _cpu(pids: Iterable[int]) -> dict[int, float]:
+    found = {}
+    for pid in pids:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        fields = stat.rpartition(")")[2].split()
+        found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return found
+
+
+def peak_memory(pid: int) -> int:
+    """Return the most memory that a process has had resident, in bytes; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"VmHWM:\s+(\d+)", status)
+    return int(match[1]) * 1024 if match else 0
+
+
+def machine_memory() -> int:
+    """Return the memory of the machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

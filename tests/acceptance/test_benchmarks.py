@@ -1,0 +1,92 @@
+"""Every profile of `make bench`, at a tiny size: speed belongs into the real run."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.cases import CASES, Case, Kind, copy_of_tables
+from benchmarks.runner import Options, Runner, changes_of, delays
+from benchmarks.servers import SETTINGS as BENCHMARK_SETTINGS
+from streamer.commands.embedded import Server
+from tests.support.forks import ForkedProcess
+from tests.support.postgres import SETTINGS, running, versions
+
+CASES_AT_A_TIME = 4
+
+
+@pytest.fixture
+def servers_to_measure() -> Iterator[tuple[Server, Server]]:
+    binaries = versions()[os.environ.get("TEST_POSTGRES", "18")]
+    settings = BENCHMARK_SETTINGS | SETTINGS | {"shared_buffers": "64MB", "autovacuum": "off"}
+    with tempfile.TemporaryDirectory(prefix="streamer-test-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        with (
+            running(directory / "source", binaries, settings) as source,
+            running(directory / "target", binaries, settings) as target,
+        ):
+            yield source, target
+
+
+def launch(arguments: list[str], log: Path) -> ForkedProcess:
+    """Run streamer in a process that needs no imports, and whose copies need no Spark."""
+    return ForkedProcess(
+        "tests.support.plain_streamer",
+        arguments,
+        environment=dict(os.environ),
+        stdout=Path(os.devnull),
+        stderr=log,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_profile_runs_and_ends_equal(
+    servers_to_measure: tuple[Server, Server], tmp_path: Path
+) -> None:
+    options = Options(
+        changes=100, rounds=1, seconds=1, sides=("native", "binary", "default"), launch=launch
+    )
+    runner = Runner(*servers_to_measure, tmp_path, options, lambda text: None)
+
+    def measure(case: Case) -> list[report.Figure]:
+        if case.name == "copy-tables":
+            case = replace(case, **copy_of_tables(5))
+        return report.figures(case, runner.run(case))
+
+    with ThreadPoolExecutor(CASES_AT_A_TIME) as threads:
+        figures = [figure for found in threads.map(measure, CASES) for figure in found]
+    assert {figure.case.name for figure in figures} == {case.name for case in CASES}
+    for figure in figures:
+        assert len(figure.values) == 2, figure.case.name
+        assert all(value.median >= 0 for value in figure.values.values()), figure.case.name
+    text = report.markdown(figures, "title")
+    assert all(case.title in text for case in CASES)
+
+
+def test_a_delay_runs_from_the_flush_of_a_position_to_its_visibility() -> None:
+    flushed = [(1.0, 100), (2.0, 200), (3.0, 300)]
+    visible = [(0.5, 50), (1.5, 120), (2.5, 290)]
+    assert delays(flushed, visible) == [0.5, 0.5]  # the last position is never visible
+
+
+def test_a_round_has_whole_transactions() -> None:
+    for case in CASES:
+        if case.kind is Kind.DRAIN:
+            changes = changes_of(case, Options(changes=1234))
+            assert changes % case.per_transaction == 0
+            assert changes > 0
+
+
+def test_a_table_in_a_page_is_replaced_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    start, end = report.MARKS
+    page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
+    report.insert_markdown(page, "new\n")
+    assert page.read_text() == f"before\n{start}\n\nnew\n\n{end}\nafter\n"
