@@ -8,6 +8,7 @@ takes part where it is installed.
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from benchmarks.servers import find_binaries, has_pglogical, source_and_target, 
 
 def main() -> None:
     options = _parser().parse_args()
+    # Ended by a signal, the servers stop too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     cases = _select(options.only)
     if options.list:
         for case in cases:

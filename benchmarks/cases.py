@@ -70,6 +70,11 @@ class Case:
     pgbench_scale: int = 0
     """Tables and rows come from ``pgbench --initialize``."""
 
+    @property
+    def identifier(self) -> str:
+        """The name of databases, slots and subscriptions."""
+        return self.name.replace("-", "_")
+
 
 ITEMS: Final = (
     "create table items (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"

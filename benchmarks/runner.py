@@ -102,24 +102,24 @@ class Runner:
 
     @contextlib.contextmanager
     def _databases(self, case: Case) -> Iterator[tuple[list[Database], list[Side]]]:
-        name = case.name.replace("-", "_")
+        name = case.identifier
         sources = [Database(self._source, f"{name}_{number}") for number in range(case.sources)]
         sides = [
             self._side(case, side, sources, Database(self._target, f"{name}_{side}"))
             for side in self._names(case)
         ]
-        made: list[Database] = []
+        databases = [*sources, *(side.target for side in sides)]
+        for database in databases:
+            database.create()
         try:
-            for database in (*sources, *(side.target for side in sides)):
-                database.create()
-                made.append(database)
             yield sources, sides
         finally:
             for side in sides:
                 if side.pid is not None:
                     side.stop()
-            for database in reversed(made):  # first the targets, whose sessions hold slots
-                database.drop()
+        # After an error the servers go, with all databases.
+        for database in reversed(databases):  # first the targets, whose sessions hold slots
+            database.drop()
 
     def _names(self, case: Case) -> list[str]:
         names = ["native", *case.transports]

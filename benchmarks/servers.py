@@ -76,15 +76,23 @@ def has_pglogical(binaries: Path) -> bool:
     return any(path.exists() for path in libraries.glob("**/pglogical.so"))
 
 
+def settings_for(binaries: Path) -> dict[str, str]:
+    """Return the settings of a server."""
+    chosen = dict(SETTINGS)
+    if int(version_of(binaries).partition(".")[0]) >= 18:
+        chosen["max_active_replication_origins"] = "64"  # before, max_replication_slots counts
+    if has_pglogical(binaries):
+        chosen["shared_preload_libraries"] = "pglogical"
+    return chosen
+
+
 @contextlib.contextmanager
 def source_and_target(
     binaries: Path | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[tuple[Server, Server]]:
     """Run both servers for the length of a block; by default the machine's own."""
     binaries = binaries or find_binaries("machine")
-    chosen = SETTINGS | (settings or {})
-    if has_pglogical(binaries):
-        chosen["shared_preload_libraries"] = "pglogical"
+    chosen = settings_for(binaries) | (settings or {})
     with tempfile.TemporaryDirectory(
         prefix="streamer-bench-", ignore_cleanup_errors=True
     ) as directory:

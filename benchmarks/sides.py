@@ -107,7 +107,7 @@ class Streamer:
     ) -> None:
         self.name = transport
         self.target = target
-        self._case = case
+        self._case = case  # slots belong to the whole server, so they are named after it
         self._sources = sources
         self._launch = launch
         self._process: Process | None = None
@@ -128,16 +128,17 @@ class Streamer:
             'http: {listen: ""}\n'
             f"spool: {{directory: {spool}}}\n"
             "sources:\n"
-            f" - database: {self.name}\n"
+            f" - database: {self._case.identifier}_{self.name}\n"
             f"   urls: [{', '.join(urls)}]\n{chosen}"
             f"   tables: {{{tables}}}\n"
         )
 
     @property
     def slots(self) -> list[str]:
+        name = f"streamer_{self._case.identifier}_{self.name}"
         if len(self._sources) == 1:
-            return [f"streamer_{self.name}"]
-        return [f"streamer_{self.name}_s{number}" for number in range(len(self._sources))]
+            return [name]
+        return [f"{name}_s{number}" for number in range(len(self._sources))]
 
     @property
     def pid(self) -> int | None:
@@ -210,7 +211,7 @@ class Native:
         self.target = target
         self._case = case
         self._sources = sources
-        self._names = [f"native_{number}" for number in range(len(sources))]
+        self._names = [f"native_{case.identifier}_{number}" for number in range(len(sources))]
 
     @property
     def slots(self) -> list[str]:
@@ -290,7 +291,7 @@ class Pglogical:
         self.target = target
         self._case = case
         self._sources = sources
-        self._names = [f"pglogical_{number}" for number in range(len(sources))]
+        self._names = [f"pglogical_{case.identifier}_{number}" for number in range(len(sources))]
 
     @property
     def slots(self) -> list[str]:

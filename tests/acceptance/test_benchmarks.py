@@ -12,7 +12,7 @@ import pytest
 from benchmarks import report
 from benchmarks.cases import CASES, Case, Kind, copy_of_tables
 from benchmarks.runner import Options, Runner, changes_of, delays
-from benchmarks.servers import SETTINGS as BENCHMARK_SETTINGS
+from benchmarks.servers import settings_for
 from streamer.commands.embedded import Server
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import SETTINGS, running, versions
@@ -23,7 +23,7 @@ CASES_AT_A_TIME = 4
 @pytest.fixture
 def servers_to_measure() -> Iterator[tuple[Server, Server]]:
     binaries = versions()[os.environ.get("TEST_POSTGRES", "18")]
-    settings = BENCHMARK_SETTINGS | SETTINGS | {"shared_buffers": "64MB", "autovacuum": "off"}
+    settings = settings_for(binaries) | SETTINGS | {"shared_buffers": "64MB", "autovacuum": "off"}
     with tempfile.TemporaryDirectory(prefix="streamer-test-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)
