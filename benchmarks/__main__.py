@@ -38,6 +38,7 @@ def main() -> None:
         seconds=options.seconds,
         sides=tuple(options.sides.split(",")) if options.sides else (),
         with_pglogical=has_pglogical(binaries),
+        settings=tuple(each.replace("=", ": ", 1) for each in options.setting),
     )
     facts = report.describe(version_of(binaries), size)
     console = Console(stderr=True)
@@ -68,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a steady load")
     parser.add_argument(
         "--sides", default="", help="of native, pglogical, binary, text, default; all by default"
+    )
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of streamer's configuration, as in commit_interval=0.05; repeatable",
     )
     parser.add_argument(
         "--postgres",

@@ -46,6 +46,8 @@ class Options:
     seconds: float = 10.0
     sides: tuple[str, ...] = ()
     with_pglogical: bool = False
+    settings: tuple[str, ...] = ()
+    """Lines of streamer's configuration."""
     launch: Launch = launch
 
 
@@ -130,7 +132,15 @@ class Runner:
 
     def _side(self, case: Case, name: str, sources: Sequence[Database], target: Database) -> Side:
         if name in TRANSPORTS:
-            return Streamer(case, name, sources, target, self._directory, self._options.launch)
+            return Streamer(
+                case,
+                name,
+                sources,
+                target,
+                self._directory,
+                self._options.settings,
+                self._options.launch,
+            )
         return (Native if name == "native" else Pglogical)(case, sources, target)
 
     def _round(

@@ -103,6 +103,7 @@ class Streamer:
         sources: Sequence[Database],
         target: Database,
         directory: Path,
+        settings: Sequence[str] = (),
         launch: Launch = launch,
     ) -> None:
         self.name = transport
@@ -113,6 +114,7 @@ class Streamer:
         self._process: Process | None = None
         self._log = directory / f"{case.name}-{transport}.log"
         self._config = directory / f"{case.name}-{transport}.yaml"
+        self._settings = settings
         self._config.write_text(self._configuration(directory / f"spool-{case.name}-{transport}"))
 
     def _configuration(self, spool: Path) -> str:
@@ -126,7 +128,8 @@ class Streamer:
         return (
             f'target: {{url: "{self.target.url}"}}\n'
             'http: {listen: ""}\n'
-            f"spool: {{directory: {spool}}}\n"
+            + "".join(f"{line}\n" for line in self._settings)
+            + f"spool: {{directory: {spool}}}\n"
             "sources:\n"
             f" - database: {self._case.identifier}_{self.name}\n"
             f"   urls: [{', '.join(urls)}]\n{chosen}"
