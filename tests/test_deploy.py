@@ -228,7 +228,7 @@ def test_kubernetes_runs_one_process_and_asks_it_the_right_things(
     assert pod["terminationGracePeriodSeconds"] > 10
     uid = pod["securityContext"]["runAsUser"]
     assert f"--uid {uid} " in (ROOT / "Dockerfile").read_text()
-    # Every selector finds the pod, every volume is there, every claim is made.
+    # Every selector finds the pod, and every volume and claim exists.
     labels = spec["template"]["metadata"]["labels"]
     for kind in ("Deployment", "PodDisruptionBudget"):
         assert KUBERNETES[kind]["spec"]["selector"]["matchLabels"] == labels

@@ -76,7 +76,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
     tmp_path: Path, config: Path, client: httpx.Client, source: Database, target: Database
 ) -> None:
     with Process(config) as process:
-        # Nothing is there, and that is said.
+        # Nothing exists yet, and the page says so.
         eventually(lambda: answers(client), what=process.output)
         ready = eventually(
             lambda: (
@@ -136,8 +136,8 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         caught_up(process)
         process.kill()
 
-    # And without admin mode: the exported file is a configuration. No process runs, so the file is
-    # read.
+    # And without admin mode: the exported file is a configuration. No process runs, so the command
+    # reads the file.
     exported = command(config, "export")
     assert exported.returncode == 0, exported.stderr
     assert PASSWORD not in exported.stdout + exported.stderr

@@ -323,7 +323,7 @@ def test_a_job_by_spark_submit(
         job.write_text(
             json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})
         )
-        # Both come to the same parts before either of them is copied.
+        # Both plan the same parts before either copies one.
         blocker.execute("select from streamer.sync_partition for update")
         submitted = subprocess.Popen(
             [

@@ -67,7 +67,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
         assert well.stdout.endswith("Nothing is wrong.\n")
         assert json.loads(command(config, "doctor", "--json").stdout)["well"] is True
 
-        # A row that is refused, a table that stops: both are named with the command to run.
+        # A refused row and a stopped table: doctor names both, with the command to run.
         target.execute("alter table q add check (id < 10); alter table t drop column v")
         source.execute("insert into q values (11); insert into t values (1, 'x')")
         eventually(lambda: status(config)[0]["tables"][1]["state"] == "error", 60)

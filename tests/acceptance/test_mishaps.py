@@ -1,8 +1,8 @@
 """Eighteen mishaps, staged on real servers: an operator's views of each, and proof that their
 remedies work.
 
-Each test stages one mishap, waits until status, readiness and page show its cause and a remedy,
-runs that remedy as it was printed, and compares the rows.
+Each test stages one mishap, and waits until status, readiness and page show its cause and a remedy.
+It then runs that remedy literally, and compares the rows.
 """
 
 import contextlib
@@ -374,7 +374,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         metrics = site.get("/metrics")
         assert metrics is not None
         assert "streamer_mapping_error 1.0" in metrics.text
-        # The stream goes on with the mapping that the process has, and edits are refused.
+        # The stream continues with the mapping in memory, and `run` refuses edits.
         source.execute("insert into t values (2, 'meanwhile')")
         eventually(lambda: target.value("select count(*) from t") == 2)
         refused = command(site.config, "tables", "add", "shop", "other")
@@ -386,7 +386,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
     assert refused.returncode == 2
     assert str(database) in refused.stderr
     assert "streamer import backup.yaml" in refused.stderr
-    # As every screen said: the file goes away, and the backup is imported.
+    # As every screen said: move the file away, and import the backup.
     for path in tmp_path.glob("mapping.sqlite*"):
         path.rename(tmp_path / f"broken-{path.name}")
     source.execute("insert into t values (3, 'not running')")

@@ -124,7 +124,9 @@ def test_sigterm_under_load(config: Path, source: Database, target: Database) ->
                 connection.execute("insert into log (line) values (%s)", (str(n),))
             began = time.monotonic()
             assert process.terminate() == 0
-            assert time.monotonic() - began < 25  # ten are promised; the machine may be busy
+            assert (
+                time.monotonic() - began < 25
+            )  # the documentation promises ten; the machine may be busy
             for n in range(300, 400):
                 connection.execute("insert into log (line) values (%s)", (str(n),))
         confirmed = source.value("select confirmed_flush_lsn from pg_replication_slots")

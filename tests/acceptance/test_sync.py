@@ -93,7 +93,7 @@ def assert_equal(source: Database, target: Database) -> None:
 
 
 def assert_tidy(source: Database, target: Database) -> None:
-    """Nothing is left over: one slot, two publications, no deferred index, no task."""
+    """No remains: one slot, two publications, no deferred index, no task."""
     slots = source.execute(
         "select slot_name from pg_replication_slots where database = current_database()"
     )

@@ -29,7 +29,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{7007*9001}}"
 
 
 def routes(app: FastAPI) -> list[tuple[str, str]]:
-    """Return every method and path that *app* has, numbers filled in: nothing can be forgotten."""
+    """Return every method and path of *app* with numbers filled in, so that a test forgets none."""
     found: list[tuple[str, str]] = []
     waiting: list[Any] = list(app.routes)
     while waiting:
@@ -687,7 +687,7 @@ async def test_guessing_is_throttled_and_a_session_ends(open_admin: OpenAdmin) -
 
 
 async def test_forms_that_no_page_sends_are_refused_in_words(open_admin: OpenAdmin) -> None:
-    """For any request: no 500, and nothing is changed."""
+    """For any request: no 500, and no change."""
     async with open_admin(f"admin: {{token: {TOKEN}}}") as admin, admin.client() as client:
         await admin.service.create("database", {"name": "shop"}, "x")
         await admin.service.create("url", {"database_id": 1, "url": "host=127.0.0.1 port=1"}, "x")

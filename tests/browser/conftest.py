@@ -167,7 +167,7 @@ def sites(tmp_path: Path, target: Database, browser: Browser) -> Iterator[Sites]
 
 
 def look(page: Page, name: str) -> None:
-    """Leave pictures of a page, if they are wanted, and see that it fits a phone."""
+    """Save pictures of a page if SCREENSHOTS asks for them, and check that it fits a phone."""
     size = page.viewport_size
     assert size is not None
     directory = os.environ.get("SCREENSHOTS")

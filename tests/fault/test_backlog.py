@@ -61,9 +61,7 @@ def measured_ratio(streamer: Streamer) -> float:
 
 
 def retained_bytes(source: Database) -> int:
-    source.execute(
-        "checkpoint"
-    )  # where running transactions are written down, so the slot can move
+    source.execute("checkpoint")  # where the source logs running transactions, so the slot can move
     return int(
         str(
             source.value(

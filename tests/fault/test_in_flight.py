@@ -1,4 +1,4 @@
-"""Changes on their way to the target when their lane changes hands are applied once."""
+"""Changes in flight while their lane changes hands count once."""
 
 import contextlib
 from collections.abc import Iterator

@@ -184,7 +184,9 @@ def test_it_stops_in_time_while_a_server_does_not_answer(
         began = time.monotonic()
         process.process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        assert time.monotonic() - began < 25  # ten are promised; this machine may be busy
+        assert (
+            time.monotonic() - began < 25
+        )  # the documentation promises ten; this machine may be busy
     source_proxy.heal()
     target_proxy.heal()
     with Process(config) as process:

@@ -1,6 +1,6 @@
 """Servers that restart and backends that are killed in every state of a table sync.
 
-The program is halted (SIGSTOP) at a step of a sync; something happens to a server; then it
+SIGSTOP halts the program at a step of a sync, and something happens to a server. Then the program
 continues, finds out, and brings the tables to the same end by itself.
 """
 

@@ -17,7 +17,7 @@ T = "create table t (id int primary key, v text)"
 
 
 def asked(source: Database) -> str | None:
-    """Return how the source was asked for changes; None while it is not."""
+    """Return the options of START_REPLICATION; None before it."""
     queries = source.execute(
         "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
         f" where s.database = '{source.name}' and not s.temporary and a.query like 'START_REPL%'"
@@ -26,7 +26,7 @@ def asked(source: Database) -> str | None:
 
 
 def is_binary(source: Database) -> bool:
-    """Whether the source was asked for binary."""
+    """Whether START_REPLICATION asked for binary."""
     query = asked(source)
     assert query is not None
     return BINARY_ASKED in query

@@ -1,4 +1,4 @@
-"""COMMIT of a transaction that has failed is answered without an error, and is none."""
+"""The server answers COMMIT of a failed transaction without an error, and rolls back."""
 
 import contextlib
 

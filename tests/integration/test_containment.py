@@ -101,7 +101,7 @@ async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
 
         monkeypatch.setattr(owner, name, broken)
 
-    # The window is lost with its changes; the commit is made, and its answer is lost.
+    # The window is lost with its changes; the target commits, and the answer is lost.
     breaks_once(Worker, "_commit")
     breaks_once(TargetTransaction, "commit", is_after=True)
     breaks_once(BacklogGuard, "_judge")

@@ -29,7 +29,7 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
         return ", ".join(failure["kind"] for failure in failures), len(rows)
 
     async def orphan_first(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Copy as a task would that outlived its process, before the task that is wanted."""
+        """Copy like a task that outlived its process, before the valid task."""
         if not found:
             lock_class, source_id, pid, token = job["ends"]["claim"]
             # WHEN another process has stored its token after this one was planned
@@ -48,7 +48,7 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
     monkeypatch.setattr(SparkLauncher, "submit", orphan_first)
     async with stream("t:") as streamer:
         await streamer.caught_up(60)
-        # THEN the task writes nothing, and the one that is wanted copies all
+        # THEN the task writes nothing, and the valid one copies all
         nothing = ("elsewhere", 0)
         assert found == {
             "taken over": nothing,

@@ -1,4 +1,6 @@
-"""Expressions call no function of PostgreSQL but harmless ones: every function of `pg_proc` is tried."""
+"""Expressions call only harmless functions of PostgreSQL: the test tries every function of
+`pg_proc` is tried.
+"""
 
 import re
 from collections import defaultdict

@@ -90,7 +90,7 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
         await s.eventually(has_beaten_often, 60)
         # Others use that server as well, so some of it is stored; but far from all.
         assert len(seen) <= len(beats) / 2
-        await s.caught_up()  # `wait` is answered all the same
+        await s.caught_up()  # `wait` still answers
         status = await s.status()
         assert status["lag_bytes"] < 100_000
         source.execute("insert into t values (1)")

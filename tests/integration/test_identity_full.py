@@ -28,7 +28,7 @@ async def test_types_whose_equality_lies_or_is_missing(
         )
         await streamer.caught_up()
         assert_same(source, target, "t")
-        # Rows that differ only where `=` sees no difference: the right one is taken.
+        # Rows that differ only where `=` sees no difference: streamer finds the right one.
         source.execute("update t set b = '(9,9),(8,8)' where v = 'other'")
         source.execute("update t set v = 'changed' where n::text = '1.00'")
         source.execute("delete from t where ctid = (select min(ctid) from t where f = 'NaN')")

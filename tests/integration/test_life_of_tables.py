@@ -98,7 +98,7 @@ async def test_another_target_type_or_rule(
         await streamer.caught_up()
         assert len(contents(target, "other")) == 2
 
-        # Only how it is applied: no copy.
+        # Only the way to apply it: no copy.
         target.execute("delete from other where id = 1")
         await change(streamer, "{a: {target: other, type: append, exclude: [v]}, b: {}}")
         source.execute("insert into a values (3, 3); insert into b values (2)")

@@ -300,7 +300,7 @@ async def test_another_target_or_type_is_filled_anew(
         await streamer.caught_up()
         filled = "u" if "target" in change else "t"
         assert {(2,), (3,)} <= set(target.execute(f"select id from {filled}"))
-        # The old target is left alone, and so are the rows that append keeps.
+        # streamer leaves the old target alone, and the rows that append keeps.
         source.execute("delete from t")
         await streamer.caught_up()
         assert target.execute("select id from t") != []

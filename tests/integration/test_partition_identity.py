@@ -1,4 +1,6 @@
-"""A partition whose replica identity is not its root's: nothing is guessed, the table stops."""
+"""A partition whose replica identity is not its root's: streamer guesses nothing, and the table
+stops.
+"""
 
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer

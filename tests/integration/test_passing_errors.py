@@ -1,4 +1,4 @@
-"""Errors of the target that pass: tried again, without a tight loop, and nothing is lost."""
+"""Errors of the target that pass: streamer tries again, without a tight loop, and loses nothing."""
 
 import asyncio
 import time
@@ -128,7 +128,7 @@ CODES = {
 async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
     source: Database, target: Database, stream: MakeStreamer, name: str, deferred: bool
 ) -> None:
-    """As with a full tablespace: at the statement, or when all is written and COMMIT is said."""
+    """As with a full tablespace: at the statement, or at the COMMIT after all writes."""
     kind = "constraint trigger" if deferred else "trigger"
     when = (
         "after insert or update on t deferrable initially deferred"

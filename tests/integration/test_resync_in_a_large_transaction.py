@@ -1,4 +1,4 @@
-"""A resync that is asked for while a large transaction is being written."""
+"""An operator requests a resync while streamer writes a large transaction."""
 
 from typing import Any
 

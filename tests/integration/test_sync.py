@@ -105,7 +105,7 @@ async def test_a_table_that_cannot_be_prepared_fails_alone(
 async def test_a_table_that_cannot_be_locked_fails_alone(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was dropped after it was looked at."""
+    """A session dropped it after the check."""
     for name in ("gone", "here"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     copy = Round._copy
@@ -284,7 +284,7 @@ async def test_a_declared_table_is_copied_when_it_is_asked_for(
 
 
 async def ask(streamer: Streamer, table: str, action: str) -> None:
-    """Ask for something as the commands do, and wait until it is heard."""
+    """Send a request as the commands do, and wait until the engine takes it."""
     bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
         (relation,) = [r for r in await read_relation_records(bookkeeping) if r.source == table]

@@ -30,7 +30,7 @@ async def resync(streamer: Streamer, table: str = "public.t", **options: Any) ->
 
 
 async def ask(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
-    """Ask for a resync, and wait until it is heard."""
+    """Request a resync, and wait until the engine takes it."""
     bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
     try:
         relation = next(r for r in await read_relation_records(bookkeeping) if r.source == table)

@@ -1,4 +1,4 @@
-"""A table that is dropped, renamed, misspelt or no longer published stops alone."""
+"""A table that is dropped, renamed, misspelled or no longer published stops alone."""
 
 import asyncio
 import re
@@ -65,7 +65,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
         # Nothing of another table came in under the name.
         assert target.execute("select v from b") == [("b",)]
         assert "dropped or renamed it" in (await streamer.table("public.a"))["error"]
-    # The state outlives the process, and no table is copied unasked.
+    # The state outlives the process, and streamer copies no table without a request.
     await execute("create table a (id int primary key, v text); insert into a values (9, 'anew')")
     async with stream(TABLES) as streamer:
         for table in "abcd":
@@ -90,7 +90,7 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
         assert late["state"] == "error"
         assert 'table "public.late" is not in the source; create it there' in late["error"]
         source.execute("insert into good values (2)")
-        # Nothing was ever missed of it, so it is copied as soon as it is there.
+        # No change of it is missing, so streamer copies it as soon as it exists.
         await asyncio.to_thread(
             source.execute, "create table late (id int primary key); insert into late values (7)"
         )
@@ -154,7 +154,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await run_remedy(streamer, target, "t")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
-        # While a table or a partition is unlogged nothing of it is decoded.
+        # The source decodes no change of an unlogged table or partition.
         await asyncio.to_thread(source.execute, "alter table p1 set unlogged")
         await streamer.table_state("public.p", "error", 60)
         assert 'alter table "public"."p1" set logged' in (await streamer.table("public.p"))["error"]
@@ -258,7 +258,7 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
                 return target.value("select count(*) from a") == 2
 
             await streamer.eventually(has_arrived, 60)
-        # It comes back after changes have passed: copied over its own rows, and nothing is emptied.
+        # It comes back after changes have passed: a copy replaces its rows, and readers see no gap.
         async with stream("a:\nb:") as streamer:
             await streamer.caught_up(60)
             source.execute("update b set v = 'live'")

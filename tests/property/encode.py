@@ -1,8 +1,8 @@
 """Messages as pgoutput writes them, after "Logical Replication Message Formats" of PostgreSQL's
 documentation.
 
-Independent of `streamer.decode`: nothing is imported from there, so that a misreading of the
-documentation is not made twice.
+Independent of `streamer.decode`: it imports nothing from there, so that one misreading of the
+documentation stays visible.
 """
 
 import struct

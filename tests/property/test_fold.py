@@ -1,8 +1,8 @@
 """Folding a window and writing the result equals applying its changes one by one.
 
-Two models stand in for the target, both dictionaries from key to row: `apply_in_order` works like
-the statements for exact order, `apply_fold` like those for sets. Every window is tried with several
-plans: text and binary, one key column or two, key tuples or whole old rows.
+Two models stand in for the target, both dictionaries from key to row. `apply_in_order` works like
+the statements for exact order, `apply_fold` like those for sets. The test tries every window with
+several plans: text and binary, one key column or two, key tuples or whole old rows.
 """
 
 import contextlib

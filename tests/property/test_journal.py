@@ -1,4 +1,4 @@
-"""A journal that is torn at any byte goes on where its last whole transaction ends; damage is found."""
+"""A journal torn at any byte continues after its last whole transaction, and finds damage."""
 
 import asyncio
 import os

@@ -91,7 +91,7 @@ def test_every_message_of_a_stream_is_read_as_it_was_written(case: Case) -> None
 
 
 def outcome(data: bytes, *, in_stream: bool) -> Message | None:
-    """Read *data*; None if it is refused as it should be."""
+    """Read *data*; None after the expected refusal."""
     try:
         return pgoutput.parse(data, in_stream=in_stream)
     except ProtocolError:

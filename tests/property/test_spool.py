@@ -158,7 +158,7 @@ class Spooling(RuleBasedStateMachine):
     @precondition(lambda self: self.read_count > self.released)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Forget the first of the shares that were read; the others are read again if wanted."""
+        """Forget the first of the read shares; the spool reads the others again on request."""
         count = data.draw(st.integers(0, self.read_count - self.released))
         self.spool.release(count)
         self.released += count

@@ -1,5 +1,6 @@
-"""Cut into parts, a table is read once, every page of it, also the pages that come later; parts
-are grouped so that few tasks are enough and the longest begins first."""
+"""The parts of a table cover every page once, later pages included. Their groups need few tasks,
+and the longest begins first.
+"""
 
 import itertools
 import re

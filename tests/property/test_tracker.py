@@ -17,7 +17,7 @@ LANES = 4
 
 @dataclass
 class Dispatched:
-    """A position that was reached, and the lanes that something is still pending in up to there."""
+    """A reached position, and the lanes with pending changes up to there."""
 
     end_lsn: int
     lanes: set[int]
@@ -97,8 +97,8 @@ class Tracking(RuleBasedStateMachine):
         for lane in range(LANES):
             if sum(lane in entry.lanes for entry in self.history) > self.runs_max:
                 self.has_merged = True
-        # Merged, it may lag behind, or stand where a copy was taken, between two commits; that it
-        # never passes a gap is another invariant.
+        # After merging, it may lag behind, or stand at a copy's position between two commits.
+        # Another invariant says that it never passes a gap.
         if not self.has_merged:
             assert flush_lsn == expected
 

@@ -1,8 +1,8 @@
 """For any source, each committed transaction arrives once, whole and in order.
 
-`Source` behaves like a walsender with pgoutput: it sends RELATION before the first change of a
-relation and after each change of its definition, streams some transactions in parts, and rolls some
-of them or their subtransactions back. The test compares its commits with the pieces.
+`Source` behaves like a walsender with pgoutput. It sends RELATION before the first change of a
+relation and after each change of its definition. It streams some transactions in parts, and rolls
+some of them or their subtransactions back. The test compares its commits with the pieces.
 """
 
 from collections.abc import Iterator

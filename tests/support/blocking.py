@@ -22,7 +22,7 @@ MAY_BLOCK = (
     ),
     # The log shows a defect with its traceback, and reads the source for that.
     ("structlog/dev.py", {"__call__"}),
-    # Small files that are read once, before anything streams.
+    # Small files that the process reads once, before it streams.
     ("streamer/migrations.py", {"read_migrations"}),
     ("streamer/runtime/installation.py", {"_read"}),
 )  # fmt: skip

@@ -128,7 +128,7 @@ class Site:
     # ---- mending -------------------------------------------------------------------------------
 
     def run(self, line: str) -> str:
-        """Run a command of the program as it was shown, with this configuration."""
+        """Run a command exactly as the program showed it, with this configuration."""
         name, *arguments = shlex.split(line)
         assert name == "streamer", line
         result = command(self.config, *arguments)

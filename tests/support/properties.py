@@ -1,4 +1,4 @@
-"""How many examples a property is tried on: few by default, many with ``PROPERTY_EXAMPLES=300``."""
+"""The number of examples of a property: few by default, many with ``PROPERTY_EXAMPLES=300``."""
 
 import os
 from typing import Final

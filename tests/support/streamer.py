@@ -1,7 +1,8 @@
 """The program in the test's own process, on a configuration written as YAML.
 
-The environment sets the values that a test leaves open, so that all tests can run with each:
-TEST_WORKERS (a number), TEST_STREAMING (on or off) and TEST_TRANSPORT (text or binary).
+The environment sets the values that a test leaves open, so that all tests can run with each. The
+variables are TEST_WORKERS (a number), TEST_STREAMING (on or off) and TEST_TRANSPORT (text or
+binary).
 """
 
 import asyncio

@@ -56,8 +56,8 @@ def _until(condition: Callable[[], object], seconds: float) -> bool:
 def add_and_fill(world: World) -> None:
     """A column comes and is filled while a resync waits for its temporary slot.
 
-    The slot waits for an open transaction, so the application's ALTER and UPDATE come before the
-    snapshot and after the moment at which a careless program has read the definition.
+    The slot waits for an open transaction. So the application's ALTER and UPDATE come before the
+    snapshot, and after a careless program has read the definition.
     """
     lone = world.sources[0]
     if not world.is_streaming(lone) or not world.is_copied("filled"):
@@ -305,7 +305,9 @@ def reattach_partition(world: World) -> None:
 
 
 def resync_in_large(world: World) -> None:
-    """A resync is asked for while a large transaction is being written: it is visible whole or not."""
+    """An operator requests a resync while streamer writes a large transaction: readers see all of
+    it or nothing.
+    """
     lone = world.sources[0]
     if not world.is_streaming(lone) or not world.is_copied("bulk"):
         return

@@ -1,6 +1,6 @@
 """The tables of the torture test: many kinds, and the operations of a random session on each.
 
-An operation is a list of statements that belong together; it may fail (a duplicate key, a
+An operation is a list of statements that belong together. It may fail (a duplicate key, a
 deadlock), which ends its transaction like any other error of an application.
 """
 

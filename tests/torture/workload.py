@@ -1,8 +1,8 @@
 """Sessions that do random things to a source, and remember their commits.
 
-Every committed transaction of a session leaves a number in two ledger tables, and the session
-remembers the position of the source's WAL after the commit. Once the program acknowledges that
-position, the target must have these numbers.
+Every committed transaction of a session leaves a number in two ledger tables. The session remembers
+the position of the source's WAL after the commit. Once the program acknowledges that position, the
+target must have these numbers.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from tests.torture.tables import Kind
 BEHIND_BYTES_MAX = 200_000_000
 """A slot that is further behind slows the sessions of its source down.
 
-Without it, a machine whose load lets the program apply less than the sessions write never comes to
-rest, whatever the program does.
+Without it, a machine on which the program applies less than the sessions write never comes to rest.
 """
 SLOW_SECONDS = 0.5
 
@@ -146,7 +145,7 @@ class Session(threading.Thread):
                             SLOW_SECONDS if is_behind else self._random.random() * 0.03
                         )
             except psycopg.OperationalError:
-                self._ended.wait(0.2)  # the server restarts, or somebody ended this backend
+                self._ended.wait(0.2)  # the server restarts, or a fault ended this backend
             except BaseException as exc:  # noqa: BLE001  # seen by whoever ends the session
                 self.failure = exc
                 return

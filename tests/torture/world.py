@@ -28,7 +28,7 @@ from tests.torture.tables import Kind
 from tests.torture.workload import Source, settle_all_prepared
 
 STOP_SECONDS_MAX = 30.0
-"""The time limit of a stop: 10 seconds are promised, and the machine may be busy."""
+"""The time limit of a stop: the documentation promises 10 seconds, and the machine may be busy."""
 OPERATOR_SECONDS = 12.0
 """How long the program has to notice a definition, and to act after a request."""
 

@@ -1,4 +1,4 @@
-"""Which positions are stored in the target, and how often."""
+"""The positions that streamer stores in the target, and the times."""
 
 from typing import Any
 from unittest import mock

@@ -1,4 +1,4 @@
-"""Waits grow, never beyond a bound, and are said once."""
+"""Waits grow up to a bound, and the log reports each error once."""
 
 import asyncio
 import random

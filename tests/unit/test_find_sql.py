@@ -1,4 +1,4 @@
-"""The SQL of a hint is found as statements to paste, whatever its names and literals hold."""
+"""The page finds the SQL of a hint as statements to paste, with any names and literals in it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Positions are written as PostgreSQL writes them and nothing else is taken for one."""
+"""Positions have PostgreSQL's notation, and no other text counts as one."""
 
 import pytest
 

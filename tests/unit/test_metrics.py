@@ -1,4 +1,4 @@
-"""How metrics are rendered."""
+"""The rendering of metrics."""
 
 import threading
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""How a missing target table is made."""
+"""The creation of a missing target table."""
 
 import pytest
 

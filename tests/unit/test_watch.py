@@ -20,7 +20,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def severed_after(*answers: Activity | Exception | None, moves: bool = False) -> int | None:
-    """Return how often was asked before the connection was given up; None if it was not."""
+    """Return the number of questions before the watch gave up the connection; None if it did
+    not.
+    """
     given = iter(answers)
     asked = 0
     over = asyncio.Event()
