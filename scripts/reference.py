@@ -375,7 +375,7 @@ def errors_table() -> str:
             (f"`{error.code}`", " ".join(paragraphs[0].split()), advice,
              _RETRIES[error.retry.value], str(error.exit_code))
         )  # fmt: skip
-    return _table("code | meaning | what to do | retry | exit code", rows)
+    return _table("code | meaning | remedy | retry | exit code", rows)
 
 
 def routes_table() -> str:

@@ -493,8 +493,8 @@ class RowTooLargeError(ValueConversionError):
 
     def __init__(self, change_number: int, size: int) -> None:
         super().__init__(
-            f"target: a row of {size} bytes exceeds the 1 GB that COPY can take; each tab, "
-            "newline, carriage return and backslash of a text counts twice",
+            f"target: a row of {size} bytes exceeds COPY's limit of 1 GB; tabs, newlines, carriage "
+            "returns and backslashes of a text count twice",
             hint="make the value smaller at the source, or exclude its column",
         )
         self.change_number = change_number

@@ -182,8 +182,8 @@ create table streamer.audit (
 -- Every act removes rows that are too old, and finds them by this index.
 create index audit_at on streamer.audit (at);
 
--- Sequences of the target that follow those of a source, with the last value that each had given when
--- streamer looked; null before the first use.
+-- Sequences of the target that follow those of a source, with the last value that streamer saw of
+-- each; null before the first use.
 create table streamer.sequence (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,

@@ -209,7 +209,7 @@ class Access:
         identity = self.identify(request)
         if identity is None:
             raise UnauthenticatedError(
-                "who are you?",
+                "credentials are missing",
                 hint="send the header Authorization: Bearer TOKEN (admin.token), or log in",
             )
         if method in SAFE_METHODS:

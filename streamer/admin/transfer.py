@@ -1,7 +1,7 @@
 """The mapping as YAML, and from YAML: ours, or the map.yaml of kuvasz-streamer.
 
-An export is a configuration that `streamer run` takes: the settings of the configuration file, and
-the sources of the store, in order of their names, each key only where it is not as by default. It
+An export is a configuration that `streamer run` takes. It has the settings of the configuration
+file and the sources of the store, in order of their names. It omits keys with default values. It
 never holds a password: a variable stands in place of a stored one. An import of such a variable
 into the same store keeps the stored password. Pure.
 """

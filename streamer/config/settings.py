@@ -436,9 +436,10 @@ class SourceSettings(Strict):
     sequences: bool = Field(
         default=False,
         title="Follow sequences",
-        description="Keep sequences of the target ahead of those of the source: of mapped tables' "
-        "identity and serial columns, and other sequences of the same name in `target.schema`. "
-        "streamer reads them every 3 seconds, and leaves a margin of at least 1,000 values.",
+        description="Keep sequences of the target ahead of those of the source. That concerns "
+        "identity and serial columns of mapped tables, and other sequences of the same name in "
+        "`target.schema`. streamer reads them every 3 seconds, and leaves a margin of at least "
+        "1,000 values.",
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         default=None,

@@ -50,8 +50,9 @@ class Range:
 def place_of(
     sequence: Followed, mappings: Mapping[RelationName, RelationMapping], target_namespace: str
 ) -> SequencePlace | None:
-    """Return where *sequence* has its counterpart; None if it belongs to a table or column that is
-    not written to the target, or to one whose rows the target does not take over as they are.
+    """Return the place of the counterpart of *sequence*.
+
+    None if the target does not get its table or column, or does not take over the rows unchanged.
     """
     if sequence.owner is None:
         return SequencePlace(RelationName(target_namespace, sequence.name.name))

@@ -31,8 +31,8 @@ def parse_conninfo(text: str) -> dict[str, str]:
     # A password with one of these in it ends too early, and its rest would look like a host.
     if "@" in given.get("host", "").lstrip("@") or not _PORTS.fullmatch(given.get("port", "")):
         raise ValueError(
-            "user or password has a character with another meaning in a URL; write %40 for @, "
-            "%3A for :, %2F for / and %25 for %"
+            "user or password has a special character of URLs; write %40 for @, %3A for :, "
+            "%2F for / and %25 for %"
         )
     return given
 

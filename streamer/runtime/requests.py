@@ -98,7 +98,7 @@ class Requests:
         self._relations.hold_for_copy(mapped)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         self._end_pause(before)
-        # A drainer that waits for more of a large transaction gives it up: nothing of it may be on
+        # A drainer that waits for more of a large transaction gives it up. Nothing of it may be on
         # its way to the target when the copy begins.
         before.changed.set()
         await until_applied(before, through_lsn)

@@ -3,10 +3,9 @@
 ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin do:
 they are older than the transaction or command that wrote the partition's row in pg_inherits. The
 check reads the first pages, which hold the oldest rows. A table that one transaction created,
-filled and attached shows nothing else. A table from an earlier transaction counts as filled if it
-is larger than that, because the application may have deleted or changed its first rows. The
-pg_attribute row of the system column ctid dates a table: PostgreSQL writes it with the table and
-never again.
+filled and attached shows nothing else. A larger table from an earlier transaction counts as filled,
+because the application may have deleted or changed its first rows. The pg_attribute row of the
+system column ctid dates a table: PostgreSQL writes it with the table and never again.
 """
 
 from collections import defaultdict

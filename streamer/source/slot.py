@@ -246,9 +246,9 @@ async def create_slot(
     """Create a logical slot and export the snapshot of its consistent point.
 
     PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
-    everything before the consistent point, and the slot has everything after it. *tell* receives
-    the sessions that block the slot, whenever they change. Raises SlotWaitError after
-    `WAIT_SECONDS`, and leaves nothing behind.
+    everything before the consistent point, and the slot everything after it. *tell* receives the
+    sessions that block the slot, whenever they change. Raises SlotWaitError after `WAIT_SECONDS`,
+    and leaves nothing behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))

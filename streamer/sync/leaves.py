@@ -117,8 +117,8 @@ async def look_at_columns(
             )
             listed = ", ".join(f'"{column}"' for column in others)
             error = GapError(
-                f"column {listed} of the source was dropped and added again, or renamed, so rows "
-                "that did not change since keep former values",
+                f"column {listed} of the source is another one since a DROP or RENAME, so older "
+                "rows keep former values",
                 hint=f"{resync} brings the present ones",
             )
             if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):

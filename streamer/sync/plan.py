@@ -2,9 +2,9 @@
 
 A part is a range of a table's pages, read with a TID range scan. Before PostgreSQL 14 a table is
 one part, because each range would read it all. The number of parts follows from all bytes of a
-table: wide values are in its TOAST table, and a few pages may refer to gigabytes. Parts of one
-table can run at the same time; small tables share a task, so that a task's two connections are
-worth making. Large parts come first, so that no long one begins last. Pure.
+table: its TOAST table has the wide values, and few pages may refer to gigabytes. Parts of one table
+can run at the same time; small tables share a task, so that a task's two connections are worth
+making. Large parts come first, so that no long one begins last. Pure.
 """
 
 from dataclasses import dataclass, field

@@ -226,9 +226,8 @@ class Preparation:
             copy.target = await read_relation(target, mapping.target) or copy.target
         elif missing and copy.resync.force:
             log.warning(
-                "columns that the target lacks are left out of this copy; "
-                "the table stops at its next change unless they are added there, excluded, "
-                "or ignored with on_column_added",
+                "this copy leaves out columns that the target lacks; the table stops at its next "
+                "change unless you add, exclude or ignore them (on_column_added)",
                 source=self._source.label,
                 table=copy.name,
                 columns=", ".join(name for _, name in missing),

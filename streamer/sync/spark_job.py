@@ -95,8 +95,8 @@ def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
 
 
 def _ship(context: "SparkContext") -> None:
-    """Send executors the modules of a task: the version that planned the task, whatever they have
-    installed.
+    """Send executors the modules of a task: the version that planned the task, even if another one
+    is installed.
 
     The archive is in a directory that Spark removes at any kind of end.
     """

@@ -5,9 +5,9 @@ and generated columns with their expressions. The primary key, or the columns of
 identity's index, follow the sid. Identity columns become plain ones, because values come from the
 source; defaults are not needed for the same reason. Partitioned tables become plain ones.
 
-A history table also gets ``kvsz_id`` (the order of versions that begin at the same time), the three
-history columns, and a primary key of key and ``kvsz_id``. A unique index lets each key have one
-open version. A key that is deferrable at the source is deferrable here too.
+A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
+three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
+one open version. A key that is deferrable at the source is deferrable here too.
 
 Building statements is pure; `create_table` runs them.
 """

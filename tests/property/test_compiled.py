@@ -53,7 +53,7 @@ def messages(draw: st.DrawFn, binary: bool) -> bytes:
 
 
 def outcome(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
-    """What folding and encoding give, or the error."""
+    """The result of folding and encoding, or the error."""
     with pytest.MonkeyPatch.context() as patch:
         with_implementation(module, patch)
         fold = Fold(apply_plan(COLUMNS, ("a",), binary=binary))

@@ -1,6 +1,10 @@
 """``streamer demo``: two shops stream into one warehouse, all of it on this machine.
 
-show.py is the demo from beginning to end. stage.py owns the processes and directories, and removes
-them afterwards. shop.py has the shops' tables and rows, workload.py their customers. watch.py and
-view.py show the progress. compare.py compares shops and warehouse.
+show.py         the demo from beginning to end
+stage.py        its processes and directories, and their removal
+shop.py         the shops' tables and rows
+workload.py     the shops' customers
+watch.py        the progress, as numbers
+view.py         the progress, on the screen
+compare.py      the comparison of shops and warehouse
 """

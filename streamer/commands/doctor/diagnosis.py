@@ -134,7 +134,7 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
 def sentences(diagnosis: Diagnosis) -> Iterable[str]:
     """Say it to people, one finding after the other."""
     titles = {
-        Severity.ERROR: "What is wrong:",
+        Severity.ERROR: "Problems:",
         Severity.WARNING: "Worth knowing:",
         Severity.INFO: "Going on:",
     }
