@@ -1,4 +1,4 @@
-"""Streams many PostgreSQL databases into one. The tree below is the way of a change:
+"""Streams many PostgreSQL databases into one. The tree below follows a change on its way:
 
 source/         1 READ the publisher: catalogs, publication, slot, stream of frames
 decode/         2 DECODE bytes into changes, grouped by transaction            pure
