@@ -275,7 +275,7 @@ async def test_drop_gives_the_slot_up_and_a_resync_heals_it(
             (table,) = status["tables"]
             return (
                 status["state"] == table["state"] == "error"
-                and "was given up" in status["error"]
+                and "gave up replication slot" in status["error"]
                 and "streamer resync" in table["error"]
             )
 

@@ -67,7 +67,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
             target.execute(re.findall(r"run there: ([^;]*);", error)[0])
         # AND a column of the same name is noticed
         error = await error_of(streamer, "again")
-        assert "dropped and added again" in error
+        assert "since a DROP or RENAME" in error
         assert "streamer resync public.again --database shop --mode diff" in error
         target.execute(
             "insert into streamer.request (relation_id, action) select id, 'resync'"
