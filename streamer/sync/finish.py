@@ -8,6 +8,7 @@ copy that fails leaves the target as it was.
 
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import structlog
@@ -28,7 +29,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy, exchange_of
 from streamer.sync.stage import LOCK_SECONDS, drop_stage, exchange_rows
-from streamer.target.connection import TargetConnection, target_connection, transaction
+from streamer.target.connection import KeptConnection, TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
 
 log = structlog.get_logger()
@@ -89,14 +90,14 @@ class Finisher:
         self._queue.remove(copy.mapped)
         self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
 
-    async def finish(self, copy: TableCopy, rows: int, size: int) -> None:
+    async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
         """A relation's parts are all there: make it whole and hand it over to the stream.
 
         The round tries a hindered exchange again later: all its rows are in the target.
         """
         failpoint("sync.copied")
         try:
-            async with target_connection(self._context.address, self._context.task_name) as target:
+            async with _using(kept) as target:
                 if copy.is_staged:
                     await target.set_up_origin()
                     await self._exchange(target, copy, rows, size)
@@ -150,6 +151,17 @@ class Finisher:
             failpoint("sync.exchanged")
             await _hand_over(target, copy, rows, size)
             await drop_stage(target, relation_id)
+
+
+@contextlib.asynccontextmanager
+async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
+    """Have a connection for a block; one whose state is unknown afterwards is not used again."""
+    target = await kept.get()
+    try:
+        yield target
+    except BaseException:
+        target.terminate()
+        raise
 
 
 async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size: int) -> None:

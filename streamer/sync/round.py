@@ -55,10 +55,11 @@ from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.copy_waits import CopyWaits
 from streamer.sync.finish import Finisher
+from streamer.sync.finishing import Finishing
 from streamer.sync.leaves import know_leaves
 from streamer.sync.locked_table import LockedTable
 from streamer.sync.parts import CopyEnds
-from streamer.sync.plan import CopyPart, cut, group, task_rate
+from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
 from streamer.sync.prepare import Preparation, TableCopy
 from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
+DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
+"""The indexes of smaller tables stay: dropping and building them takes longer than the rows."""
 PREPARE_LOCK_SECONDS: Final = 10
 """How long a copy waits for a lock at the target before others have their turn."""
 
@@ -100,6 +103,7 @@ class Round:
         self._again: list[str] = []
         """The reasons why tables wait for the next round."""
         self._waits = CopyWaits(context, queue, reports)
+        self._finishing = Finishing(context, finisher)
         self._locked: dict[TableCopy, LockedTable] = {}
         """Tables to copy under one lock."""
         self._snapshot: HeldSnapshot
@@ -115,6 +119,7 @@ class Round:
             reporting = asyncio.create_task(self._waits.run(), name="copy waits")
             sessions.push_async_callback(self._waits.end, reporting)
             await self._context.end_former_tasks()
+            await sessions.enter_async_context(self._finishing)
             await self._prepare(batch)
             if self._copies:
                 await self._take_snapshot(sessions, exported)
@@ -353,7 +358,7 @@ class Round:
         )
         if copy.is_staged:
             await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
-        elif settings.defer_indexes:
+        elif settings.defer_indexes and is_large(copy.heaps):
             await _defer_indexes(target, copy)
         await store_parts(target, copy)
 
@@ -364,9 +369,10 @@ class Round:
         while True:
             remaining = await self._finish_complete()
             if not self._unfinished:
+                await self._finishing.wait()
                 return
             if not remaining:
-                await asyncio.sleep(POLL_SECONDS)
+                await self._finishing.wait(POLL_SECONDS)
                 continue
             if remaining == submitted:
                 await self._wait_for_reach(remaining, backoff)
@@ -492,11 +498,12 @@ class Round:
             remaining += missing
             if not missing and time.monotonic() >= copy.not_before:
                 done = [copied[p.relation_id, p.part] for p in copy.parts]
-                await self._finisher.finish(
+                self._finishing.begin(
                     copy,
                     sum(row["rows_copied"] for row in done),
                     sum(row["bytes_copied"] for row in done),
                 )
+        self._finishing.check()
         return remaining
 
     async def _watch(self, copying: "asyncio.Task[Any]") -> None:
@@ -509,6 +516,11 @@ class Round:
             self._waits.source_locks = find_waiting(self._unfinished, locked)
             if done:
                 return
+
+
+def is_large(heaps: Iterable[Heap]) -> bool:
+    """Whether sorting the keys of a table once is worth dropping its indexes. Pure."""
+    return sum(heap.size_bytes for heap in heaps) >= DEFER_BYTES_MIN
 
 
 def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableCopy, str]:

@@ -219,6 +219,33 @@ async def test_spark_starts_before_the_slot_is_made_and_only_for_a_copy(
     assert len(slots) == 1
 
 
+async def test_a_long_end_of_one_copy_keeps_no_other_table_waiting(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index of a large table takes long. Here a session keeps it from being made."""
+    for name in ("large", "small"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    submit = SparkLauncher.submit
+    lock = "pg_advisory_lock(hashtextextended('streamer indexes public.large', 0))"
+    with target.connect() as blocker:
+
+        async def submit_under_lock(
+            self: SparkLauncher, job: dict[str, Any]
+        ) -> list[dict[str, Any]]:
+            blocker.execute(f"select {lock}".encode())
+            return await submit(self, job)
+
+        monkeypatch.setattr(SparkLauncher, "submit", submit_under_lock)
+        async with stream("large:\nsmall:") as streamer:
+            await streamer.table_state("public.small", "ready")
+            assert (await streamer.table("public.large"))["state"] == "copying"
+            blocker.execute("select pg_advisory_unlock_all()")
+            await streamer.caught_up()
+            assert_same(source, target, "large")
+            keys = "select count(*) from pg_constraint where contype = 'p'"
+            assert target.value(f"{keys} and conrelid = 'large'::regclass") == 1
+
+
 async def test_a_paused_table_is_copied_when_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,13 @@
-"""`python -m streamer`, with copies that need no Spark: see `tests.support.plain_copies`."""
+"""`python -m streamer`, with copies that need no Spark: see `tests.support.plain_copies`.
+
+Small tables have their indexes put off as large ones do.
+"""
 
 from streamer.cli.main import main
 from streamer.sync import launcher
+from streamer.sync import round as round_module
 
 if __name__ == "__main__":
     setattr(launcher, "PROGRAM", "tests.support.plain_copies")  # noqa: B010  # it is Final
+    setattr(round_module, "DEFER_BYTES_MIN", 0)  # noqa: B010
     main()

@@ -21,6 +21,7 @@ from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.mapping.rules import Mapping
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.sync import round as round_module
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.connection import TargetAddress
@@ -192,9 +193,10 @@ async def copy_in_threads(self: SparkLauncher, job: dict[str, Any]) -> list[dict
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let threads copy the parts."""
+    """Let threads copy the parts; small tables have their indexes put off as large ones do."""
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
+    monkeypatch.setattr(round_module, "DEFER_BYTES_MIN", 0)
 
 
 @pytest.fixture

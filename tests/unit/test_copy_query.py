@@ -5,6 +5,7 @@ from dataclasses import replace
 from streamer.mapping.rules import RelationMapping, TableType
 from streamer.sync.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
 from streamer.sync.plan import PART_BYTES, Heap
+from streamer.sync.round import DEFER_BYTES_MIN, is_large
 from streamer.target.catalog import TargetRelation
 from tests.unit.build import (
     relation_mapping,
@@ -77,3 +78,9 @@ def test_a_limit_on_the_rate_makes_parts_smaller() -> None:
     assert part_bytes(gigabyte, rows, 1e9) == PART_BYTES
     assert part_bytes(gigabyte, rows, 1000.0) == round(1000 * 30 * gigabyte / rows)
     assert part_bytes(gigabyte, rows, 0.1) == PART_BYTES_MIN
+
+
+def test_indexes_are_put_off_for_all_leaves_of_a_large_table_and_for_no_small_one() -> None:
+    leaf = Heap("only t", DEFER_BYTES_MIN // 2, 1)
+    assert not is_large([leaf])
+    assert is_large([leaf, leaf])
