@@ -54,6 +54,8 @@ class Acknowledgement:
         """A table has advanced, or a waiter needs the position."""
         self.is_urgent = asyncio.Event()
         """An operator or the source waits for the position."""
+        self.is_awaited = False
+        """Commits at the source wait for every position, see `streamer.source.synchronous`."""
         self._lock = lock
         self._tracker = tracker
         self._history = history
@@ -100,7 +102,7 @@ class Acknowledgement:
     async def pause(self) -> None:
         """Let positions gather after one was stored; an urgent one ends the pause."""
         seconds = self.stored_at + PAUSE_SECONDS - time.monotonic()
-        if seconds > 0:
+        if seconds > 0 and not self.is_awaited:
             await wait_for_event(self.is_urgent, seconds)
         self.is_urgent.clear()
 

@@ -221,6 +221,7 @@ class Pipeline:
                 tables.relations,
                 self.heartbeat,
                 follower,
+                session.acknowledgement,
                 tables.tracker,
                 self._guard,
             ),

@@ -15,18 +15,21 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.sequences import SequenceFollower
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.connection import Connection, connection, fetch_one, translating
+from streamer.source.synchronous import LISTED_SQL
 from streamer.sync.leaves import look_at_leaves
 
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 5.0
 _PATIENCE_SQL: Final = "set lock_timeout = '1s'"
+_COMMITS_WAIT_SQL: Final = f"select {LISTED_SQL} as is_listed"
 
 
 async def look(
@@ -37,6 +40,7 @@ async def look(
     relations: Relations,
     heartbeat: Heartbeat,
     follower: SequenceFollower,
+    acknowledgement: Acknowledgement,
     tracker: ProgressTracker,
     guard: BacklogGuard,
 ) -> None:
@@ -51,6 +55,9 @@ async def look(
             while True:
                 await _look_at_partitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, record.source_id)
+                with translating(source.label):
+                    waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
+                acknowledgement.is_awaited = bool(waits)
                 await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -73,3 +73,19 @@ async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storin
 async def test_a_position_that_does_not_move_is_not_stored(storing: Storing) -> None:
     storing.now += STORE_SECONDS
     assert not await storing.moves_to(START + 1)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_positions_gather_unless_commits_at_the_source_wait_for_them(
+    storing: Storing, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    waits: list[float] = []
+
+    async def wait_for_event(event: object, seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(module, "wait_for_event", wait_for_event)
+    storing.acknowledgement.is_awaited = is_awaited
+    await storing.acknowledgement.pause()
+    assert bool(waits) is not is_awaited
