@@ -38,5 +38,5 @@ def count_shares(
     metrics: Metrics, source: SourceMapping, shares: Sequence[LaneTransaction]
 ) -> None:
     """Count transactions whose changes are durable now, each once."""
-    commit_times = [share.transaction.commit_time for share in shares if share.is_lead]
+    commit_times = [time for share in shares for time in share.led_times]
     metrics.count_transactions(source.database, source.sid, commit_times)

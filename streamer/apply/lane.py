@@ -401,7 +401,8 @@ class Lane:
             self.queued_count += 1
             self.queue.put(self, share)
             return
-        self.spool.append(share)
+        for single in share.split():
+            self.spool.append(single)
         self.has_open_share = share.end_lsn is None
         self.changed.set()
 
@@ -431,6 +432,12 @@ class Lane:
             self.requests.append(request)
             self.keep(Hold.BUSY)
 
+    def split(self, share: LaneTransaction) -> list[LaneTransaction]:
+        """The worker goes on with the single transactions of one of its shares."""
+        singles = share.split()
+        self.queued_count += len(singles) - 1
+        return singles
+
     def applied(self, shares: list[LaneTransaction]) -> None:
         """The worker has committed *shares*."""
         self.owner.lane_durable(self, shares)
@@ -448,7 +455,8 @@ class Lane:
         if shares:
             spool = self.open_spool()
             for share in shares:
-                spool.append(share)
+                for single in share.split():
+                    spool.append(single)
             # The worker gives back a window that it was committing after the shares behind it.
             self.returned.appendleft(spool)
         self._settle(len(shares))
@@ -579,9 +587,9 @@ class LaneWindow:
         """Return how far each relation gets when the first *share_count* shares are committed."""
         reached: dict[MappedRelation, Lsn] = {}
         for share, parts in zip(self.shares[:share_count], self.parts, strict=False):
-            if share.end_lsn is not None:
-                for mapped, _, _ in parts:
-                    reached[mapped] = share.end_lsn
+            for mapped, changes, _ in parts:
+                if (end_lsn := share.end_of(changes)) is not None:
+                    reached[mapped] = end_lsn
         return reached
 
 

@@ -181,10 +181,16 @@ class Worker:
                 await self._taken.wait()
                 continue
             lane, share = self._queue[0]
+            if share.is_in_part_there:
+                self._queue.popleft()
+                self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
+                continue
             plans = known_plans(share)
             if plans is None:
                 plans = await self._make_plans(lane, share)
                 if plans is None or not self._queue or self._queue[0][1] is not share:
+                    continue
+                if share.is_in_part_there:  # by now
                     continue
             self._queue.popleft()
             try:

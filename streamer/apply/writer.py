@@ -347,12 +347,13 @@ class Writer:
         """Write one relation's changes in exact order, a run for each definition of it."""
         runs: list[OrderedRun] = []
         for number in range(start, stop):
-            commit_time = window.shares[number].transaction.commit_time
+            share = window.shares[number]
             for owner, changes, plan in window.parts[number]:
                 if owner is mapped:
                     if not runs or runs[-1].plan is not plan:
                         runs.append(OrderedRun(plan))
-                    runs[-1].parts.append((number, commit_time, changes.payloads))
+                    for commit_time, payloads in share.by_commit_time(changes):
+                        runs[-1].parts.append((number, commit_time, payloads))
         for run in runs:
             try:
                 async with self.planned_for(mapped, run.plan):

@@ -1,9 +1,9 @@
 """Messages to transactions: the changes that were committed together, in their order.
 
-The assembler takes the payloads of replication frames and returns *pieces*. Almost every
-transaction is one piece, finished when its COMMIT arrives. A transaction larger than
-``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only its last piece has an
-``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
+The assembler takes the payloads of replication frames and returns *blocks* and *pieces*. A block
+holds the whole transactions of a burst, with one list of changes for each relation. A transaction
+larger than ``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only its last
+piece has an ``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
 
 Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before they commit.
 A `StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM
@@ -14,10 +14,10 @@ change (`cleanup_rel_sync_cache` in pgoutput.c).
 Pure, apart from the given spool.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import Relation
@@ -36,15 +36,28 @@ _KEPT_KINDS: Final = _ROW_KINDS + bytes([pgoutput.RELATION, pgoutput.TRUNCATE])
 
 @dataclass(slots=True)
 class Changes:
-    """Consecutive changes of one relation, all made with the same definition of it."""
+    """Consecutive changes of one relation, all made with the same definition of it.
+
+    In a block, ``numbers`` are the transactions that made them, and ``stops`` where those of each
+    end. Both are empty for the changes of one transaction.
+    """
 
     relation: Relation
     payloads: list[bytes]
+    numbers: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """Bytes of all payloads."""
         return sum(map(len, self.payloads))
+
+    def by_number(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the number of each transaction of a block, and its payloads."""
+        start = 0
+        for number, stop in zip(self.numbers, self.stops, strict=True):
+            yield number, self.payloads[start:stop]
+            start = stop
 
 
 @dataclass(slots=True)
@@ -63,6 +76,45 @@ class TransactionPiece:
     transaction: Transaction
     changes: list[Changes]
     end_lsn: Lsn | None
+
+
+@dataclass(slots=True)
+class TransactionBlock:
+    """Consecutive whole transactions, each of which begins its commit behind the one before.
+
+    The lists have an item for each transaction, which is known by its number in them.
+    """
+
+    xids: list[int] = field(default_factory=list)
+    final_lsns: list[int] = field(default_factory=list)
+    commit_times: list[int] = field(default_factory=list)
+    end_lsns: list[int] = field(default_factory=list)
+    changes: list[Changes] = field(default_factory=list)
+
+    def transaction(self, number: int) -> Transaction:
+        return Transaction(
+            self.xids[number], Lsn(self.final_lsns[number]), self.commit_times[number]
+        )
+
+    def pieces(self) -> Iterator[TransactionPiece]:
+        """Yield the transactions one by one."""
+        by_number: list[list[Changes]] = [[] for _ in self.xids]
+        for changes in self.changes:
+            for number, payloads in changes.by_number():
+                by_number[number].append(Changes(changes.relation, payloads))
+        for number, of_one in enumerate(by_number):
+            end_lsn = Lsn(self.end_lsns[number])
+            yield TransactionPiece(self.transaction(number), of_one, end_lsn)
+
+
+class _Nowhere(list[bytes]):
+    """Takes the payloads of a relation that is not mapped, or of a foreign transaction."""
+
+    def append(self, _: bytes) -> None:
+        pass
+
+    def extend(self, _: Iterable[bytes]) -> None:
+        pass
 
 
 class StreamSpool(Protocol):
@@ -117,10 +169,9 @@ class TransactionAssembler:
         self._relations: dict[bytes, Relation] = {}
         self._transaction: Transaction | None = None
         self._is_foreign = False
-        self._changes: list[Changes] = []
-        # Where the payloads of a relation go now; a discarding deque for relations that are not
-        # mapped.
-        self._sinks: dict[bytes, list[bytes] | deque[bytes]] = {}
+        self._in_pieces = False
+        """A piece of the transaction was returned already."""
+        self._start_block()
         self._size = 0
         self._streamed: dict[int, _Streamed] = {}
         self._in_stream: _Streamed | None = None
@@ -142,24 +193,28 @@ class TransactionAssembler:
         self._transaction = self._in_stream = None
         self._kept.clear()
         self._relations.clear()
-        self._start_piece()
+        self._in_pieces = False
+        self._start_block()
+        self._size = 0
         for streamed in self._streamed.values():
             streamed.spool.close()
         self._streamed.clear()
 
-    def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece]:
-        """Take a burst of messages in the order they came; yield the pieces they complete.
+    def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece | TransactionBlock]:
+        """Take a burst of messages in the order they came; yield the transactions they complete.
 
-        A burst bounds how far a piece may exceed ``piece_bytes_max``. Raises ProtocolError for
-        anything unknown, truncated or out of order.
+        A burst bounds a block, and how far a piece may exceed ``piece_bytes_max``. Raises
+        ProtocolError for anything unknown, truncated or out of order.
         """
-        take_rows = None if choice.compiled is None else choice.compiled.take_rows
-        sinks = self._sinks
-        find_sink = sinks.get
+        compiled = choice.compiled
         row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
         number, count = 0, len(payloads)
         while number < count:
-            # The hot path: ordinary transactions, and messages of streamed ones.
+            if compiled is not None and self._in_stream is None:
+                number = self._gather(compiled, payloads, number)
+                if number == count:
+                    break
+            # The hot path of pure Python: ordinary transactions, and messages of streamed ones.
             payload = payloads[number]
             kind = payload[0] if payload else 0
             if self._in_stream is not None:
@@ -168,28 +223,49 @@ class TransactionAssembler:
                 else:
                     self._handle_in_stream(kind, payload)
             elif kind in row_kinds:
-                if take_rows is not None:
-                    taken = take_rows(payloads, number, sinks)
-                    if taken > number:
-                        number = taken
-                        continue
                 relid = payload[1:5]
-                sink = find_sink(relid)
-                if sink is None:
-                    sink = self._open_sink(relid)
-                sink.append(payload)
+                changes = self._touched.get(relid)
+                if changes is None:
+                    changes = self._touch(relid)
+                changes.payloads.append(payload)
             elif kind == commit:
-                yield self._handle_commit(payload)
+                yield from self._handle_commit(payload)
             elif kind == begin:
                 self._handle_begin(payload)
             else:
                 yield from self._handle(kind, payload)
             number += 1
         self._keep()
+        yield from self._take_block()
         if self._transaction is not None:
             self._size += sum(map(len, payloads))
             if self._size > self._piece_bytes_max:
                 yield self._finish_piece(None)
+
+    def _gather(self, compiled: ModuleType, payloads: list[bytes], number: int) -> int:
+        """Have compiled code take ordinary transactions, from a number on; return the next."""
+        transaction = self._transaction
+        begun: Any = None
+        if transaction is not None:
+            begun = (transaction.xid, transaction.final_lsn, transaction.commit_time)
+        number, left = compiled.gather(
+            payloads,
+            number,
+            self._block,
+            self._touched,
+            self._opened,
+            begun,
+            is_foreign=self._is_foreign,
+            takes_commit=not self._in_pieces and not self._former,
+        )
+        if left is not begun:
+            self._size = 0
+            self._is_foreign = False
+            self._transaction = None
+            if left is not None:
+                xid, final_lsn, commit_time = left
+                self._transaction = Transaction(xid, Lsn(final_lsn), commit_time)
+        return number
 
     def _handle_begin(self, payload: bytes) -> None:
         self._expect_no_transaction(pgoutput.BEGIN)
@@ -197,7 +273,7 @@ class TransactionAssembler:
         self._transaction = Transaction(begin.xid, begin.final_lsn, begin.commit_time)
         self._is_foreign = False
 
-    def _handle_commit(self, payload: bytes) -> TransactionPiece:
+    def _handle_commit(self, payload: bytes) -> Iterator[TransactionPiece | TransactionBlock]:
         transaction = self._expect_transaction(pgoutput.COMMIT)
         commit = pgoutput.parse_commit(payload)
         if commit.commit_lsn != transaction.final_lsn:
@@ -205,17 +281,36 @@ class TransactionAssembler:
                 f"COMMIT at {commit.commit_lsn} does not belong to the transaction "
                 f"that was to commit at {transaction.final_lsn}"
             )
-        piece = self._finish_piece(commit.end_lsn)
+        if self._in_pieces:
+            yield self._finish_piece(commit.end_lsn)
+            self._transaction = None
+            return
+        last_end_lsn = self._block.end_lsns[-1] if self._block.end_lsns else 0
+        if transaction.final_lsn < last_end_lsn or commit.end_lsn <= transaction.final_lsn:
+            yield from self._take_block()
+        block = self._block
+        for changes in (*self._former, *self._touched.values()):
+            count = len(changes.payloads)
+            if count > (changes.stops[-1] if changes.stops else 0):
+                changes.numbers.append(len(block.xids))
+                changes.stops.append(count)
+        block.xids.append(transaction.xid)
+        block.final_lsns.append(transaction.final_lsn)
+        block.commit_times.append(transaction.commit_time)
+        block.end_lsns.append(commit.end_lsn)
+        self._touched.clear()
+        self._former.clear()
         self._transaction = None
-        return piece
+        self._size = 0
 
-    def _handle(self, kind: int, payload: bytes) -> Iterator[TransactionPiece]:
+    def _handle(self, kind: int, payload: bytes) -> Iterator[TransactionPiece | TransactionBlock]:
         message = pgoutput.parse(payload, conversion=self.conversion)
         match message:
             case pgoutput.Origin():
                 self._expect_transaction(kind)
                 self._is_foreign = not self._forward_origins
-                self._sinks.clear()
+                self._former += self._touched.values()
+                self._touched.clear()
             case pgoutput.Relation():
                 self._handle_relation(message)
             case pgoutput.Truncate():
@@ -233,6 +328,7 @@ class TransactionAssembler:
                 self._handle_stream_abort(message)
             case pgoutput.StreamCommit():
                 self._expect_no_transaction(kind)
+                yield from self._take_block()
                 yield from self._handle_stream_commit(message)
 
     def _expect_transaction(self, kind: int) -> Transaction:
@@ -244,49 +340,82 @@ class TransactionAssembler:
         if self._transaction is not None:
             raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a transaction")
 
-    def _start_piece(self) -> None:
-        self._changes = []
-        self._sinks.clear()
-        self._size = 0
+    def _start_block(self) -> None:
+        self._block = TransactionBlock()
+        # The relations of the block by relid, as they are defined now; and those with changes of
+        # the present transaction. Relations that are not mapped are in both, and not in the block.
+        self._opened: dict[bytes, Changes] = {}
+        self._touched: dict[bytes, Changes] = {}
+        self._former: list[Changes] = []
+        """The same, under definitions that the present transaction has changed."""
+
+    def _take_block(self) -> Iterator[TransactionBlock]:
+        """Yield the block if it has transactions; changes of the present one stay behind."""
+        block = self._block
+        if not block.xids:
+            return
+        touched, former = self._touched, self._former
+        self._start_block()
+        for changes in former:
+            self._former += self._stay_behind(changes)
+        for relid, changes in touched.items():
+            for rest in self._stay_behind(changes):
+                self._opened[relid] = self._touched[relid] = rest
+        block.changes = [changes for changes in block.changes if changes.payloads]
+        yield block
+
+    def _stay_behind(self, changes: Changes) -> Iterator[Changes]:
+        stop = changes.stops[-1] if changes.stops else 0
+        if rest := changes.payloads[stop:]:
+            del changes.payloads[stop:]
+            self._block.changes.append(Changes(changes.relation, rest))
+            yield self._block.changes[-1]
 
     def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
+        """Return the changes of the present transaction; the block has no other."""
         assert self._transaction is not None
-        piece = TransactionPiece(self._transaction, self._changes, end_lsn)
-        self._start_piece()
+        piece = TransactionPiece(self._transaction, self._block.changes, end_lsn)
+        self._start_block()
+        self._size = 0
+        self._in_pieces = end_lsn is None
         return piece
 
-    def _sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
-        sink = self._sinks.get(relid)
-        return self._open_sink(relid) if sink is None else sink
-
-    def _open_sink(self, relid: bytes) -> list[bytes] | deque[bytes]:
+    def _touch(self, relid: bytes) -> Changes:
+        """Return where changes of a relation go that the present transaction makes."""
         relid = bytes(relid)  # a slice of a large message would keep that in memory
         if self._transaction is None:
             raise ProtocolError("row message outside a transaction")
-        if relid not in self._relations:
+        relation = self._relations.get(relid)
+        if relation is None:
             raise ProtocolError(
                 f"change of relation {int.from_bytes(relid, 'big')} before RELATION"
             )
-        relation = self._relations[relid]
-        sink: list[bytes] | deque[bytes]
-        if self._is_foreign or not self._wanted(relation):
-            sink = deque(maxlen=0)
+        if self._is_foreign:
+            changes = Changes(relation, _Nowhere())
+        elif relid in self._opened:
+            changes = self._opened[relid]
         else:
-            sink = []
-            self._changes.append(Changes(relation, sink))
-        self._sinks[relid] = sink
-        return sink
+            is_wanted = self._wanted(relation)
+            changes = Changes(relation, [] if is_wanted else _Nowhere())
+            if is_wanted:
+                self._block.changes.append(changes)
+            self._opened[relid] = changes
+        self._touched[relid] = changes
+        return changes
 
     def _handle_relation(self, relation: Relation) -> None:
         relid = relation.relid.to_bytes(4, "big")
         self._relations[relid] = relation
         # Changes that follow were made with the new definition and are kept apart.
-        self._sinks.pop(relid, None)
+        self._opened.pop(relid, None)
+        if (changes := self._touched.pop(relid, None)) is not None:
+            self._former.append(changes)
 
     def _handle_truncate(self, message: pgoutput.Truncate, payload: bytes) -> None:
         for number in message.relids:
             relid = number.to_bytes(4, "big")
-            self._sink(relid).append(payload)
+            changes = self._touched.get(relid) or self._touch(relid)
+            changes.payloads.append(payload)
 
     def _handle_stream_start(self, message: pgoutput.StreamStart) -> None:
         streamed = self._streamed.get(message.xid)
@@ -357,7 +486,9 @@ class TransactionAssembler:
                 if not subxid:
                     self._replay(messages, streamed.aborted)
                 elif subxid not in streamed.aborted:
-                    self._sink(messages[0][1:5]).extend(messages)
+                    relid = messages[0][1:5]
+                    changes = self._touched.get(relid) or self._touch(relid)
+                    changes.payloads.extend(messages)
                 self._size += sum(map(len, messages))
                 if self._size > self._piece_bytes_max:
                     yield self._finish_piece(None)
@@ -368,7 +499,6 @@ class TransactionAssembler:
 
     def _replay(self, messages: list[bytes], aborted: set[bytes]) -> None:
         """Read the messages of a streamed transaction that committed; each begins with an xid."""
-        find_sink = self._sinks.get
         for message in messages:
             if message[1:5] in aborted:
                 continue
@@ -384,7 +514,5 @@ class TransactionAssembler:
                 self._handle_truncate(truncate, plain)
             else:
                 relid = plain[1:5]
-                sink = find_sink(relid)
-                if sink is None:
-                    sink = self._open_sink(relid)
-                sink.append(plain)
+                changes = self._touched.get(relid) or self._touch(relid)
+                changes.payloads.append(plain)

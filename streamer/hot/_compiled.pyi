@@ -30,7 +30,17 @@ class RowEncoder:
     ) -> None: ...
     def encode(self, head: bytes, rows: list[Any]) -> bytes: ...
 
-def take_rows(payloads: list[bytes], start: int, sinks: dict[bytes, Any]) -> int: ...
+def gather(
+    payloads: list[bytes],
+    start: int,
+    block: Any,
+    touched: dict[bytes, Any],
+    opened: dict[bytes, Any],
+    begun: tuple[int, int, int] | None,
+    *,
+    is_foreign: bool,
+    takes_commit: bool,
+) -> tuple[int, tuple[int, int, int] | None]: ...
 
 class Frame:
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -11,12 +11,11 @@ from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 )
 from cpython.dict cimport PyDict_Contains, PyDict_DelItem, PyDict_GetItem, PyDict_SetItem
-from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.list cimport PyList_Append, PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 cdef extern from *:
@@ -37,6 +36,10 @@ cdef enum:
     INSERT = 0x49       # I
     UPDATE = 0x55       # U
     DELETE = 0x44       # D
+    BEGIN = 0x42        # B: int64 final LSN, int64 commit time, int32 xid
+    BEGIN_SIZE = 21
+    COMMIT = 0x43       # C: int8 flags, int64 commit LSN, int64 end LSN, int64 commit time
+    COMMIT_SIZE = 26
     NEW_TUPLE = 0x4E    # N
     KEY_TUPLE = 0x4B    # K
     KIND_NULL = 0x6E    # n
@@ -404,33 +407,88 @@ cdef class RowEncoder(_Tuples):
         return 0
 
 
-def take_rows(list payloads not None, Py_ssize_t start, dict sinks not None):
-    """Append row messages from number *start* on to the lists that *sinks* has for their
-    relations, by the four bytes of the relid; return the number of the first left.
+def gather(
+    list payloads not None, Py_ssize_t start, object block not None, dict touched not None,
+    dict opened not None, object begun, *, bint is_foreign, bint takes_commit
+):
+    """Take ordinary transactions from message number *start* on into *block*.
+
+    The arguments are the state of `streamer.decode.transactions.TransactionAssembler`. *begun*: xid,
+    final LSN and commit time of the present transaction; None outside of one. *takes_commit*:
+    whether its COMMIT may be taken. Returns the number of the first message left, and *begun* as it
+    is then: the same object, unless the transaction has changed.
     """
-    cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads)
+    cdef list xids = block.xids, final_lsns = block.final_lsns
+    cdef list commit_times = block.commit_times, end_lsns = block.end_lsns
+    cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
     cdef const unsigned char *p
-    cdef uint32_t relid, last = 0
-    cdef list sink = None
+    cdef uint64_t final_lsn = 0, end_lsn, last_end_lsn = 0
+    cdef uint32_t relid, last_relid = 0
+    cdef bint is_open = begun is not None, has_sink = False
+    cdef object payload, changes, sink = None
     cdef void *found
-    cdef object payload
+    if is_open:
+        final_lsn = begun[1]
+    if PyList_GET_SIZE(end_lsns):
+        last_end_lsn = end_lsns[PyList_GET_SIZE(end_lsns) - 1]
     while n < stop:
         payload = <object>PyList_GET_ITEM(payloads, n)
-        if not PyBytes_CheckExact(payload) or PyBytes_GET_SIZE(payload) < TUPLE_AT:
+        if not PyBytes_CheckExact(payload):
+            break
+        size = PyBytes_GET_SIZE(payload)
+        if size < 1:
             break
         p = <const unsigned char *>PyBytes_AS_STRING(payload)
-        if p[0] != INSERT and p[0] != UPDATE and p[0] != DELETE:
-            break
-        relid = be32(p + 1)
-        if sink is None or relid != last:
-            found = <void *>PyDict_GetItem(sinks, PyBytes_FromStringAndSize(<const char *>p + 1, 4))
-            if found == NULL or not PyList_CheckExact(<object>found):
+        if p[0] == INSERT or p[0] == UPDATE or p[0] == DELETE:
+            if not is_open or size < TUPLE_AT:
                 break
-            sink = <list><object>found
-            last = relid
-        sink.append(payload)
+            relid = be32(p + 1)
+            if not has_sink or relid != last_relid:
+                key = PyBytes_FromStringAndSize(<const char *>p + 1, 4)
+                found = <void *>PyDict_GetItem(touched, key)
+                if found == NULL:
+                    if is_foreign:
+                        break
+                    found = <void *>PyDict_GetItem(opened, key)
+                    if found == NULL:
+                        break
+                    PyDict_SetItem(touched, key, <object>found)
+                sink = (<object>found).payloads
+                last_relid = relid
+                has_sink = True
+            if PyList_CheckExact(sink):  # else the changes are not wanted
+                PyList_Append(sink, payload)
+        elif p[0] == COMMIT:
+            if not is_open or not takes_commit or size != COMMIT_SIZE or p[1] != 0:
+                break
+            end_lsn = be64(p + 10)
+            if be64(p + 2) != final_lsn or final_lsn < last_end_lsn or end_lsn <= final_lsn:
+                break
+            number = PyList_GET_SIZE(xids)
+            for changes in touched.values():
+                sink = changes.payloads
+                if PyList_CheckExact(sink):
+                    PyList_Append(changes.numbers, number)
+                    PyList_Append(changes.stops, PyList_GET_SIZE(sink))
+            touched.clear()
+            PyList_Append(xids, begun[0])
+            PyList_Append(final_lsns, begun[1])
+            PyList_Append(commit_times, begun[2])
+            PyList_Append(end_lsns, end_lsn)
+            last_end_lsn = end_lsn
+            begun = None
+            is_open = has_sink = False
+        elif p[0] == BEGIN:
+            if is_open or size != BEGIN_SIZE:
+                break
+            final_lsn = be64(p + 1)
+            begun = (be32(p + 17), final_lsn, <int64_t>be64(p + 9))
+            is_open = True
+            is_foreign = has_sink = False
+        else:
+            break
         n += 1
-    return n
+    return n, begun
 
 
 # ---- frames ------------------------------------------------------------------------------------

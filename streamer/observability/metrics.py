@@ -4,6 +4,8 @@
 """
 
 import asyncio
+import collections
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -27,6 +29,18 @@ TableLabels = tuple[str, str, str]
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
+class _Delays(Histogram):
+    """A histogram that takes the observations of a whole window at once."""
+
+    def observe_all(self, seconds: Sequence[float]) -> None:
+        bounds = self._upper_bounds
+        for bucket, number in collections.Counter(
+            bisect_left(bounds, each) for each in seconds
+        ).items():
+            self._buckets[bucket].inc(number)
+        self._sum.inc(sum(seconds))
+
+
 class Metrics:
     """The metrics of one process, in a separate registry."""
 
@@ -45,7 +59,7 @@ class Metrics:
             SOURCE,
             registry=add,
         )
-        self.commit_to_visible = Histogram(
+        self.commit_to_visible = _Delays(
             "streamer_commit_to_visible_seconds",
             "Time from a commit at the source to its commit at the target",
             SOURCE,
@@ -127,9 +141,8 @@ class Metrics:
         """
         now = from_datetime(datetime.now(UTC))
         self.transactions_applied.labels(database, sid or "").inc(len(commit_times))
-        observe = self.commit_to_visible.labels(database, sid or "").observe
-        for commit_time in commit_times:
-            observe(max(0, now - commit_time) / 1_000_000)
+        delays: _Delays = self.commit_to_visible.labels(database, sid or "")
+        delays.observe_all([max(0, now - time) / 1_000_000 for time in commit_times])
 
     def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
         """Count the rows and bytes of a finished copy."""

@@ -23,7 +23,7 @@ RUNS_MAX: Final = 4096
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """Pending transactions of one lane, from ``first_lsn`` to ``last_lsn`` (their end LSNs)."""
 
     before_lsn: Lsn  # the commit, of any lane, in front of the first
@@ -39,7 +39,7 @@ class LanePending:
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[Run] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -54,11 +54,11 @@ class LanePending:
         """The earliest possible commit time of the oldest pending transaction, at the source."""
         return self._runs[0].first_time if self._runs else None
 
-    def _add(self, before_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> None:
+    def _add(self, run: Run) -> None:
         if len(self._runs) < RUNS_MAX:
-            self._runs.append(_Run(before_lsn, end_lsn, end_lsn, commit_time))
+            self._runs.append(run)
         else:
-            self._runs[-1].last_lsn = end_lsn
+            self._runs[-1].last_lsn = run.last_lsn
 
     def _remove_through(self, end_lsn: Lsn, commit_time: int) -> None:
         runs = self._runs
@@ -84,10 +84,20 @@ class ProgressTracker:
 
         Raises ValueError unless *end_lsn* is greater than every earlier one.
         """
+        before_lsn = self.newest_lsn
+        self.dispatched_runs(
+            end_lsn, ((lane, Run(before_lsn, end_lsn, end_lsn, commit_time)) for lane in lanes)
+        )
+
+    def dispatched_runs(self, end_lsn: Lsn, runs: Iterable[tuple[LanePending, Run]]) -> None:
+        """Record consecutive transactions up to *end_lsn*, with the run that each lane has of them.
+
+        Raises ValueError unless *end_lsn* is behind all that were dispatched before.
+        """
         if end_lsn <= self.newest_lsn:
             raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")
-        for lane in lanes:
-            lane._add(self.newest_lsn, end_lsn, commit_time)
+        for lane, run in runs:
+            lane._add(run)
             self._lanes.add(lane)
         self.newest_lsn = end_lsn
 

@@ -5,6 +5,9 @@ to the lane of that relation. It records each commit in the tracker before any l
 of it. The tracker can therefore never report a position as durable that a lane still has to reach.
 A keepalive moves the position only between transactions.
 
+A block goes to the lanes as a whole where no transaction of it needs a look of its own. Otherwise
+the dispatcher takes its transactions one by one, which is the reference.
+
 With a stop condition, the dispatcher ignores the first transaction that commits at or behind the
 stop position, and everything after it.
 
@@ -15,19 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
+from streamer.decode.transactions import TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
+from streamer.progress.tracker import LanePending, Run
 from streamer.source.history import HistoryCheck, Landmark
 
 if TYPE_CHECKING:
     from streamer.apply.lane import Lane, MappedRelation
     from streamer.decode.pgoutput import Relation
-    from streamer.decode.transactions import (
-        Changes,
-        Transaction,
-        TransactionAssembler,
-        TransactionPiece,
-    )
+    from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
     from streamer.progress.tracker import ProgressTracker
 
 
@@ -44,12 +44,13 @@ class Lanes(Protocol):
 
 @dataclass(slots=True)
 class Dispatched:
-    """The parts of a transaction, or of a piece of one, by lane.
+    """The parts of a block, a transaction or a piece of one, by lane.
 
-    ``is_new`` is false for a transaction that was dispatched before, and behind the stop position.
+    ``commit_time``: the newest, a protocol time. ``is_new`` is false for a transaction that was
+    dispatched before, and behind the stop position.
     """
 
-    transaction: "Transaction"
+    commit_time: int
     end_lsn: Lsn | None
     parts: "dict[Lane, LaneTransaction]"
     is_new: bool = True
@@ -83,17 +84,26 @@ class Dispatcher:
         self._history = history
         self._replaced = replaced
         self._with_origins = with_origins
+        self.keeps_blocks = True
+        """Tests set it to False, to compare."""
         self._open_lanes: dict[Lane, None] = {}
         """Lanes with a piece of the present transaction, of which more is to come."""
 
     def feed(self, payloads: list[bytes]) -> Iterator[Dispatched]:
-        """Take a burst of messages; yield the pieces that they complete, also those without parts.
+        """Take a burst of messages; yield the transactions that they complete, also those without
+        parts.
 
-        The caller gives each part to its lane before it asks for the next piece. Raises
+        The caller gives each part to its lane before it asks for the next ones. Raises
         AnotherHistory and ProtocolError.
         """
-        for piece in self._assembler.feed(payloads):
-            yield self._dispatch(piece)
+        for found in self._assembler.feed(payloads):
+            if not isinstance(found, TransactionBlock):
+                yield self._dispatch(found)
+            elif (parts := self._share_out(found)) is not None:
+                yield self._dispatch_block(found, parts)
+            else:
+                for piece in found.pieces():
+                    yield self._dispatch(piece)
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
         """Take the position that the source has reached.
@@ -128,22 +138,85 @@ class Dispatcher:
         self._assembler.reset()
         self._open_lanes.clear()
 
+    def _share_out(self, block: TransactionBlock) -> "dict[Lane, LaneBlock] | None":
+        """Return the parts of a block; None if a transaction of it needs a look of its own."""
+        if not self.keeps_blocks or not self._history.is_settled:
+            return None
+        if self._open_lanes or self.has_passed_stop:
+            return None
+        if block.final_lsns[0] < self._tracker.newest_lsn:
+            return None
+        if self.stop_lsn is not None and block.final_lsns[-1] >= self.stop_lsn:
+            return None
+        parts: dict[Lane, LaneBlock] = {}
+        for changes in block.changes:
+            mapped = self._lanes.find(changes.relation)
+            if mapped is None:
+                continue  # no longer mapped
+            lane = self._lanes.lane(mapped)
+            if not lane.is_held_for_copy:
+                if block.final_lsns[changes.numbers[0]] < mapped.skip_through_lsn:
+                    return None
+                if mapped.relid not in (None, changes.relation.relid):
+                    return None
+            part = parts.get(lane)
+            if part is None:
+                part = parts[lane] = LaneBlock(block.transaction(-1), [], None, 0, block=block)
+            part.changes.append((mapped, changes))
+            part.size += changes.size
+        return parts
+
+    def _dispatch_block(
+        self, block: TransactionBlock, parts: "dict[Lane, LaneBlock]"
+    ) -> Dispatched:
+        before_lsn, end_lsn = self._tracker.newest_lsn, Lsn(block.end_lsns[-1])
+        if block.changes:
+            first = min(changes.numbers[0] for changes in block.changes)
+            last = max(changes.numbers[-1] for changes in block.changes)
+            self._history.saw_transactions(
+                self._landmark(block, first), self._landmark(block, last)
+            )
+        counted: set[int] = set()
+        runs: list[tuple[LanePending, Run]] = []
+        for lane, part in parts.items():
+            numbers = {number for _, changes in part.changes for number in changes.numbers}
+            first, last = min(numbers), max(numbers)
+            part.transaction = block.transaction(last)
+            part.end_lsn = Lsn(block.end_lsns[last])
+            part.led = numbers - counted
+            part.is_lead = bool(part.led)
+            counted |= numbers
+            first_lsn = Lsn(block.end_lsns[first])
+            in_front = Lsn(block.end_lsns[first - 1]) if first else before_lsn
+            run = Run(in_front, first_lsn, part.end_lsn, block.commit_times[first])
+            runs.append((lane.pending, run))
+        self._tracker.dispatched_runs(end_lsn, runs)
+        return Dispatched(max(block.commit_times), end_lsn, dict(parts))
+
+    def _landmark(self, block: TransactionBlock, number: int) -> Landmark:
+        return Landmark(
+            Lsn(block.end_lsns[number]),
+            block.xids[number],
+            block.commit_times[number],
+            self._with_origins,
+        )
+
     def _dispatch(self, piece: "TransactionPiece") -> Dispatched:
         transaction, end_lsn = piece.transaction, piece.end_lsn
         if end_lsn is not None:
             self._check_history(piece, end_lsn)
         # A commit record before the newest position: this transaction was dispatched before.
         if transaction.final_lsn < self._tracker.newest_lsn or self.has_passed_stop:
-            return Dispatched(transaction, end_lsn, {}, is_new=False)
+            return Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
         if self.stop_lsn is not None and transaction.final_lsn >= self.stop_lsn:
             self.has_passed_stop = True
-            return Dispatched(transaction, end_lsn, {}, is_new=False)
+            return Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
         parts: dict[Lane, LaneTransaction] = {}
         for changes in piece.changes:
             self._add(parts, changes, piece)
         if end_lsn is None:
             self._open_lanes.update(dict.fromkeys(parts))
-            return Dispatched(transaction, None, parts)
+            return Dispatched(transaction.commit_time, None, parts)
         for lane in self._open_lanes:
             if lane not in parts:
                 parts[lane] = LaneTransaction(transaction, [], end_lsn, 0)
@@ -153,7 +226,7 @@ class Dispatcher:
             part.is_lead = is_lead
             is_lead = False
         self._tracker.dispatched(end_lsn, [lane.pending for lane in parts], transaction.commit_time)
-        return Dispatched(transaction, end_lsn, parts)
+        return Dispatched(transaction.commit_time, end_lsn, parts)
 
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction

@@ -308,9 +308,8 @@ class Pipeline:
                 self._note_commit(session, dispatched, dispatched.end_lsn)
 
     def _note_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
-        session.lag.received(dispatched.transaction.commit_time)
-        if not dispatched.parts:
-            self.heartbeat.look(session.tracker)
+        session.lag.received(dispatched.commit_time)
+        self.heartbeat.look(session.tracker)
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
 

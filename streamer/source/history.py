@@ -93,6 +93,24 @@ class HistoryCheck:
                 self._thin_out()
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no transaction has to come again."""
+        return self._expected is None
+
+    def saw_transactions(self, first: Landmark, last: Landmark) -> None:
+        """Keep the first and the last of consecutive transactions with changes.
+
+        Only a check that is settled may leave out those between them.
+        """
+        assert self.is_settled
+        self._kept.append(first)
+        if last != first:
+            self._before_gap.add(first.end_lsn)
+            self._kept.append(last)
+        if len(self._kept) > KEPT_MAX:
+            self._thin_out()
+
     def _thin_out(self) -> None:
         """Leave out every second transaction; the first and the newest stay."""
         before, newest = list(self._kept), self._kept[-1]

@@ -7,11 +7,12 @@ with psycopg's connection would be wrong, so this module wants exactly one in th
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 from psycopg import pq
+
+from streamer.hot import choice
 
 _MAPS: Final = Path("/proc/self/maps")
 
@@ -24,8 +25,7 @@ class CopyFunctions:
     free_memory: int
 
 
-@cache
-def copy_functions() -> CopyFunctions | None:
+def _find() -> CopyFunctions | None:
     """Return the functions of psycopg's libpq; None where the library is not found for certain."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -48,3 +48,7 @@ def copy_functions() -> CopyFunctions | None:
     if get_copy_data is None or free_memory is None:
         return None
     return CopyFunctions(get_copy_data, free_memory)
+
+
+FUNCTIONS: Final = None if choice.compiled is None else _find()
+"""Found at import: reading the process's maps would block the event loop for a moment."""

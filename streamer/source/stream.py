@@ -37,7 +37,7 @@ from streamer.source.connection import (
     translate,
     translating,
 )
-from streamer.source.libpq import copy_functions
+from streamer.source.libpq import FUNCTIONS
 from streamer.source.timeline import check_same_server
 
 if TYPE_CHECKING:
@@ -126,14 +126,13 @@ class ChangeStream(Protocol):
 
 def _frame_reader(connection: Connection) -> "FrameReader | None":
     """Return the compiled reader of a connection, if this process has one."""
-    functions = copy_functions() if choice.compiled is not None else None
-    if choice.compiled is None or functions is None:
+    if choice.compiled is None or FUNCTIONS is None:
         return None
     address = getattr(connection.pgconn, "pgconn_ptr", None)  # in no type of psycopg's
     if not isinstance(address, int):
         return None
     reader: FrameReader = choice.compiled.FrameReader(
-        address, functions.get_copy_data, functions.free_memory
+        address, FUNCTIONS.get_copy_data, FUNCTIONS.free_memory
     )
     return reader
 

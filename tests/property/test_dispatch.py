@@ -100,6 +100,7 @@ class Dispatching(Transactions):
     """A source, the dispatcher it feeds, and the changes that every relation should get."""
 
     by_transaction = False
+    keeps_blocks = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +127,7 @@ class Dispatching(Transactions):
             HistoryCheck(None, Lsn(START)),
             replaced=self.replaced,
         )
+        self.dispatcher.keeps_blocks = self.keeps_blocks
         self.mapped: dict[int, MappedRelation] = {}
         self.lanes: dict[Lane, None] = {}
         self.number_of_relation = 0
@@ -140,6 +142,7 @@ class Dispatching(Transactions):
         self.seen_flush_lsn = START
         self.last_end_lsn = START
         self.last_sent: list[bytes] = []
+        self.leads: dict[int, int] = {}
 
     @initialize(stop_lsn=st.none() | st.integers(START, START + 200))
     def begin(self, stop_lsn: int | None) -> None:
@@ -192,20 +195,26 @@ class Dispatching(Transactions):
             size = data.draw(st.integers(1, len(self.out)))
             burst, self.out = self.out[:size], self.out[size:]
             for dispatched in self.dispatcher.feed(burst):
-                if dispatched.end_lsn is not None and dispatched.parts:
-                    assert sum(part.is_lead for part in dispatched.parts.values()) == 1
                 for lane, part in dispatched.parts.items():
-                    assert (part.end_lsn, part.transaction) == (
-                        dispatched.end_lsn,
-                        dispatched.transaction,
-                    )
+                    if part.end_lsn is not None:
+                        self.count_leads(part)
                     lane.dispatch(part)
+                self.check_leads()
                 if dispatched.end_lsn is None and data.draw(st.booleans()):
                     self.interrupt(data)
             if not self.assembler.is_between_transactions:
                 before = self.tracker.newest_lsn
                 assert not self.dispatcher.keepalive(Lsn(self.next_lsn + 1000))
                 assert self.tracker.newest_lsn == before
+
+    def count_leads(self, part: LaneTransaction) -> None:
+        for single in part.split():
+            final_lsn = single.transaction.final_lsn
+            self.leads[final_lsn] = self.leads.get(final_lsn, 0) + single.is_lead
+
+    def check_leads(self) -> None:
+        assert set(self.leads.values()) <= {1}, "each transaction is counted once"
+        self.leads.clear()
 
     def interrupt(self, data: st.DataObject) -> None:
         """Let something happen while a transaction has come in part."""
@@ -376,7 +385,8 @@ class Dispatching(Transactions):
         del waiting[:count]
         if shares:
             for share in shares:
-                self.apply(lane, share)
+                for single in share.split():
+                    self.apply(lane, single)
             lane.applied(shares)
 
     def drain(self, lane: Lane, count: int) -> None:
@@ -399,7 +409,7 @@ class Dispatching(Transactions):
                 owed.arrived += changes.payloads
 
     def durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
-        for share in shares:
+        for share in [single for block in shares for single in block.split()]:
             assert share.end_lsn is not None
             for (relid, final_lsn), owed in self.owed.items():
                 if final_lsn == share.transaction.final_lsn and owed.lane is lane:
@@ -458,5 +468,12 @@ class DispatchingByTransaction(Dispatching):
     by_transaction = True
 
 
+class DispatchingOneByOne(Dispatching):
+    """The reference: blocks are split."""
+
+    keeps_blocks = False
+
+
 TestDispatching = Dispatching.TestCase
+TestDispatchingOneByOne = DispatchingOneByOne.TestCase
 TestDispatchingByTransaction = DispatchingByTransaction.TestCase

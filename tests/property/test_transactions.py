@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.decode.transactions import TransactionAssembler, TransactionPiece
+from streamer.decode.transactions import (
+    TransactionAssembler,
+    TransactionBlock,
+    TransactionPiece,
+)
 from tests.property import encode
 
 RELIDS = (16385, 0x74000000, 16387)
@@ -134,8 +138,9 @@ class Transactions(RuleBasedStateMachine):
         while self.out:
             size = data.draw(st.integers(1, len(self.out)))
             burst, self.out = self.out[:size], self.out[size:]
-            for piece in self.assembler.feed(burst):
-                self.take(piece)
+            for found in self.assembler.feed(burst):
+                for piece in found.pieces() if isinstance(found, TransactionBlock) else [found]:
+                    self.take(piece)
 
     def take(self, piece: TransactionPiece) -> None:
         if self.pieces:
@@ -152,8 +157,13 @@ class Transactions(RuleBasedStateMachine):
         self.arrived.append((piece.transaction.xid, piece.end_lsn, flat))
         self.pieces = []
 
-    @rule(data=st.data(), todo=operations(), foreign=st.booleans())
-    def transaction(self, data: st.DataObject, todo: list[Operation], foreign: bool) -> None:
+    @rule(data=st.data(), todos=st.lists(operations(), min_size=1, max_size=4))
+    def transactions(self, data: st.DataObject, todos: list[list[Operation]]) -> None:
+        for todo in todos:
+            self.transaction(todo, foreign=data.draw(st.integers(0, 3)) == 0)
+        self.burst(data)
+
+    def transaction(self, todo: list[Operation], *, foreign: bool) -> None:
         xid, final_lsn, flat = self.new_xid(), self.new_lsn(), Flat()
         self.out.append(encode.begin(final_lsn, 5, xid))
         if foreign:
@@ -174,7 +184,6 @@ class Transactions(RuleBasedStateMachine):
         end_lsn = self.new_lsn()
         self.out.append(encode.commit(final_lsn, end_lsn, 5))
         self.expect(xid, end_lsn, flat, foreign)
-        self.burst(data)
 
     def expect(self, xid: int, end_lsn: int, flat: Flat, foreign: bool) -> None:
         if foreign and not self.forward_origins:

@@ -72,3 +72,17 @@ def test_without_origins_one_that_may_carry_an_origin_is_not_expected() -> None:
 
 def test_as_json() -> None:
     assert Landmark.from_json(at(30).to_json()) == at(30)
+
+
+def test_of_many_transactions_at_once_a_position_waits_at_the_first_or_the_last() -> None:
+    check = HistoryCheck(None, Lsn(0))
+    first, last = Landmark(Lsn(100), 1, 5), Landmark(Lsn(900), 9, 5)
+    check.saw_transactions(first, last)
+    check.saw_transactions(one := Landmark(Lsn(950), 10, 5), one)
+    assert check.position_through(Lsn(50)) == 50
+    assert check.position_through(Lsn(500)) == 100
+    assert check.newest_through(Lsn(500)) == first
+    assert check.position_through(Lsn(899)) == 100
+    assert check.position_through(Lsn(930)) == 930
+    assert check.position_through(Lsn(990)) == 990
+    assert check.newest_through(Lsn(990)) == one

@@ -6,7 +6,12 @@ from typing import cast
 import pytest
 
 from streamer.decode.pgoutput import Relation
-from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
+from streamer.decode.transactions import (
+    Changes,
+    TransactionAssembler,
+    TransactionBlock,
+    TransactionPiece,
+)
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
 from tests.property import encode
@@ -65,8 +70,12 @@ class Assembler:
         return self.spools[-1]
 
     def feed(self, *payloads: bytes) -> list[TransactionPiece]:
-        """Feed one burst."""
-        return list(self.assembler.feed(list(payloads)))
+        """Feed one burst; return the transactions one by one."""
+        return [
+            piece
+            for found in self.assembler.feed(list(payloads))
+            for piece in (found.pieces() if isinstance(found, TransactionBlock) else [found])
+        ]
 
     def feed_each(self, *payloads: bytes) -> list[TransactionPiece]:
         """Feed a burst for each message."""
