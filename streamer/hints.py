@@ -5,6 +5,7 @@ Any word can be the name of a database, sid or table, so every word is quoted fo
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,3 +53,13 @@ def command(
     if sid is not None:
         words += ["--sid", sid]
     return shlex.join([*words, *options])
+
+
+def need_resync(tables: Iterable[object]) -> str:
+    """Say that *tables* need a copy because changes of them are lost."""
+    return f"these tables need a resync: {', '.join(map(str, tables))}"
+
+
+def resync_source(tables: Iterable[object], *, database: str, sid: str | None) -> str:
+    """Return the hint of an error that costs *tables*, all of one source, their changes."""
+    return f"{need_resync(tables)}; run: {command('resync', '*.*', database=database, sid=sid)}"

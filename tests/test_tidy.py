@@ -426,3 +426,27 @@ def test_a_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+# ---- commands in messages ----------------------------------------------------------------------
+
+COMMAND_BEFORE = re.compile(
+    r"(streamer (run|check|status|wait|doctor|import|export|apply|plan|resync|pause|resume|teardown"
+    r"|quarantine \w+|sources \w+|tables \w+|users \w+)|chmod \d+|rm|mv)( --?[\w-]+)* $"
+)
+
+
+def test_a_name_in_a_command_for_the_shell_is_quoted() -> None:
+    """`hints.command` and shlex quote names; an f-string that names a command itself does not."""
+    wrong = [
+        f"{module.name}: {ast.unparse(node)}"
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.JoinedStr)
+        for before, value in zip(node.values, node.values[1:], strict=False)
+        if isinstance(before, ast.Constant)
+        and isinstance(value, ast.FormattedValue)
+        and COMMAND_BEFORE.search(str(before.value))
+        and "quote" not in ast.unparse(value)
+    ]
+    assert wrong == []

@@ -8,6 +8,7 @@ lines or separated by commas, the first encrypts and all decrypt, so a key can b
 
 import os
 import re
+import shlex
 import stat
 import tempfile
 from pathlib import Path
@@ -86,7 +87,7 @@ class Keyring:
                 if mode & 0o077:
                     raise StoreError(
                         f"{path} may be read by others (mode {mode:o})",
-                        hint=f"run: chmod 600 {path}",
+                        hint=f"run: {shlex.join(['chmod', '600', str(path)])}",
                     )
                 return file.read()
         except (OSError, UnicodeDecodeError) as exc:

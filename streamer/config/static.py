@@ -10,6 +10,7 @@ from typing import Any
 from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
 from streamer.config.yaml_file import Document, Location, Replaced, format_location, read_document
 from streamer.errors import MappingError, SettingsError
+from streamer.hints import command
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
     Initial,
@@ -36,8 +37,8 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         raise SettingsError(
             f"{document.where(('sources',))}: sources: the mapping is in "
             f"{settings.mapping_database}",
-            hint=f"run `streamer import {path}` and take `sources` out of the file, or leave out "
-            "`mapping_database`",
+            hint=f"run `{command('import', str(path))}` and take `sources` out of the file, or "
+            "leave out `mapping_database`",
         )
 
     def describe(location: Location) -> str:

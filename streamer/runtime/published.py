@@ -30,7 +30,7 @@ from streamer.errors import (
     TableGoneError,
     UnpublishedError,
 )
-from streamer.hints import command
+from streamer.hints import command, resync_source
 from streamer.lsn import EVERYTHING
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationName, SourceMapping
@@ -207,12 +207,11 @@ class Publishing:
             if _is_in_step(mapped) and mark is not None and mark.partition(".")[0] not in there:
                 lost.append(mapped)
         if lost:
-            tables = ", ".join(str(mapped.mapping.source) for mapped in lost)
-            resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
+            tables = [mapped.mapping.source for mapped in lost]
             raise SourceDivergedError(
                 f'publications of source "{self._source.label}" were dropped by another session, '
                 "so changes may be missing",
-                hint=f"these tables need a resync: {tables}; run: {resync}",
+                hint=resync_source(tables, database=self._source.database, sid=self._source.sid),
             )
 
     def _break(

@@ -22,7 +22,7 @@ from streamer.errors import (
     SourceError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command
+from streamer.hints import resync_source
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -225,9 +225,8 @@ class SlotCheck:
         )
 
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
-        tables = ", ".join(str(mapped.mapping.source) for mapped in relations)
-        resync = command("resync", "*.*", database=self._source.database, sid=self._source.sid)
-        return f"these tables need a resync: {tables}; run: {resync}"
+        tables = [mapped.mapping.source for mapped in relations]
+        return resync_source(tables, database=self._source.database, sid=self._source.sid)
 
     async def _report_wait(self, awaited: str) -> None:
         what = f"making a slot waits for {awaited}"

@@ -12,6 +12,7 @@ from typing import Final
 import psycopg
 
 from streamer.errors import SourceTakenError
+from streamer.hints import command
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.connection import Connection, fetch_all
@@ -106,9 +107,10 @@ def check_owner(found: Found, source: SourceMapping, installation: str, *, is_kn
 
 def take_over_hint(source: SourceMapping) -> str:
     """Return a hint about slot and publications of another installation."""
+    take_over = command("run", None, "--take-over", source.label)
     return (
         "give this `database` of the configuration another name or, if no other installation "
-        f"needs slot and publications, run once: streamer run --take-over {source.label}"
+        f"needs slot and publications, run once: {take_over}"
     )
 
 

@@ -30,7 +30,7 @@ from streamer.errors import (
     SourceDivergedError,
     StreamerError,
 )
-from streamer.hints import command
+from streamer.hints import command, need_resync
 from streamer.lsn import NOTHING
 from streamer.mapping.rules import Initial, OnError, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
@@ -306,7 +306,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         _check_history(facts, server, record)
     except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
         if synced:
-            problem = f"{exc.message}; these tables need a resync: {some_of(synced)}"
+            problem = f"{exc.message}; {need_resync([some_of(synced)])}"
             resync = command("resync", "*.*", database=source.database, sid=source.sid)
             yield error(place, problem, run_here(resync))
         else:
