@@ -215,7 +215,7 @@ DRIVERS = {
     # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
     # to servers for a person, not for the stream.
     "psycopg": {"source", "sync", "commands", "postgres.conninfo"},
-    "aiosqlite": {"admin.store"},
+    "aiosqlite": {"admin.rows", "admin.store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}}
 """Pure modules that use a driver nevertheless: libpq reads a string for them."""

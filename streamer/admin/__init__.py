@@ -3,10 +3,13 @@
 keyring.py       encrypts its passwords
 models.py        requests and answers of the API
 mapping_file.py  the file of the SQLite database: deleted, replaced or damaged
-store.py         the SQLite database: one writer, its migrations, revisions, audit
+rows.py          its rows in SQL: read, written, audited
+store.py         the SQLite database: one writer, its migrations, revisions
 draft.py         rows to a mapping and back, and their differences                  pure
 transfer.py      YAML in and out, kuvasz-streamer's, too                            pure
 plan.py          the effect of applying
+applied.py       the applied mapping: of the newest revision, or of the file
+discovery.py     the tables of a database, for the API                              pure
 sides.py         one table as source and target have it
 service.py       the work of the API: draft, plan, apply, requests
 events.py        events for listeners

@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from streamer.admin.access import is_loopback
+from streamer.admin.rows import Row
 from streamer.admin.service import AdminService, database_path, open_service
-from streamer.admin.store import Query, Row
+from streamer.admin.store import Query
 from streamer.commands.requests import command_actor
 from streamer.config.settings import Settings
 from streamer.errors import (

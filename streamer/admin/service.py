@@ -19,21 +19,21 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin import models
+from streamer.admin.applied import EMPTY, applied_mapping, keyring_of, show_static
+from streamer.admin.discovery import discovered
 from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
-from streamer.admin.mapping_file import DAMAGED_HINT, find_damage
 from streamer.admin.plan import Plan, make_plan
+from streamer.admin.rows import Content, Row
 from streamer.admin.sides import look_at
-from streamer.admin.store import AdminStore, Content, Query, Row, open_store
-from streamer.admin.transfer import Wanted, export_mapping, keep_passwords, read_import
-from streamer.commands.check.source import check_source
-from streamer.commands.check.source_facts import SourceFacts, read_source
+from streamer.admin.store import AdminStore, Query, open_store
+from streamer.admin.transfer import export_mapping, keep_passwords, read_import
+from streamer.commands.check.source_facts import read_source
 from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
 from streamer.commands.requests import request
 from streamer.commands.status import read_report
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
-    escape_references,
     parse_document,
     read_text,
     replace_variables,
@@ -45,7 +45,6 @@ from streamer.errors import (
     MappingError,
     NotFoundError,
     ReadOnlyError,
-    StoreError,
     StreamerError,
     TakenError,
     TargetError,
@@ -76,7 +75,6 @@ from streamer.target.connection import TargetAddress
 log = structlog.get_logger()
 
 EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
-_EMPTY: Final[Content] = {"databases": [], "urls": [], "tables": [], "settings": {}}
 
 
 class RunningEngine(Protocol):
@@ -89,14 +87,6 @@ def database_path(settings: Settings) -> str | None:
     """Return the path of the mapping database, independent of the working directory."""
     path = settings.mapping_database
     return None if path is None else str(path.resolve())
-
-
-def keyring_of(settings: Settings) -> Keyring:
-    """Return the keyring that the settings name; by default beside the mapping database."""
-    path = settings.admin.key_file
-    if path is None and settings.mapping_database is not None:
-        path = settings.mapping_database.with_name(f"{settings.mapping_database.name}.key")
-    return Keyring(settings.admin.key, path)
 
 
 class AdminService:
@@ -231,7 +221,7 @@ class AdminService:
         """
         content = await self.store.content()
         latest = await self.store.latest()
-        number, applied = latest if latest is not None else (None, _EMPTY)
+        number, applied = latest if latest is not None else (None, EMPTY)
         return {
             "mapping_database": await asyncio.to_thread(database_path, self.settings),
             "revision": number,
@@ -303,7 +293,7 @@ class AdminService:
                 raise
             self.mapping = mapping
             if self.is_static:
-                await show_static(self, settings)
+                await show_static(self.store, settings, mapping)
 
     async def discard(self, actor: str) -> None:
         """Reset the draft to the mapping applied last."""
@@ -418,7 +408,7 @@ class AdminService:
                 for row in content["tables"]
                 if row["database_id"] == database
             ]
-        return _discovered(facts, mapped)
+        return discovered(facts, mapped)
 
     async def act(
         self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
@@ -576,93 +566,7 @@ def _redacted_row(row: Row) -> Row:
     return redacted
 
 
-def _discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
-    server = facts.server
-    assert server is not None
-    findings = check_source(facts, None)
-    by_object: dict[str, list[Row]] = {}
-    for finding in findings:
-        by_object.setdefault(finding.place.object or "", []).append(finding.to_json())
-    tables = []
-    for seen in facts.seen:
-        relation = facts.relations.get(seen.relation)
-        if relation is None and seen.root is not None:
-            continue  # a partition comes along with its root
-        own = by_object.pop(str(seen.relation), [])
-        pattern = RelationPattern(seen.namespace, seen.name)
-        table: Row = {
-            "schema": pattern.written_namespace,
-            "name": pattern.written_name,
-            "obstacle": seen.obstacle,
-            "mapped": any(each.matches(seen.relation) for each in mapped),
-            "findings": own,
-        }
-        if relation is not None:
-            table |= {
-                "rows": relation.row_count_estimate,
-                "size_bytes": relation.size_bytes,
-                "is_partitioned": relation.is_partitioned,
-                "key": list(relation.key),
-                "primary_key": list(relation.primary_key),
-                "replica_identity": relation.replica_identity,
-                "columns": [
-                    {"name": column.name, "type": column.type, "not_null": column.not_null}
-                    for column in relation.columns
-                ],
-            }
-        tables.append(table)
-    return {
-        "server": {
-            "version": server.version_text,
-            "database": server.database,
-            "role": server.role,
-            "wal_level": server.wal_level,
-            "in_recovery": server.in_recovery,
-        },
-        "tables": tables,
-        "findings": [finding for rest in by_object.values() for finding in rest],
-    }
-
-
 # ---- opening -----------------------------------------------------------------------------------
-
-
-async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mapping:
-    """Return the mapping of the newest revision. Raises ConfigurationError."""
-    latest = await bookkeeping.latest()
-    content = latest[1] if latest is not None else _EMPTY
-    return build_mapping(content, await bookkeeping.reveal_each(content), settings)
-
-
-async def load_applied(settings: Settings) -> Mapping:
-    """The same from the file, for a short command; creates no file. Raises ConfigurationError."""
-    path = settings.mapping_database
-    assert path is not None
-    if not await asyncio.to_thread(path.exists):
-        return Mapping((), settings.target.schema_)
-    bookkeeping = await open_store(path, keyring_of(settings))
-    try:
-        return await applied_mapping(bookkeeping, settings)
-    finally:
-        await bookkeeping.close()
-
-
-async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
-    """Return the applied mapping, and the fault of its database.
-
-    For a command that shows the present state: a damaged file is part of that.
-    """
-    path = settings.mapping_database
-    assert path is not None
-    try:
-        mapping = await load_applied(settings)
-    except StoreError as exc:
-        empty = Mapping((), settings.target.schema_)
-        return empty, MappingTrouble(exc.message, exc.hint or "")
-    damage = await asyncio.to_thread(lambda: find_damage(path) if path.exists() else None)
-    if damage is None:
-        return mapping, None
-    return mapping, MappingTrouble(f"mapping database {path} is damaged ({damage})", DAMAGED_HINT)
 
 
 async def open_service(settings: Settings, config: Path, mapping: Mapping) -> AdminService:
@@ -680,57 +584,8 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
             mapping = await applied_mapping(bookkeeping, settings)
         service = AdminService(settings, config, bookkeeping, mapping, is_static=is_static)
         if is_static:
-            await show_static(service, settings)
+            await show_static(bookkeeping, settings, mapping)
     except BaseException:
         await bookkeeping.close()  # its thread would keep the process from ending
         raise
     return service
-
-
-async def show_static(service: AdminService, settings: Settings) -> None:
-    """Fill the store in memory from the configuration file."""
-    try:
-        await service.store.merge(_rows_of(settings, service.mapping), None, "file")
-    except AdminError as exc:  # the running sources do not depend on it
-        log.warning("the API cannot show the mapping", error=str(exc))
-
-
-def _escaped(value: Any) -> Any:
-    """Return the values of a loaded configuration in the form of a file."""
-    if isinstance(value, str):
-        return escape_references(value)
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
-    return value
-
-
-def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
-    """Return the sources of the file as rows, with unreplaced variables."""
-    written = {(s.database, s.sid): s.written_url for s in mapping.sources}
-    wanted: Wanted = []
-    for group in settings.sources:
-        urls = [
-            models.validate(
-                "url",
-                {
-                    **url.model_dump(mode="json", exclude={"url"}),
-                    "url": written.get((group.database, url.sid))
-                    or escape_references(url.url.reveal()),
-                    "database_id": 1,
-                },
-            )
-            for url in group.urls
-        ]
-        tables = [
-            models.validate(
-                "table",
-                {**_escaped(table.model_dump(mode="json")), "name": name, "database_id": 1},
-            )
-            for name, table in group.tables.items()
-        ]
-        fields = _escaped(group.model_dump(mode="json", exclude={"database", "urls", "tables"}))
-        database = models.validate("database", {**fields, "name": group.database})
-        wanted.append((database, urls, tables))
-    return wanted

@@ -8,12 +8,10 @@ Rows that leave have ``***`` for them, unless the mapping itself is built.
 
 import asyncio
 import json
-import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,28 +20,44 @@ import structlog
 
 from streamer.admin.keyring import Keyring
 from streamer.admin.mapping_file import DAMAGED_HINT, MappingFile, is_damage
-from streamer.admin.models import COLUMNS, default_settings, row_settings
-from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError, TakenError
-from streamer.mapping.rules import SourceLabel
+from streamer.admin.models import COLUMNS, row_settings
+from streamer.admin.rows import (
+    COLUMN_NAMES,
+    TABLES,
+    Content,
+    Row,
+    column_values,
+    fetch_all,
+    fetch_content,
+    fetch_latest,
+    fetch_one,
+    fetch_row,
+    fetch_settings,
+    fetch_users,
+    field_expressions,
+    from_sql,
+    insert_row,
+    key_of,
+    label_of,
+    now_text,
+    prune_audit,
+    row_of,
+    select_sql,
+    store_settings,
+    translating_constraints,
+    write_audit,
+)
+from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
-from streamer.progress.audit import KEPT_DAYS, TEARDOWN
+from streamer.progress.audit import TEARDOWN
 from streamer.progress.lost import MappingTrouble
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
-Row = dict[str, Any]
-Content = dict[str, Any]
-"""The draft or a revision: rows of databases, urls and tables, and the settings; encrypted."""
-
 BUSY_SECONDS: Final = 5.0
 WATCH_SECONDS: Final = 1.0
-
-_COLUMN: Final = {"schema": "namespace"}
-"""Names of columns that differ from the API's."""
-_TABLES: Final = {"database": "database", "url": "url", "table": '"table"'}
-_FIELD_NAME: Final = re.compile(r"[a-z_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +171,7 @@ class AdminStore:
 
     async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
         """Return a part of the rows of *kind*, and how many there are. Raises InvalidError."""
-        expressions = _expressions(kind)
+        expressions = field_expressions(kind)
         conditions, parameters = ["true"], []
         for name, value in query.filters.items():
             if name not in expressions:
@@ -173,37 +187,37 @@ class AdminStore:
             known = ", ".join(sorted(expressions))
             raise InvalidError(f"sort: no field {query.sort}", hint=f"one of: {known}")
         order = f"{expressions[query.sort]} {'desc' if query.descending else 'asc'}, r.id"
-        where = f"{_from(kind)} where {' and '.join(conditions)}"
+        where = f"{from_sql(kind)} where {' and '.join(conditions)}"
         async with self._reads() as reader:
-            (total,) = await _one(reader, f"select count(*) {where}", parameters)
+            (total,) = await fetch_one(reader, f"select count(*) {where}", parameters)
             rows = await reader.execute_fetchall(
-                f"{_select(kind)} {where} order by {order} limit ? offset ?",
+                f"{select_sql(kind)} {where} order by {order} limit ? offset ?",
                 [*parameters, query.per_page, (query.page - 1) * query.per_page],
             )
-        return [_row(kind, row) for row in rows], total
+        return [row_of(kind, row) for row in rows], total
 
     async def get(self, kind: str, number: int) -> Row:
         """Return a row. Raises NotFoundError."""
         async with self._reads() as reader:
-            return await _get(reader, kind, number)
+            return await fetch_row(reader, kind, number)
 
     async def settings(self) -> Row:
         """Return the explicit settings of the mapping as a whole."""
         async with self._reads() as reader:
-            return await _settings(reader)
+            return await fetch_settings(reader)
 
     async def content(self) -> Content:
         """Return the whole draft."""
-        return await self._kept("content", _content)
+        return await self._kept("content", fetch_content)
 
     async def latest(self) -> tuple[int, Content] | None:
         """Return the newest revision with its number; None before the first."""
-        return await self._kept("latest", _latest)
+        return await self._kept("latest", fetch_latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
         """Return the changes, the newest first."""
         async with self._reads() as reader:
-            (total,) = await _one(reader, "select count(*) from audit", [])
+            (total,) = await fetch_one(reader, "select count(*) from audit", [])
             rows = await reader.execute_fetchall(
                 "select id, at, actor, action, object, object_id, label, before, after from audit"
                 " order by id desc limit ? offset ?",
@@ -217,7 +231,7 @@ class AdminStore:
 
     async def users(self) -> list[Row]:
         """Return the users with the hashes of their passwords."""
-        return await self._kept("users", _users)
+        return await self._kept("users", fetch_users)
 
     async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
         """Add a user, or change one; tell whether it is new."""
@@ -227,9 +241,9 @@ class AdminStore:
             await writer.execute(
                 "insert into user values (?, ?, ?, ?) on conflict (name) do update"
                 " set role = excluded.role, password_hash = excluded.password_hash",
-                [name, role, password_hash, _now()],
+                [name, role, password_hash, now_text()],
             )
-            await _audit(
+            await write_audit(
                 writer,
                 actor,
                 "change" if before else "create",
@@ -247,7 +261,7 @@ class AdminStore:
             cursor = await writer.execute("delete from user where name = ?", [name])
             if cursor.rowcount == 0:
                 raise NotFoundError(f'there is no user "{name}"', hint="see: streamer users list")
-            await _audit(writer, actor, "delete", "user", None, name)
+            await write_audit(writer, actor, "delete", "user", None, name)
 
     async def reveal(self, content: Content) -> dict[int, str]:
         """Return the urls of *content* with their passwords, by id. Raises StoreError."""
@@ -304,19 +318,19 @@ class AdminStore:
     ) -> Row:
         """Replace a row with the result of *change*. Raises AdminError."""
         async with self._writes() as writer:
-            before = await _get(writer, kind, number)
+            before = await fetch_row(writer, kind, number)
             return await self._replace(writer, kind, before, change(dict(before)), actor)
 
     async def delete(self, kind: str, number: int, actor: str) -> None:
         """Remove a row, and its dependents. Raises NotFoundError."""
         async with self._writes() as writer:
-            await self._delete(writer, kind, await _get(writer, kind, number), actor)
+            await self._delete(writer, kind, await fetch_row(writer, kind, number), actor)
 
     async def set_settings(self, settings: Row, actor: str) -> Row:
         """Replace the explicit settings with *settings*."""
         async with self._writes() as writer:
-            await _set_settings(writer, settings, actor)
-            return await _settings(writer)
+            await store_settings(writer, settings, actor)
+            return await fetch_settings(writer)
 
     async def merge(
         self, wanted: list[tuple[Row, list[Row], list[Row]]], settings: Row | None, actor: str
@@ -327,8 +341,8 @@ class AdminStore:
         stands for them. *settings*: None leaves those as they are.
         """
         async with self._writes() as writer:
-            databases = await _all(writer, "database")
-            urls, tables = await _all(writer, "url"), await _all(writer, "table")
+            databases = await fetch_all(writer, "database")
+            urls, tables = await fetch_all(writer, "url"), await fetch_all(writer, "table")
             by_name = {row["name"]: row for row in databases}
             for database, its_urls, its_tables in wanted:
                 known = by_name.pop(database["name"], None)
@@ -341,10 +355,10 @@ class AdminStore:
                     ("url", urls, its_urls),
                     ("table", tables, its_tables),
                 ):
-                    mine = {_key(kind, r): r for r in present if r["database_id"] == number}
+                    mine = {key_of(kind, r): r for r in present if r["database_id"] == number}
                     for fields in given:
                         row = {**fields, "database_id": number}
-                        there = mine.pop(_key(kind, row), None)
+                        there = mine.pop(key_of(kind, row), None)
                         if there is None:
                             await self._create(writer, kind, row, actor)
                         else:
@@ -354,7 +368,7 @@ class AdminStore:
             for row in by_name.values():
                 await self._delete(writer, "database", row, actor)
             if settings is not None:
-                await _set_settings(writer, settings, actor)
+                await store_settings(writer, settings, actor)
 
     async def add_source(self, fields: Row, url: Row, tables: list[Row], actor: str) -> Row:
         """Add a url with tables, and the database of *fields* if it is new: all, or nothing.
@@ -362,7 +376,7 @@ class AdminStore:
         Return the url. Raises InvalidError, TakenError; that of a table begins with its name.
         """
         async with self._writes() as writer:
-            databases = await _all(writer, "database")
+            databases = await fetch_all(writer, "database")
             known = [row for row in databases if row["name"] == fields["name"]]
             database = known[0] if known else None
             if database is None:
@@ -381,29 +395,29 @@ class AdminStore:
         async with self._writes() as writer:
             cursor = await writer.execute(
                 "insert into revision (applied_at, actor, content) values (?, ?, ?)",
-                [_now(), actor, json.dumps(content)],
+                [now_text(), actor, json.dumps(content)],
             )
             number = cursor.lastrowid
             assert number is not None
-            await _audit(writer, actor, "apply", "mapping", number, f"revision {number}")
+            await write_audit(writer, actor, "apply", "mapping", number, f"revision {number}")
             return number
 
     async def drop_revision(self, number: int, actor: str) -> None:
         """Take back a revision that the engine refused."""
         async with self._writes() as writer:
             await writer.execute("delete from revision where number = ?", [number])
-            await _audit(writer, actor, "refused", "mapping", number, f"revision {number}")
+            await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")
 
     async def write_teardown(self, actor: str, labels: list[str]) -> None:
         """Write that an operator tears sources down: the target's audit may go with the last."""
         async with self._writes() as writer:
             for label in labels:
-                await _audit(writer, actor, TEARDOWN, "source", None, label)
+                await write_audit(writer, actor, TEARDOWN, "source", None, label)
 
     async def prune_audit(self) -> None:
         """Remove audit rows that are too old. Raises StoreError."""
         async with self._writes() as writer:
-            await _prune_audit(writer)
+            await prune_audit(writer)
 
     async def restore(self, content: Content | None, actor: str) -> None:
         """Replace the draft with a revision; with nothing, without one."""
@@ -411,14 +425,14 @@ class AdminStore:
         async with self._writes() as writer:
             await writer.execute("delete from database")
             for row in content["databases"]:
-                await _insert(writer, "database", row)
+                await insert_row(writer, "database", row)
             for kind, rows in (("url", content["urls"]), ("table", content["tables"])):
                 for row in rows:
-                    await _insert(writer, kind, row)
+                    await insert_row(writer, kind, row)
             await writer.execute("delete from setting")
             for name, value in content["settings"].items():
                 await writer.execute("insert into setting values (?, ?)", [name, json.dumps(value)])
-            await _audit(writer, actor, "discard", "mapping", None, "draft")
+            await write_audit(writer, actor, "discard", "mapping", None, "draft")
 
     async def _create(
         self, writer: aiosqlite.Connection, kind: str, fields: Row, actor: str
@@ -426,9 +440,9 @@ class AdminStore:
         values = {**fields, "settings": row_settings(kind, fields)}
         if kind == "url":
             values |= await self._seal(fields["url"], None)
-        number = await _insert(writer, kind, values)
-        row = await _get(writer, kind, number)
-        await _audit(writer, actor, "create", kind, number, _label(kind, row), None, row)
+        number = await insert_row(writer, kind, values)
+        row = await fetch_row(writer, kind, number)
+        await write_audit(writer, actor, "create", kind, number, label_of(kind, row), None, row)
         return row
 
     async def _replace(
@@ -437,26 +451,26 @@ class AdminStore:
         number = before["id"]
         values = {**fields, "settings": row_settings(kind, fields)}
         if kind == "url":
-            (secret,) = await _one(writer, "select secret from url where id = ?", [number])
+            (secret,) = await fetch_one(writer, "select secret from url where id = ?", [number])
             values |= await self._seal(fields["url"], (before["url"], secret))
         columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
-        assignments = ", ".join(f"{_COLUMN.get(name, name)} = ?" for name in columns)
-        with _constraints(kind, fields):
+        assignments = ", ".join(f"{COLUMN_NAMES.get(name, name)} = ?" for name in columns)
+        with translating_constraints(kind, fields):
             await writer.execute(
-                f"update {_TABLES[kind]} set {assignments} where id = ?",
-                [*_values(values, columns), number],
+                f"update {TABLES[kind]} set {assignments} where id = ?",
+                [*column_values(values, columns), number],
             )
-        row = await _get(writer, kind, number)
+        row = await fetch_row(writer, kind, number)
         has_new_password = kind == "url" and values["secret"] != secret
         if row != before or has_new_password:
-            label = _label(kind, row)
+            label = label_of(kind, row)
             action = "change password" if has_new_password and row == before else "change"
-            await _audit(writer, actor, action, kind, number, label, before, row)
+            await write_audit(writer, actor, action, kind, number, label, before, row)
         return row
 
     async def _delete(self, writer: aiosqlite.Connection, kind: str, row: Row, actor: str) -> None:
-        await writer.execute(f"delete from {_TABLES[kind]} where id = ?", [row["id"]])
-        await _audit(writer, actor, "delete", kind, row["id"], _label(kind, row), row, None)
+        await writer.execute(f"delete from {TABLES[kind]} where id = ?", [row["id"]])
+        await write_audit(writer, actor, "delete", kind, row["id"], label_of(kind, row), row, None)
 
     async def _seal(self, url: str, stored: tuple[str, str | None] | None) -> Row:
         """Return a url as it is stored, its passwords encrypted; the same if they are the same."""
@@ -535,7 +549,7 @@ async def _migrate(store: AdminStore) -> None:
             "create table if not exists migration (number integer primary key,"
             " name text not null, applied_at text not null)"
         )
-        (applied,) = await _one(writer, "select coalesce(max(number), 0) from migration", [])
+        (applied,) = await fetch_one(writer, "select coalesce(max(number), 0) from migration", [])
     if applied > migrations[-1].number:
         raise StoreError(
             f"mapping database {store.path} was made by a newer streamer (migration {applied})",
@@ -552,7 +566,7 @@ async def _migrate(store: AdminStore) -> None:
                 await writer.execute(statement)
             await writer.execute(
                 "insert into migration values (?, ?, ?)",
-                [migration.number, migration.name, _now()],
+                [migration.number, migration.name, now_text()],
             )
 
 
@@ -566,204 +580,3 @@ def statements(sql: str) -> Iterator[str]:
             statement = ""
     if statement.strip():
         yield statement
-
-
-# ---- SQL ---------------------------------------------------------------------------------------
-
-
-def _from(kind: str) -> str:
-    if kind == "database":
-        return "from database r"
-    return f"from {_TABLES[kind]} r join database d on d.id = r.database_id"
-
-
-def _select(kind: str) -> str:
-    columns = ["r.id", *(f"r.{_COLUMN.get(n, n)} as {n}" for n in COLUMNS[kind])]
-    columns.append("r.settings")
-    if kind != "database":
-        columns.append("d.name as database")
-    return f"select {', '.join(columns)}"
-
-
-def _expressions(kind: str) -> dict[str, str]:
-    """Return the columns for filter, search and sort, as SQL."""
-    expressions = {"id": "r.id"} | {n: f"r.{_COLUMN.get(n, n)}" for n in COLUMNS[kind]}
-    if kind != "database":
-        expressions["database"] = "d.name"
-    for name, value in default_settings(kind).items():
-        if isinstance(value, dict | list) or not _FIELD_NAME.fullmatch(name):
-            continue
-        default = json.dumps(value).replace("'", "''")
-        value_sql = f"json_extract(r.settings, '$.{name}')"
-        expressions[name] = f"coalesce({value_sql}, json_extract('{default}', '$'))"
-    return expressions
-
-
-async def _one(connection: aiosqlite.Connection, sql: str, parameters: list[Any]) -> Any:
-    (row,) = await connection.execute_fetchall(sql, parameters)
-    return row
-
-
-def _row(kind: str, row: Any) -> Row:
-    fields: Row = dict(row)
-    settings: Row = json.loads(fields.pop("settings"))
-    return fields | default_settings(kind) | settings
-
-
-async def _get(connection: aiosqlite.Connection, kind: str, number: int) -> Row:
-    rows = list(
-        await connection.execute_fetchall(f"{_select(kind)} {_from(kind)} where r.id = ?", [number])
-    )
-    if not rows:
-        raise NotFoundError(f"there is no {kind} {number}")
-    return _row(kind, rows[0])
-
-
-async def _all(connection: aiosqlite.Connection, kind: str) -> list[Row]:
-    rows = await connection.execute_fetchall(f"{_select(kind)} {_from(kind)} order by r.id")
-    return [_row(kind, row) for row in rows]
-
-
-async def _content(connection: aiosqlite.Connection) -> Content:
-    content: Content = {}
-    for kind, name in (("database", "databases"), ("url", "urls"), ("table", "tables")):
-        columns = ["id", *(f"{_COLUMN.get(n, n)} as {n}" for n in COLUMNS[kind]), "settings"]
-        columns += ["secret"] if kind == "url" else []
-        rows = await connection.execute_fetchall(
-            f"select {', '.join(columns)} from {_TABLES[kind]} order by id"
-        )
-        content[name] = [{**dict(row), "settings": json.loads(row["settings"])} for row in rows]
-    content["settings"] = await _settings(connection)
-    return content
-
-
-async def _latest(connection: aiosqlite.Connection) -> tuple[int, Content] | None:
-    rows = list(
-        await connection.execute_fetchall(
-            "select number, content from revision order by number desc limit 1"
-        )
-    )
-    return (rows[0][0], json.loads(rows[0][1])) if rows else None
-
-
-async def _users(connection: aiosqlite.Connection) -> list[Row]:
-    rows = await connection.execute_fetchall(
-        "select name, role, password_hash from user order by name"
-    )
-    return [dict(row) for row in rows]
-
-
-async def _settings(connection: aiosqlite.Connection) -> Row:
-    rows = await connection.execute_fetchall("select name, value from setting order by name")
-    return {row["name"]: json.loads(row["value"]) for row in rows}
-
-
-async def _set_settings(writer: aiosqlite.Connection, settings: Row, actor: str) -> None:
-    before = await _settings(writer)
-    after = {name: settings[name] for name in sorted(settings) if settings[name] is not None}
-    if before == after:
-        return
-    await writer.execute("delete from setting")
-    for name, value in after.items():
-        await writer.execute("insert into setting values (?, ?)", [name, json.dumps(value)])
-    await _audit(writer, actor, "change", "settings", None, "settings", before, after)
-
-
-def _values(values: Row, columns: list[str]) -> list[Any]:
-    return [
-        json.dumps(values[name]) if name == "settings" else values.get(name) for name in columns
-    ]
-
-
-async def _insert(writer: aiosqlite.Connection, kind: str, values: Row) -> int:
-    columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
-    columns += ["id"] if "id" in values else []
-    names = ", ".join(_COLUMN.get(name, name) for name in columns)
-    marks = ", ".join("?" for _ in columns)
-    with _constraints(kind, values):
-        cursor = await writer.execute(
-            f"insert into {_TABLES[kind]} ({names}) values ({marks})", _values(values, columns)
-        )
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
-
-
-@contextmanager
-def _constraints(kind: str, fields: Row) -> Iterator[None]:
-    """Say which field is at fault where SQLite refuses a row."""
-    try:
-        yield
-    except sqlite3.IntegrityError as exc:
-        if "FOREIGN KEY" in str(exc):
-            raise InvalidError(
-                f"database_id: there is no database {fields['database_id']}"
-            ) from exc
-        if "UNIQUE" not in str(exc):
-            raise InvalidError(f"{kind}: {exc}") from exc
-        match kind:
-            case "database":
-                message = f'name: there is a database "{fields["name"]}" already'
-            case "url":
-                sid = fields["sid"]
-                what = "without a sid" if sid is None else f'with sid "{sid}"'
-                message = f"sid: the database has a url {what} already"
-            case _:
-                name = f"{fields['schema']}.{fields['name']}"
-                message = f'name: the database has a table "{name}" already'
-        raise TakenError(message) from exc
-
-
-async def _audit(
-    writer: aiosqlite.Connection,
-    actor: str,
-    action: str,
-    kind: str,
-    number: int | None,
-    label: str,
-    before: Row | None = None,
-    after: Row | None = None,
-) -> None:
-    await writer.execute(
-        "insert into audit (at, actor, action, object, object_id, label, before, after)"
-        " values (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            _now(),
-            actor,
-            action,
-            kind,
-            number,
-            label,
-            None if before is None else json.dumps(before),
-            None if after is None else json.dumps(after),
-        ],
-    )
-    await _prune_audit(writer)
-
-
-async def _prune_audit(writer: aiosqlite.Connection) -> None:
-    """Remove audit rows that are too old."""
-    oldest = _as_text(datetime.now(UTC) - timedelta(days=KEPT_DAYS))
-    await writer.execute("delete from audit where at < ?", [oldest])
-
-
-def _key(kind: str, row: Row) -> tuple[Any, ...]:
-    """Return the name of a row within its database."""
-    return (row["sid"],) if kind == "url" else (row["schema"], row["name"])
-
-
-def _label(kind: str, row: Row) -> str:
-    match kind:
-        case "database":
-            return str(row["name"])
-        case "url":
-            return SourceLabel(str(row["database"]), row["sid"])
-        case _:
-            return f"{row['database']} {row['schema']}.{row['name']}"
-
-
-def _now() -> str:
-    return _as_text(datetime.now(UTC))
-
-
-def _as_text(time: datetime) -> str:
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

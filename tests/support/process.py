@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from streamer.admin.service import load_applied
+from streamer.admin.applied import load_applied
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static

@@ -11,7 +11,8 @@ from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text, row_number
 from streamer.admin.page.overview import StatusReader
-from streamer.admin.store import Content, Query
+from streamer.admin.rows import Content
+from streamer.admin.store import Query
 from streamer.errors import StreamerError
 
 HISTORY_PAGE: Final = 50

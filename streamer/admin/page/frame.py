@@ -148,11 +148,6 @@ def form_text(form: FormData, name: str) -> str:
     return value.replace("\r\n", "\n") if isinstance(value, str) else ""
 
 
-def form_number(form: FormData, name: str) -> int:
-    """Return a row's number out of a form. Raises InvalidError."""
-    return row_number(form_text(form, name), name)
-
-
 def row_number(text: str, name: str) -> int:
     """Read a row's number. Raises InvalidError."""
     if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= models.ID_MAX:
