@@ -20,13 +20,11 @@ import psycopg
 
 from streamer.mapping.rules import SourceMapping
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connect, translating
-from streamer.source.timeline import check_same_server_plainly
-from streamer.source.waits import set_lock_timeout
+from streamer.source.connection import Connection, translating
 from streamer.sync.parts import CopyEnds, copy_over
 from streamer.sync.plan import CopyPart
 from streamer.sync.prepare import TableCopy
-from streamer.sync.snapshot import import_snapshot, lock_sql
+from streamer.sync.snapshot import import_snapshot, lock_sql, open_copy_session
 
 APPLICATION_NAME: Final = "streamer locked copy"
 
@@ -43,16 +41,7 @@ class LockedTable:
     @classmethod
     async def connect(cls, source: SourceMapping, server: SourceServer) -> Self:
         """Connect before the snapshot exists: the application can rewrite it until `lock`."""
-        plain = await connect(source)
-        try:
-            with translating(source.label):
-                await check_same_server_plainly(plain, server)
-                await set_lock_timeout(plain)
-                await plain.execute(f"set application_name = '{APPLICATION_NAME}'")
-        except BaseException:
-            await plain.close()
-            raise
-        return cls(source, plain)
+        return cls(source, await open_copy_session(source, server, APPLICATION_NAME))
 
     async def lock(self, snapshot_name: str, copy: TableCopy) -> None:
         """Import the snapshot and lock the table.

@@ -38,6 +38,25 @@ from streamer.sync.plan import Heap
 APPLICATION_NAME: Final = "streamer snapshot"
 
 
+async def open_copy_session(
+    source: SourceMapping, server: SourceServer, application_name: str
+) -> Connection:
+    """Return a session of a copy at *server*, which waits for no lock for long.
+
+    Raises SourceConnectionError, also for another server.
+    """
+    plain = await connect(source)
+    try:
+        with translating(source.label):
+            await check_same_server_plainly(plain, server)
+            await set_lock_timeout(plain)
+            await plain.execute(f"set application_name = '{application_name}'".encode())
+    except BaseException:
+        await plain.close()
+        raise
+    return plain
+
+
 class HeldSnapshot:
     """A snapshot that tasks import, for as long as this object is open."""
 
@@ -57,12 +76,9 @@ class HeldSnapshot:
 
         Raises SnapshotExpiredError, SourceConnectionError.
         """
-        plain = await connect(source)
+        plain = await open_copy_session(source, server, APPLICATION_NAME)
         try:
             with translating(source.label):
-                await check_same_server_plainly(plain, server)
-                await set_lock_timeout(plain)
-                await plain.execute(f"set application_name = '{APPLICATION_NAME}'")
                 await plain.execute("begin isolation level repeatable read read only")
                 await import_snapshot(plain, exported.snapshot_name)
                 row = await fetch_one(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
+from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
 from streamer.runtime.wal_retention import guard as backlog
 from streamer.sync import parts
@@ -23,6 +23,12 @@ from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
 SPOOL = "max_retained_wal: 2MB\non_max_retained_wal: spool"
+
+
+async def relation_of(bookkeeping: Bookkeeping, name: str) -> RelationRecord:
+    """Return the record of a table, by its name at the source."""
+    (found,) = [r for r in await read_relation_records(bookkeeping) if r.source == name]
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -354,9 +360,7 @@ async def test_a_paused_table_does_not_keep_wal_and_goes_on_over_a_restart(
     async with stream(TABLES, group=SPOOL) as streamer:
         await streamer.caught_up()
         bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
-        (relation,) = [
-            r for r in await read_relation_records(bookkeeping) if r.source == "public.keyed"
-        ]
+        relation = await relation_of(bookkeeping, "public.keyed")
         await make_request(bookkeeping, relation.relation_id, "pause")
         await streamer.table_state("public.keyed", "paused")
         await asyncio.to_thread(write, source, 0, 20)
@@ -392,9 +396,7 @@ async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
     async with stream(TABLES, group=SPOOL) as streamer:
         await streamer.caught_up()
         bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
-        (relation,) = [
-            r for r in await read_relation_records(bookkeeping) if r.source == "public.keyed"
-        ]
+        relation = await relation_of(bookkeeping, "public.keyed")
         await make_request(bookkeeping, relation.relation_id, "pause")
         await streamer.table_state("public.keyed", "paused")
         await asyncio.to_thread(write, source, 0, 20)
@@ -405,9 +407,7 @@ async def test_tables_come_and_are_copied_again_while_a_journal_is_there(
         source.execute("insert into late values (1000)")
         await streamer.table_state("public.late", "ready", 60)
         target.execute("delete from whole")
-        (whole,) = [
-            r for r in await read_relation_records(bookkeeping) if r.source == "public.whole"
-        ]
+        whole = await relation_of(bookkeeping, "public.whole")
         await make_request(bookkeeping, whole.relation_id, "resync")
         await make_request(bookkeeping, relation.relation_id, "resume")
         await bookkeeping.close()
