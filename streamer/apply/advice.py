@@ -144,7 +144,8 @@ _HEADER: Final = 4
 
 
 def _sent_type(column: Column) -> str | None:
-    """Name the type that the source sends now; the catalog was read before a column changed.
+    """Name the type that the source sends now; the catalog's answer is older than a change of a
+    column.
 
     None for a type whose name does not follow from its OID and modifier here.
     """

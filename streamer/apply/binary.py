@@ -1,8 +1,9 @@
 """Which values may travel in PostgreSQL's send and receive format instead of text.
 
 Binary is never needed: it saves some work where it is sure to say the same as text would. That is
-so for a column whose type is one of PostgreSQL's own below, and the very same at the target. Values
-of columns that are not written may be of any type, because they are never passed on. Pure.
+so for a column whose type is one of PostgreSQL's own below, and the very same at the target.
+Columns that the target does not get may have any type, because streamer never passes their values
+on. Pure.
 """
 
 from typing import Final
@@ -14,12 +15,12 @@ from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import SID
 
 # From pg_type, which is the same for these in versions 12 to 18 (multiranges: from 14 on). A type
-# qualifies if its OID was assigned by hand, its send and receive functions are each other's
-# inverse, and its values mean the same in every database. So these are missing: regclass and its
-# like (an OID of this database), aclitem (no functions), pg_node_tree and statistics (cannot be
-# received), int2vector and oidvector (for catalogs), tsquery (an empty one can be sent, but not
-# received), types of extensions and users, and domains, which have OIDs of their own. An array
-# carries the OID of its elements, and sends them in their own format.
+# qualifies if PostgreSQL assigns its OID by hand, its send and receive functions are inverse, and
+# its values mean the same everywhere. So the list lacks regclass and similar types (an OID of this
+# database) and aclitem (no functions). It lacks pg_node_tree and statistics (no input), and
+# int2vector and oidvector (for catalogs). A server sends an empty tsquery, but does not receive
+# one. Types of extensions and users, and domains, have variable OIDs. An array carries the OID of
+# its elements, and sends them in their own format.
 BINARY_TYPES: Final = {
     "bool": (16, 1000),
     "bytea": (17, 1001),
@@ -114,9 +115,9 @@ def binary_obstacle(
     types: frozenset[int],
     type_names: dict[str, str],
 ) -> str | None:
-    """Return why changes of *relation* cannot be applied in binary; None if they can.
+    """Return the obstacle to binary transport for *relation*, or None.
 
-    A column or table that the target lacks is taken to be made as it is at the source.
+    For a column or table that the target lacks, assume the source's definition.
     *type_names*: the source's types by column, as far as they are known.
     """
     table = str(mapping.source)

@@ -1,8 +1,8 @@
-"""How many bytes of changes may be queued for the workers, source by source.
+"""The limit on queued bytes of changes for the workers, source by source.
 
 All sources share one budget, divided by those that have something queued. A source that has used
-its part stops reading, and the others go on. So a worker that is full stops only the sources that
-have filled it.
+its part stops reading, and the others continue. So a worker that is full stops only the sources
+that have filled it.
 """
 
 import asyncio

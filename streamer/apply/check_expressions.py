@@ -13,8 +13,8 @@ async def confirm_expressions(
     """Raise MappingError for an expression of *plan* that the target rejects, or whose value has
     another type there than at the source.
 
-    *source_types*: the types at the source, by target column. Nothing is executed or planned,
-    because planning might evaluate constants.
+    *source_types*: the types at the source, by target column. The server only parses: planning
+    might evaluate constants.
     """
     mapping = plan.mapping
     if plan.filter is not None:

@@ -1,14 +1,14 @@
 """A window of changes to net changes: the result of folding all changes of a key into one.
 
 Rows of different keys do not depend on each other, so within one target transaction the order
-between keys does not matter: deletes first, then updates, then inserts. Values are folded column by
+between keys is free. Deletes come first, then updates, then inserts. Values are folded column by
 column, because an unchanged TOAST value must not overwrite one that came earlier in the window. A
-change that cannot be folded without changing the outcome raises `NotFoldable`; the window is then
-applied in exact order, which also finds the change at fault.
+change that folding would distort raises `NotFoldable`. The worker then applies the window in exact
+order, which also finds the faulty change.
 
-A key alone does not prove that a change is about the pending row of that key: a source whose key is
-deferrable may have two such rows for a while. With REPLICA IDENTITY FULL the old row must equal the
-pending one. Other identities need a key that is checked at once.
+A key alone does not prove that a change concerns the pending row of that key. A source with a
+deferrable key may have two such rows for a while. With REPLICA IDENTITY FULL the old row must equal
+the pending one. Other identities need a key with an immediate check.
 
 Pure. The loop over changes is the hot path: about two microseconds for a change of five columns.
 """
@@ -44,12 +44,13 @@ from streamer.mapping.rules import TableType
 _STEP_MAX: Final = 256
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
-# How reading or merging tuples fails that are truncated or as wide as no definition said.
+# Errors of reading or merging tuples that are truncated, or wider or narrower than their
+# definition.
 _MALFORMED: Final = (IndexError, ValueError, struct.error)
 
 
 class NotFoldable(Exception):  # not an error: a window that wants exact order
-    """These changes must be applied in exact order."""
+    """These changes need exact order."""
 
 
 @dataclass(slots=True)
@@ -80,8 +81,8 @@ class Counts:
 class Fold:
     """Net changes of one relation. Keys are items of rows, or tuples of them.
 
-    ``moves``: rows whose key changed while they hold values that only the target has, by new key,
-    each with the key it had when the window began. That key is in ``deletes`` too.
+    ``moves``: rows with a changed key and values that only the target has. By new key, each with
+    its key at the beginning of the window. That key is in ``deletes`` too.
     """
 
     plan: ApplyPlan
@@ -94,8 +95,8 @@ class Fold:
 
     @property
     def must_order(self) -> bool:
-        """Whether exact order is the only way: a staged row would be too wide for a table, or
-        expressions need values that only the target has.
+        """Whether exact order is the only way. A staged row would be too wide, or expressions need
+        values that only the target has.
         """
         plan = self.plan
         is_staged = bool(self.deletes or self.updates or self.moves)
@@ -233,7 +234,7 @@ class Fold:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
     def _insert_over(self, key: Any, row: Row) -> None:
-        # Only an append table, where deletes are ignored, has a row of this key to write over.
+        # Only an append table, which ignores deletes, has a row of this key to overwrite.
         if self.plan.type is not TableType.APPEND:
             raise NotFoldable
         if key in self.inserts:
@@ -273,7 +274,7 @@ class Fold:
             older = self.inserts.pop(old_key)
             origin = None
             if self.plan.type is TableType.APPEND:
-                # Its insert would have taken the place of a row whose delete was ignored.
+                # Its insert would have replaced a row that outlived its delete.
                 self.deletes.setdefault(old_key)
         elif old_key in self.moves:
             origin, older = self.moves.pop(old_key)
@@ -285,7 +286,7 @@ class Fold:
         if key in self.inserts or key in self.updates or key in self.moves:
             raise NotFoldable
         if self.plan.type is TableType.APPEND:
-            # The new key may still be held by a row whose delete was ignored.
+            # A row that outlived its delete may still have the new key.
             self.deletes.setdefault(key)
         self._place(key, origin, row if older is None else self._over(row, older))
 
@@ -342,8 +343,8 @@ def _lacks(plan: ApplyPlan, kind: int, lacks: str) -> IdentityError:
     change = "an update" if kind == UPDATE else "a delete"
     return IdentityError(
         f'source table "{plan.mapping.source}": {change} came without {lacks}',
-        hint="a partition has another replica identity than the table: give it the same with "
-        "ALTER TABLE … REPLICA IDENTITY at the source, then copy the table again",
+        hint="give every partition the replica identity of the table with "
+        "ALTER TABLE … REPLICA IDENTITY at the source, then resync the table",
     )
 
 

@@ -1,7 +1,8 @@
 """The order in which a window writes tables that foreign keys connect, where the keys fire.
 
-At the end of each statement a foreign key must hold, unless it is deferrable. So a row that others
-refer to is written before them and removed after them, whatever the order of the changes was. Pure.
+At the end of each statement a foreign key must hold, unless it is deferrable. So the writer writes
+a referenced row before the rows that refer to it, and removes it after them, in any order of
+changes. Pure.
 """
 
 import enum
@@ -13,14 +14,14 @@ from streamer.mapping.rules import TableType
 
 
 class Removal(enum.Enum):
-    """When the rows of a relation that a window removes are removed."""
+    """The moment at which a window removes rows of a relation."""
 
     FIRST = "first"
-    """Before any row is written: nothing refers to them, or their keys or unique values return."""
+    """Before all writes: no row refers to them, or their keys or unique values return."""
     WITHIN = "within"
     """With all other changes of the relation."""
     LAST = "last"
-    """After all rows are written: rows that refer to them may refer to others by then."""
+    """After all writes: rows that refer to them may refer to others by then."""
 
 
 def is_connected(window: LaneWindow) -> bool:
@@ -33,7 +34,7 @@ def is_connected(window: LaneWindow) -> bool:
 
 
 def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
-    """Return *relations* so that each comes after those that it refers to; a circle is cut."""
+    """Return *relations* so that each comes after those that it refers to; cut a circle."""
     by_oid = {r.plan.target.oid: r for r in relations if r.plan is not None}
     ordered: dict[int, RelationWindow] = {}
     visited: set[int] = set()
@@ -71,5 +72,5 @@ def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
 
 
 def _returns(fold: Fold) -> bool:
-    """Return whether a removed key is inserted again, or a unique value of its row may be."""
+    """Return whether an insert brings a removed key again, or perhaps a unique value of its row."""
     return len(fold.plan.target.unique_keys) > 1 or not fold.inserts.keys().isdisjoint(fold.deletes)

@@ -1,15 +1,15 @@
-"""Lanes: sequences of changes that are applied in order.
+"""Lanes: sequences of changes with a fixed order.
 
 With ``consistency: table`` every mapped relation has its own lane. With ``consistency:
 transaction`` the ready relations of a source share one, so that a source transaction becomes
 visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
 worker. A held lane sends them to a spool on disk, from which a drainer applies them on its own
-connection when it may. A relation is held while it waits: for its copy, for a lock, for an
-operator, for the target to accept a row again, for the end of a transaction too large for memory.
+connection when it may. A relation is held while it waits for its copy, a lock or an operator. It
+also waits for the target to accept a row, and for the end of a transaction too large for memory.
 The others do not wait with it.
 
-Order never depends on worker and drainer: a drainer begins after everything handed to the worker is
-settled, and a lane becomes live again only when its spool is empty.
+Order never depends on worker and drainer. A drainer begins after the worker has settled all its
+shares of the lane, and a lane becomes live again only with an empty spool.
 """
 
 import asyncio
@@ -107,9 +107,9 @@ class MappedRelation:
     ) -> None:
         self.relation_id = relation_id
         self.is_to_declare = is_to_declare
-        """It is to be taken as in step at ``end_lsn``, without a copy."""
+        """It counts as in sync at ``end_lsn``, without a copy."""
         self.resync = resync or Resync()
-        """How its next copy is made."""
+        """The options of its next copy."""
         self.mapping = mapping
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn
@@ -150,7 +150,7 @@ class MappedRelation:
         self._confirmed.clear()
 
     def statements(self, plan: ApplyPlan) -> PlanStatements:
-        """Return the statements of *plan*, by which changes of this relation are applied."""
+        """Return the statements of *plan* for changes of this relation."""
         if self._statements is None or self._statements.plan is not plan:
             self._statements = PlanStatements(plan)
         return self._statements
@@ -215,12 +215,12 @@ class Hold(enum.Flag):
     """Why a lane is held. The drainer works unless one of `BLOCKING` is among the reasons."""
 
     NONE = 0
-    SYNC = enum.auto()  # its relation is being copied
-    PAUSED = enum.auto()  # an operator said so
-    ERROR = enum.auto()  # the target refuses a change: retried now and then
-    BUSY = enum.auto()  # a lock or another passing trouble at the target
+    SYNC = enum.auto()  # a copy of its relation is under way
+    PAUSED = enum.auto()  # at an operator's request
+    ERROR = enum.auto()  # the target refuses a change: retried every few seconds
+    BUSY = enum.auto()  # a lock or another transient obstacle at the target
     LARGE = enum.auto()  # a transaction larger than memory
-    QUARANTINE = enum.auto()  # rows are in quarantine: a drainer sees to what follows them
+    QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
@@ -259,16 +259,16 @@ class ShareQueue(Protocol):
 
 
 class LaneOwner(Protocol):
-    """The owner of lanes, which hears of their progress: the pipeline."""
+    """The owner of lanes, which receives their progress: the pipeline."""
 
     @property
     def source(self) -> SourceMapping:
-        """Where the lanes' changes come from."""
+        """The source of the lanes' changes."""
         ...
 
     @property
     def claim(self) -> Claim:
-        """By which right the lanes' changes are written to the target."""
+        """The right to write the lanes' changes to the target."""
         ...
 
     @property
@@ -277,15 +277,15 @@ class LaneOwner(Protocol):
         ...
 
     def lane_held(self, lane: "Lane") -> None:
-        """The lane begins to be held: let a drainer see to it."""
+        """The lane becomes held: start a drainer for it."""
         ...
 
     def lane_live(self, lane: "Lane") -> None:
-        """Nothing is held any more."""
+        """The lane holds no changes any more."""
         ...
 
     def lane_durable(self, lane: "Lane", shares: list[LaneTransaction]) -> None:
-        """*shares*, the lane's oldest, are committed in the target."""
+        """The target has committed *shares*, the lane's oldest."""
         ...
 
     async def lane_failed(self, lane: "Lane", error: StreamerError) -> None:
@@ -301,11 +301,11 @@ class LaneOwner(Protocol):
         ...
 
     async def lane_drained(self, lane: "Lane") -> None:
-        """Everything that was held is durable."""
+        """All held changes are durable."""
         ...
 
     def source_failed(self, error: StreamerError) -> None:
-        """End the source's attempt: none of its lanes can go on before the next."""
+        """End the source's attempt: none of its lanes can continue before the next."""
         ...
 
     def lane_of(self, mapped: MappedRelation) -> "Lane | None":
@@ -313,7 +313,7 @@ class LaneOwner(Protocol):
         ...
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
-        """Another number of rows of a relation is in quarantine now."""
+        """The number of a relation's rows in quarantine has changed."""
         ...
 
 
@@ -376,7 +376,7 @@ class Lane:
 
     @property
     def _spools(self) -> list[ShareSpool]:
-        """All spools, in the order in which their shares were committed."""
+        """All spools, in the commit order of their shares."""
         return [*self.returned, *([] if self.spool is None else [self.spool])]
 
     @property
@@ -420,14 +420,14 @@ class Lane:
         self.changed.set()
 
     def release(self, reason: Hold) -> None:
-        """*reason* no longer stands; the drainer goes on unless others do."""
+        """*reason* no longer holds; the drainer continues unless another reason does."""
         self.hold &= ~reason
         if reason & Hold.ERROR:
             self.error = None
         self.changed.set()
 
     def ask(self, request: QuarantineRequest) -> None:
-        """Have *request* fulfilled, in its place in the order; asked twice, it is one."""
+        """Queue *request* at its place in the order; the same request twice counts once."""
         if all(other.request_id != request.request_id for other in self.requests):
             self.requests.append(request)
             self.keep(Hold.BUSY)
@@ -474,7 +474,9 @@ class Lane:
         return self.front.read(size) if self.is_held else []
 
     def drained(self, count: int) -> None:
-        """Drop the first *count* finished shares that were taken; the rest is taken again."""
+        """Drop the first *count* finished shares among those taken; the next `take` returns the
+        rest.
+        """
         spool = self.front
         spool.release(count)
         spool.rewind()
@@ -488,7 +490,7 @@ class Lane:
             self.changed.set()
 
     def go_live(self) -> bool:
-        """Return to the worker's queue, if nothing is left to drain; tell whether that is so."""
+        """Return to the worker's queue if nothing is left to drain; tell whether it did."""
         if self.hold & (BLOCKING | Hold.QUARANTINE) or self.has_backlog or self.has_open_share:
             return False
         self._close_spools()
@@ -498,7 +500,9 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """Forget everything; the stream will be read again from the acknowledged position."""
+        """Forget everything; the next attempt reads the stream again from the acknowledged
+        position.
+        """
         self._close_spools()
         self.requests.clear()
 
@@ -521,7 +525,7 @@ class RelationWindow:
 
     @property
     def is_set(self) -> bool:
-        """Whether it can be written as sets."""
+        """Whether sets can express it."""
         return self.is_foldable and not any(fold.must_order for fold in self.folds)
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
@@ -541,7 +545,7 @@ class RelationWindow:
 
 @dataclass(slots=True)
 class LaneWindow:
-    """Shares of one lane that are to be committed in one target transaction."""
+    """Shares of one lane for one target transaction."""
 
     lane: Lane
     shares: list[LaneTransaction] = field(default_factory=list)
@@ -568,7 +572,7 @@ class LaneWindow:
         payloads = kept or [changes.payloads for _, changes in share.changes]
         for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
             if plan is None or mapped.has(share.transaction):
-                continue  # a copy that was made since has them
+                continue  # a later copy has them
             parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)
             if window is None:
@@ -584,7 +588,7 @@ class LaneWindow:
         return window
 
     def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
-        """Return how far each relation gets when the first *share_count* shares are committed."""
+        """Return the position of each relation after a commit of the first *share_count* shares."""
         reached: dict[MappedRelation, Lsn] = {}
         for share, parts in zip(self.shares[:share_count], self.parts, strict=False):
             for mapped, changes, _ in parts:

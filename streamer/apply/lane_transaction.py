@@ -24,11 +24,11 @@ class LaneTransaction:
     end_lsn: "Lsn | None"
     size: int
     is_lead: bool = True
-    """Whether this is the share by which the transaction is counted."""
+    """Whether this share counts for the transaction."""
 
     @property
     def led_times(self) -> list[int]:
-        """The commit times of the transactions that are counted by this share."""
+        """The commit times of the transactions that this share counts for."""
         return [self.transaction.commit_time] if self.is_lead else []
 
     @property
@@ -59,7 +59,7 @@ class LaneBlock(LaneTransaction):
 
     block: TransactionBlock = field(default_factory=TransactionBlock)
     led: Collection[int] = ()
-    """The numbers of the transactions that are counted by this share."""
+    """The numbers of the transactions that this share counts for."""
 
     @property
     def led_times(self) -> list[int]:

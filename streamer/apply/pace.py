@@ -4,9 +4,9 @@ Every commit has a fixed price: statements, progress, a flush of the target's WA
 not commit more often than every ``interval_min``. Otherwise it commits as soon as the commit before
 has ended and something is there. Under load a commit takes longer, and the next window grows.
 
-If changes arrive so fast that they must be a backlog, delay does not matter and larger windows are
-cheaper: more changes of one row become one. Such a window stays open for ``interval_max``, or until
-it stops growing.
+If changes arrive so fast that they must be a backlog, delay does not matter. Larger windows are
+then cheaper, because more changes of one row become one. Such a window stays open for
+``interval_max``, or until it stops growing.
 """
 
 import math

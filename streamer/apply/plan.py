@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Identity(enum.Enum):
-    """How a row to change is found."""
+    """The way to find a row to change."""
 
     KEY = "key"  # by columns whose values no two rows share
     ROW = "row"  # by all columns (REPLICA IDENTITY FULL without a key)
@@ -49,8 +49,7 @@ class Identity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column of the target that is written: the position of its value in the source's row, and
-    its name.
+    """A column of the target to write: the position of its value in the source's row, and its name.
 
     ``expression``: the SQL in place of that value; without a source value, ``position`` is
     negative.
@@ -86,9 +85,10 @@ class PlanInput:
 def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
     """Return the cast that makes an expression's value fit a column, on either side.
 
-    Both sides must compute the same value, so they use the same cast: to the column's type if every
-    server has it, else to text, which the target reads as a value of the column's type. The write
-    itself applies the type's modifier, because it rejects values that a cast would truncate.
+    Both sides must compute the same value, so they use the same cast. It goes to the column's type
+    if every server has that, else to text, which the target reads as a value of the column's type.
+    The write itself applies the type's modifier, because it rejects values that a cast would
+    truncate.
     """
     if 0 < target.base_oid < STABLE_OIDS_END:
         return f"::{target.plain_type}"
@@ -126,7 +126,7 @@ class ApplyPlan:
 
     @property
     def has_expressions(self) -> bool:
-        """Whether rows are filtered or changed on their way."""
+        """Whether expressions filter or change rows on their way."""
         return bool(self.mapping.rule.expressions)
 
     @cached_property
@@ -140,7 +140,7 @@ class ApplyPlan:
 
     @cached_property
     def old_inputs(self) -> tuple[PlanInput, ...]:
-        """Inputs whose old values are needed: those by which a row without a key was written."""
+        """Inputs with necessary old values: those that identify a row without a key."""
         return self.inputs if self.identity is Identity.ROW else ()
 
     def input_positions(self, names: frozenset[str]) -> frozenset[int]:
@@ -197,12 +197,12 @@ class ApplyPlan:
 
     @cached_property
     def staged_key(self) -> tuple[PlanColumn, ...]:
-        """Those of `key` whose old values are staged as they are."""
+        """Those of `key` with unaltered old values in the staging table."""
         return tuple(column for column in self.key if column.expression is None)
 
     @property
     def staged_count(self) -> int:
-        """How many values of a change are staged."""
+        """The number of staged values of a change."""
         old = len(self.staged_key) + len(self.old_inputs)
         return old + len(self.plain_columns) + len(self.inputs)
 
@@ -241,7 +241,7 @@ class ApplyPlan:
     def folder(self) -> "RowFolder | None":
         """The compiled way to fold changes, if this process has one and the table is fit for it.
 
-        With REPLICA IDENTITY FULL an update or delete has to be compared with the pending row.
+        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row.
         """
         count = len(self.relation.columns)
         positions = tuple(column.position for column in self.key)
@@ -275,15 +275,16 @@ def make_plan(
     input_types: dict[str, str] | None = None,
     computed_types: dict[str, str] | None = None,
 ) -> ApplyPlan:
-    """Decide how changes of *relation* are applied.
+    """Decide the way to apply changes of *relation*.
 
     *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
-    its unique indexes that are not deferrable. *has_partial_key*: columns of the key are generated,
-    so they are not sent and the others do not identify rows. *is_partitioned*: its partitions may
-    have replica identities of their own. *type_names*: the source's types by column, to name in an
-    ALTER TABLE. *input_types*: the same, with their collations, for columns that expressions use.
-    *computed_types*: the types of expressions, by target column. Raises TargetSchemaError with the
-    statement to run at the target, MappingError for an expression that does not fit the source.
+    its unique indexes with an immediate check. *has_partial_key*: the source does not send
+    generated columns of the key, and the others do not identify rows. *is_partitioned*: its
+    partitions may have other replica identities. *type_names*: the source's types by column, to
+    name in an ALTER TABLE. *input_types*: the same, with their collations, for columns that
+    expressions use. *computed_types*: the types of expressions, by target column. Raises
+    TargetSchemaError with the statement to run at the target, MappingError for an expression that
+    does not fit the source.
     """
     if target is None:
         raise TargetSchemaError(
@@ -340,7 +341,7 @@ def _inputs(
         position = names.index(name)
         kind = types.get(name, "text")
         there = stored.get(position)
-        # A slightly different type may not return the value that it was given.
+        # A slightly different type may not return the value that it received.
         same = there is not None and there.type == kind.partition(" collate ")[0]
         inputs.append(PlanInput(position, name, kind, there.name if there and same else None))
     return tuple(inputs)
@@ -430,8 +431,8 @@ def missing_remedy(
     added: Mapping[str, AddedColumn],
     resync: str | None,
 ) -> tuple[list[str], str]:
-    """Return the statements that make the target fit and keep its rows equal to the source's, and
-    the advice that no statement gives. *resync*: the command that copies the table again. Pure.
+    """Return the statements that make the target fit and keep its rows equal, and advice beyond
+    them. *resync*: the command that copies the table again. Pure.
     """
     alter = f"alter table {quote_qualified(target.namespace, target.name)}"
     plain = AddedColumn()
@@ -554,7 +555,7 @@ def _identify(
         key = tuple(by_position[i] for i in wanted)
         for column in key:
             if column.expression is not None:
-                # Two rows may be given one key, and then either would be taken for the other.
+                # Two rows may get one key, and then a change could find the wrong one.
                 raise TargetSchemaError(
                     f'`set` computes "{column.name}", which is part of the key of source table '
                     f'"{mapping.source}"',
@@ -563,11 +564,11 @@ def _identify(
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":
         return Identity.NONE, ()
-    # FULL sends whole old rows. Columns that the target keeps unique find them faster: where two
-    # rows of the source share a key for a while, the target refuses the second. A history table
-    # holds a key many times over, an append table keeps rows whose key another one has now, and
-    # rows that a filter keeps out may have the key of one that it lets in. There the source itself
-    # must keep the key unique at every moment, which a deferrable constraint does not.
+    # FULL sends whole old rows. Columns that the target keeps unique find them faster. If two rows
+    # of the source share a key for a while, the target refuses the second. A history table holds a
+    # key many times. An append table keeps rows whose key another row has now. A row outside a
+    # filter may share its key with one inside. There the source itself must keep the key unique at
+    # every moment, which a deferrable constraint does not.
     by_name = {column.name: column for column in columns if column.expression is None}
     candidates = target.unique_keys
     trusted = [{mapping.target_column(name) or "" for name in key} for key in source_keys]
@@ -587,7 +588,9 @@ def _identify(
 def _named(
     columns: tuple[PlanColumn, ...], mapping: RelationMapping, names: tuple[str, ...]
 ) -> tuple[PlanColumn, ...]:
-    """Return the written columns of the source's columns *names*; none unless all are written."""
+    """Return the target's columns for the source's columns *names*; none unless the target gets
+    all.
+    """
     by_name = {column.name: column for column in columns if column.expression is None}
     wanted = [mapping.target_column(name) or "" for name in names]
     return tuple(by_name[name] for name in wanted) if set(wanted) <= set(by_name) else ()

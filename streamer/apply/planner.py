@@ -100,7 +100,7 @@ class Planner:
 
     @asynccontextmanager
     async def _target(self, mapped: MappedRelation) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block, on the server that *mapped* is written to."""
+        """Have the connection for a block, on the server with the target of *mapped*."""
         async with self._lock:
             connection = await self._kept.get(mapped.source.claim)
             try:
@@ -114,7 +114,7 @@ class Planner:
             return await read_relation(connection, mapped.mapping.target)
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Read the source's keys anew; return the plan there is if it fits *relation* as well."""
+        """Read the source's keys again; return the present plan if it fits *relation* as well."""
         before = mapped.source
         name = mapped.mapping.source
         definition = await self._ask_relation(before.database, before.sid, name)
@@ -213,8 +213,8 @@ class Planner:
     async def _compare_columns(
         self, mapped: MappedRelation, relation: Relation
     ) -> tuple[dict[str, int] | None, dict[str, ColumnNow]]:
-        """Return the columns that the table was filled with, and those that the source has now
-        where *relation* has others.
+        """Return the columns of the table's last copy, and the source's present ones if *relation*
+        has others.
         """
         async with self._target(mapped) as connection:
             known = await read_known(connection, mapped.relation_id)
@@ -226,7 +226,7 @@ class Planner:
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.
 
-        A column that the target lacks is left out if the source has none of that name any more.
+        Leave out a column that the target lacks if the source has none of that name any more.
         """
         target = await self._read(mapped)
         relation = definition.relation(mapped.mapping.source)
@@ -296,7 +296,7 @@ class Planner:
             except StreamerError:
                 if may_fail:
                     raise
-                # The error that is about to be raised says enough without.
+                # The coming error says enough without it.
         return {name: found[key] for name, key in keys.items() if key in found}
 
     @staticmethod
@@ -338,8 +338,8 @@ def judge_added(
 ) -> dict[str, AddedColumn]:
     """Return the definitions of columns that the target lacks, by their numbers at the last copy.
 
-    A column that the source no longer has by that name is left out. One that the target had at its
-    last copy was dropped there, with the values of all rows. Pure.
+    Leave out a column that the source no longer has by that name. If the target had a column at its
+    last copy, a session dropped it there, with the values of all rows. Pure.
     """
     by_number = {number: name for name, number in known.items()}
     judged = {}

@@ -4,8 +4,8 @@ Nothing here is durable, and nothing needs to be: spooled changes count as in fl
 crash the source sends them again. Files live in a directory of the process, which it removes at its
 end, or the next process after a crash.
 
-A lane's spool is a row of segment files. It is read at one position while it is written at the
-other; segments that were read and released are deleted.
+A lane's spool is a row of segment files. It has one position for reading and one for writing, and
+deletes segments after their release.
 """
 
 import fcntl
@@ -54,14 +54,14 @@ log = structlog.get_logger()
 
 
 class OpenShareDiscarded(Exception):  # news, not an error
-    """The unfinished share that was being read has been taken away; begin it again."""
+    """The unfinished share being read is gone; begin it again."""
 
 
 def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
     """Pack payloads into records: *tag*, their number, their lengths, and all of them in one row.
 
     Rows are many, so nothing here is done by one at a time. A record comes in one piece, unless it
-    holds a large payload, which is not copied.
+    holds a large payload, which the spool does not copy.
     """
     step = max(1, len(payloads) * _BLOCK_BYTES // (sum(map(len, payloads)) or 1))
     for start in range(0, len(payloads), step):
@@ -110,7 +110,7 @@ class SpoolDirectory:
 
     def _make_again(self) -> None:
         """A cleaner has removed the directory. Files that are open stay usable without it."""
-        log.warning("the spool directory was removed, and is made again", path=str(self.path))
+        log.warning("the spool directory disappeared; creating it again", path=str(self.path))
         try:
             self.path.mkdir(mode=0o700, parents=True)
             os.close(self._lock)
@@ -142,7 +142,7 @@ def _remove_stale(parent: Path) -> None:
 
 
 class _Segment:
-    """A file that is appended to, with a buffer, and read from anywhere."""
+    """A file for appending, with a buffer, and for reading from anywhere."""
 
     __slots__ = ("_buffer", "_buffered", "_descriptor", "_path", "size")
 
@@ -235,7 +235,7 @@ class LaneSpool:
         self._first_segment = 0  # number of the first segment that still exists
         self._released: tuple[int, int] = (0, 0)
         self._cursor: tuple[int, int] = (0, 0)
-        # Finished shares that were read and are not released: where each ends, and its changes.
+        # Read finished shares before their release: the end of each, and its changes.
         self._read: deque[tuple[tuple[int, int], Held]] = deque()
         self._reader = _ShareReader(self._relations)
         self._discarded = False
@@ -307,19 +307,19 @@ class LaneSpool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was written has been released."""
+        """Whether the owner has released everything written."""
         return self._released >= self._end()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk that are not released."""
+        """Unreleased bytes on disk."""
         number, offset = self._released
         read = offset if number == self._first_segment else 0
         return sum(segment.size for segment in self._segments) - read
 
     @property
     def held(self) -> Held:
-        """The part that is not released."""
+        """The unreleased part."""
         return self._held
 
     def read(self, size: int) -> list[LaneTransaction]:
@@ -365,7 +365,7 @@ class LaneSpool:
             self._cursor = (number + 1, 0)
 
     def rewind(self) -> None:
-        """Read again from the first share that is not released."""
+        """Read again from the first unreleased share."""
         self._cursor = self._released
         self._reader = _ShareReader(self._relations)
         self._discarded = False
@@ -373,7 +373,7 @@ class LaneSpool:
         self._piece_held = Held()
 
     def release(self, count: int) -> None:
-        """Forget the first *count* finished shares that were read and are not released."""
+        """Release the first *count* of the read finished shares."""
         for _ in range(count):
             self._released, held = self._read.popleft()
             self._held.remove(held)

@@ -5,8 +5,8 @@ begins it, has a writer write windows in it, and commits it with the progress re
 that dies before the commit leaves the target as it was. One that dies after it leaves progress
 rows, by which a restart skips the changes that are there.
 
-Progress rows are compared before they are set: if another process moved one meanwhile, this one has
-been replaced and its transaction must not commit.
+A transaction compares progress rows before it sets them. If another process has moved one, that
+process has replaced this one, whose transaction must not commit.
 """
 
 import asyncio
@@ -47,8 +47,7 @@ select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::i
 class TargetTransaction:
     """One connection to the target, and the transaction on it.
 
-    *on_committed* is called when the transaction is known to be committed, by COMMIT or by
-    `settle`.
+    The transaction calls *on_committed* when it knows of the commit, by COMMIT or by `settle`.
     """
 
     def __init__(
@@ -184,10 +183,9 @@ class TargetTransaction:
         await self.target.execute("set constraints all immediate; set constraints all deferred")
 
     async def commit(self, progress: dict[MappedRelation, Lsn]) -> None:
-        """Store *progress* and commit. Raises TargetFencedError; the transaction is then rolled
-        back.
+        """Store *progress* and commit. Raises TargetFencedError after a rollback.
 
-        When the connection is lost here the outcome is unknown until `settle` has been asked.
+        If the connection is lost here, the outcome is unknown until `settle` has been asked.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
@@ -229,7 +227,7 @@ class TargetTransaction:
             self._committing.pop(mapped, None)
 
     async def settle(self) -> bool:
-        """After a lost connection: whether the commit that was under way was made.
+        """After a lost connection: whether the interrupted COMMIT took effect.
 
         Waits for the old backend, should it still be at it: it holds the progress rows.
         """
@@ -266,7 +264,7 @@ class TargetTransaction:
         self._used_stages.add(stage)
 
     def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
-        """Count conflicts in the metrics once they are committed."""
+        """Count conflicts in the metrics after their commit."""
         if number > 0:
             self._conflicts.append((mapped, kind, number))
 

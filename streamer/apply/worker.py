@@ -1,8 +1,8 @@
-"""An apply worker: a queue, a window that fills, and a window that is being committed.
+"""An apply worker: a queue, a window that fills, and a window in its COMMIT.
 
-While one window is written to the target, the next is decoded and folded, so Python and the server
-work at the same time. `streamer.apply.pace` decides when a window closes; one that is large closes
-at once. It always ends at source commits.
+While the server writes one window, the worker decodes and folds the next, so both work at the same
+time. `streamer.apply.pace` decides when a window closes; one that is large closes at once. It
+always ends at source commits.
 
 The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
 worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drain`) finds the
@@ -110,7 +110,7 @@ class Worker:
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
         self._due = asyncio.Event()
-        """The window that fills is to be committed now, whatever the pace."""
+        """Set to commit the filling window now, at any pace."""
         self._committing: Window | None = None
         self._left = asyncio.Event()
         """Set when a lane has left the window that is being committed."""
@@ -134,7 +134,9 @@ class Worker:
         self._budget.give(lane, size)
 
     async def drop(self, lanes: set[Lane]) -> None:
-        """The pipeline of *lanes* ends. Returns when nothing of them is being applied any more."""
+        """The pipeline of *lanes* ends. Returns when none of their changes is in flight any
+        more.
+        """
         for lane in lanes:
             self._take_back(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
@@ -142,7 +144,7 @@ class Worker:
             await self._left.wait()
 
     def _take_back(self, lane: Lane) -> list[LaneTransaction]:
-        """Remove everything of *lane* that is not being committed, oldest first."""
+        """Remove everything of *lane* outside the running COMMIT, oldest first."""
         window = self._filling.lanes.pop(lane, None)
         shares = window.shares if window else []
         self._filling.share_count -= len(shares)
@@ -171,7 +173,7 @@ class Worker:
     async def _fill(self) -> None:
         turn_began = time.monotonic()
         while True:
-            while not self._queue:  # queued changes may have been taken back before this task ran
+            while not self._queue:  # the owner may have taken queued changes back meanwhile
                 self._arrived.clear()
                 await self._arrived.wait()
                 turn_began = time.monotonic()
@@ -276,7 +278,7 @@ class Worker:
         return window
 
     async def _commit(self, window: Window) -> None:
-        """Commit *window*; lanes that cannot be committed this way are given back."""
+        """Commit *window*; give back the lanes that this way does not suit."""
         backoff = Backoff()
         while window.lanes:
             try:
@@ -328,7 +330,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
-        """*lane* is written in this block: end that if it takes long while others wait for it.
+        """Limit the time of this block, which writes *lane*, while others wait for it.
 
         A drainer then starts it again, without delaying others.
         """

@@ -1,8 +1,8 @@
 """Writes windows to the target, as sets or in exact order, inside a transaction of its caller.
 
-A window is written as sets where that gives the same result as its changes one by one: rows go to a
-staging table by COPY, and one statement applies them. Everything else is written in exact order, by
-a block at the server that goes through staged changes.
+The writer uses sets where they give the same result as single changes. Rows go to a staging table
+by COPY, and one statement applies them. For everything else, a block at the server goes through
+staged changes in exact order.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class Writer:
     async def write(self, window: LaneWindow) -> None:
         """Write a window as sets where that gives the same result, else in exact order.
 
-        Of tables that foreign keys connect, rows that are referred to are written before those that
-        refer to them, and removed after them.
+        In tables that foreign keys connect, write referenced rows before those that refer to them,
+        and remove them after those.
         """
         if not self.orders_by_keys(window):
             for relation in window.relations.values():
@@ -134,7 +134,7 @@ class Writer:
             return
         if fold.truncate:
             await self._transaction.target.execute(mapped.statements(plan).plain.truncate)
-        is_staged = plan.has_expressions  # rows that are only inserted too
+        is_staged = plan.has_expressions  # rows without updates or deletes, too
         if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
             statements = mapped.statements(plan).sets
             await self._transaction.stage(statements)
@@ -161,7 +161,7 @@ class Writer:
     async def _replace_rows(
         self, mapped: MappedRelation, fold: Fold, *, adds: bool = True, removes: bool = True
     ) -> None:
-        """Have the table hold the rows that were inserted after a TRUNCATE, and no others."""
+        """Have the table hold the rows inserted after a TRUNCATE, and no others."""
         statements = mapped.statements(fold.plan).sets
         await self._transaction.stage(statements)
         async with self.planned_for(mapped, fold.plan):
@@ -275,8 +275,8 @@ class Writer:
     async def planned_for(self, mapped: MappedRelation, plan: ApplyPlan) -> AsyncIterator[None]:
         """Let the server plan statements of *plan* as its key asks for.
 
-        Without an index on the key each row would take a scan of the whole table. A transaction or
-        savepoint that is rolled back takes the setting back too.
+        Without an index on the key each row would take a scan of the whole table. A rollback of the
+        transaction or savepoint resets the setting, too.
         """
         if plan.key_is_indexed:
             yield

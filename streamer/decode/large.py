@@ -1,9 +1,9 @@
 """Large messages and values: passed on in pieces, never copied as a whole.
 
 PostgreSQL allows a value of nearly 1 GB, and each copy of it costs as much memory again. A message
-of more than `LARGE_BYTES` is therefore a memoryview: of the frame libpq delivered, or of the spool
-file where the message waits, mapped into memory. Slices of a memoryview share its bytes. Code that
-handles messages sees no difference: both types have the operations that decoding needs.
+of more than `LARGE_BYTES` is therefore a memoryview. It shows the frame from libpq, or the mapped
+spool file in which the message waits. Slices of a memoryview share its bytes. Code that handles
+messages sees no difference: both types have the operations that decoding needs.
 
 A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. It is no buffer
 on purpose: ``bytes.join`` refuses it, so no code copies one by accident. Pure.
@@ -21,7 +21,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 
 def as_message(view: memoryview) -> bytes:
-    """Return *view* as a message: a copy if it is small, so that the frame can be freed."""
+    """Return *view* as a message: a copy if it is small, so that libpq can free the frame."""
     return cast("bytes", view) if len(view) > LARGE_BYTES else view.tobytes()
 
 
@@ -35,8 +35,8 @@ def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
 def pieces(data: bytes) -> Iterator[bytes]:
     """Yield *data* in pieces of at most `PIECE_BYTES`.
 
-    Pages of a mapped file that have been read count as memory of the process until they are given
-    back, so each is given back as soon as the caller asks for the next piece.
+    Read pages of a mapped file count as memory of the process until it gives them back. So it
+    returns each page as soon as the caller asks for the next piece.
     """
     view = memoryview(data)
     file = view.obj

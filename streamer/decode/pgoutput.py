@@ -5,8 +5,8 @@ PostgreSQL documentation, chapter "Logical Replication Message Formats"; pgoutpu
 write them. Integers are big endian, strings end with NUL, times count microseconds from 2000-01-01
 UTC.
 
-Row messages (insert, update, delete) are told apart by their first byte and kept as bytes until
-they are applied (`streamer.decode.tuples`); `parse` is for all the others. Anything unexpected is a
+The assembler knows row messages (insert, update, delete) by their first byte, and keeps their bytes
+for the worker (`streamer.decode.tuples`). `parse` is for all the others. Anything unexpected is a
 ProtocolError with its offset: a guess here would write wrong data.
 """
 

@@ -1,12 +1,12 @@
 """Converts text of a source in another encoding than UTF8 or SQL_ASCII to UTF-8, value by value.
 
 PostgreSQL can convert text while it sends it, but one character without an equivalent in UTF-8 then
-ends the stream of all tables. So the source sends its text as it is stored, and rows are converted
-here. The table of characters comes from the source's own conversion (`streamer.source.encoding`).
-Python's codecs are not used: they differ from PostgreSQL in some characters.
+ends the stream of all tables. So the source sends its stored text unchanged, and this module
+converts rows. The table of characters comes from the source's own conversion
+(`streamer.source.encoding`). Python's codecs would differ from PostgreSQL in some characters.
 
 A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY takes.
-Its change is refused then like one whose value the target refuses. Pure.
+Its change then counts as one whose value the target refuses. Pure.
 """
 
 import codecs
@@ -34,7 +34,7 @@ _PATTERNS: Final = {
 none.
 """
 _NOT_UTF8: Final = b"\xff"
-"""Stands before a character without an equivalent wherever its bytes are shown or stored."""
+"""Stands before a character without an equivalent in every output of its bytes."""
 
 
 def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -1,4 +1,4 @@
-"""Messages to transactions: the changes that were committed together, in their order.
+"""Messages to transactions: the changes of one commit, in their order.
 
 The assembler takes the payloads of replication frames and returns *blocks* and *pieces*. A block
 holds the whole transactions of a burst, with one list of changes for each relation. A transaction
@@ -147,9 +147,8 @@ class _Streamed:
 class TransactionAssembler:
     """Groups the messages of one replication stream into transactions.
 
-    *wanted* tells for each piece whether the mapping includes a relation; the assembler drops
-    changes of other relations. *forward_origins*: keep transactions that the source received by
-    replication.
+    *wanted* tells for each piece whether the mapping includes a relation; the assembler drops other
+    changes. *forward_origins*: keep transactions that the source received by replication.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class TransactionAssembler:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether no transaction is received in part, apart from streamed ones.
+        """Whether no transaction is incomplete, apart from streamed ones.
 
         Streamed transactions do not count: they commit after any position that the slot can confirm
         now, so the source sends them again from their start.
@@ -406,7 +405,7 @@ class TransactionAssembler:
     def _handle_relation(self, relation: Relation) -> None:
         relid = relation.relid.to_bytes(4, "big")
         self._relations[relid] = relation
-        # Changes that follow were made with the new definition and are kept apart.
+        # Later changes have the new definition and go into another list.
         self._opened.pop(relid, None)
         if (changes := self._touched.pop(relid, None)) is not None:
             self._former.append(changes)
@@ -456,8 +455,8 @@ class TransactionAssembler:
         if kept:
             assert self._in_stream is not None
             spool = self._in_stream.spool
-            # A row of changes of one relation, by far the most that is streamed, is unpacked here,
-            # where the source takes longer than we do, and goes through in one piece later.
+            # Most streamed changes come in runs of one relation. The assembler unpacks a run here,
+            # where the source takes longer than we do; later it goes through in one piece.
             if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
                 spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
             else:

@@ -1,14 +1,14 @@
 """Row data of pgoutput: the hot path of decoding.
 
 PostgreSQL documentation, "Logical Replication Message Formats", TupleData: an int16 column count,
-then for each column a kind byte and, for kinds ``t`` (text) and ``b`` (binary), an int32 length and
-that many bytes. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent. Binary
-transport has texts too: of types that have no function to send them.
+then a kind byte for each column. After kinds ``t`` (text) and ``b`` (binary), an int32 length and
+that many bytes follow. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent.
+Binary transport has texts too: of types that have no function to send them.
 
-A row is a list with one item per column, and no value is ever turned into a Python value: in text
-transport an item holds the column's text, in binary transport its length *and* bytes, which is what
-a row of ``COPY … (FORMAT binary)`` wants. One call costs about a microsecond for five columns, so
-it is plain code: no objects, no checks that can be made once per row instead of once per column.
+A row is a list with one item per column, and no item is a Python value. In text transport an item
+holds the column's text. In binary transport it holds its length *and* bytes, as a row of
+``COPY … (FORMAT binary)`` needs. One call costs about a microsecond for five columns, so it is
+plain code without objects. It checks once per row, not once per column.
 """
 
 import struct
@@ -44,8 +44,9 @@ NULL: Final[Value] = _Sentinel("B", b"\\N")  # type: ignore[assignment]
 NULL_BINARY: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xff")  # type: ignore[assignment]
 UNCHANGED: Final[Value] = _Sentinel("B", b"\\U")  # type: ignore[assignment]
 AS_TEXT: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xfe")  # type: ignore[assignment]
-"""A text in binary transport. Only columns that are not written may have it: as COPY data this is a
-length of -2, which the target refuses."""
+"""A text in binary transport. Only columns that the target does not get may have it: as COPY data
+this is a length of -2, which the target refuses.
+"""
 
 Row = list[Value]
 PendingRow = Row | bytes

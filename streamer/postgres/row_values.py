@@ -54,8 +54,8 @@ _KNOWN: Final = tuple(
         r"the row to insert came without its unchanged values",
         r"the row to update is missing, and its unchanged values with it",
         (
-            r"no row is like the old row; if a partition of the source table has another replica"
-            r" identity than the table, give it the same and resync the table"
+            r"no row matches the old row; give every partition of the source table the replica"
+            r" identity of the table, and resync the table"
         ),
         (
             r"the (?:filter|expression of .+) needs an unchanged value that was not sent; run at"

@@ -1,8 +1,8 @@
 """The stream of changes: replication frames in, status updates out.
 
 PostgreSQL documentation, "Streaming Replication Protocol", START_REPLICATION: after it both sides
-send CopyData frames. From the source come XLogData (``w``: int64 start, int64 end, int64 time, then
-a pgoutput message) and primary keepalives (``k``: int64 end of WAL, int64 time, int8 reply
+send CopyData frames. The source sends XLogData (``w``: int64 start, int64 end, int64 time, then a
+pgoutput message). It also sends primary keepalives (``k``: int64 end of WAL, int64 time, int8 reply
 requested). streamer sends standby status updates (``r``: int64 received, int64 flushed, int64
 applied, int64 time, int8 reply requested).
 

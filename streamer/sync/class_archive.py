@@ -1,12 +1,12 @@
 """The class data archive of Spark's JVM: its classes, parsed and verified once.
 
 With it, a local Spark is ready for its first task in half the time. It belongs to one Java, one
-PySpark and one place of both. The JVM itself checks that, and goes on without an archive that does
-not fit. ``python -m streamer.sync.class_archive`` makes it. The image and ``.venv`` come with one;
-otherwise `streamer.sync.launcher` makes one in the user's cache after the first copies.
+PySpark and one place of both. The JVM itself checks that, and continues without an archive that
+does not fit. ``python -m streamer.sync.class_archive`` makes it. The image and ``.venv`` come with
+one; otherwise `streamer.sync.launcher` makes one in the user's cache after the first copies.
 
-A process that can write the archive can change what the JVM does, so only a file is used that
-nobody but this user and root can write.
+A process that can write the archive can change the JVM's behaviour. So streamer uses a file only if
+no user but this one and root can write it.
 
 JEP 350, "Dynamic CDS Archives".
 """

@@ -347,7 +347,7 @@ async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAd
             assert fault in answer.text
         assert await state(admin) == before
 
-        # A table that cannot be added leaves neither the url nor the group behind.
+        # A refused table leaves neither the url nor the group behind.
         pair = {
             f"{key}-{n}": value for n in (0, 1) for key, value in (("schema", "s"), ("name", "t"))
         }

@@ -1,4 +1,4 @@
-"""When changes are committed at the target, and what an operator may ask for."""
+"""The times of commits at the target, and the operator's settings for them."""
 
 import pytest
 

@@ -2,11 +2,11 @@
 
 A drainer task runs for each held lane. A few of them work at the same time, each on its own
 connection, in turns (`turn`). A drainer tries a window as a set. If the target rejects it, the
-drainer writes in exact order (`exact_order`), up to the transaction at fault, or around the changes
-at fault if these go into quarantine. A lane with rows in quarantine stays held, because later
-changes of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a
-full disk) with a back-off, and any other error every few seconds, so an operator who fixes the
-cause need not report it. When nothing is left the lane becomes live again.
+drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
+writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
+of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
+disk) with a back-off. It retries any other error every few seconds, so a fix of the cause is
+enough. With an empty spool the lane becomes live again.
 """
 
 import asyncio
@@ -63,7 +63,9 @@ class Drainer:
         self._new.put_nowait(lane)
 
     async def forget(self, lanes: set[Lane]) -> None:
-        """The pipeline of *lanes* ends. Returns when nothing of them is being applied any more."""
+        """The pipeline of *lanes* ends. Returns when none of their changes is in flight any
+        more.
+        """
         tasks = [self._tasks.pop(lane) for lane in lanes if lane in self._tasks]
         for task in tasks:
             task.cancel()
@@ -90,7 +92,7 @@ class Drainer:
                 await self._drain_until_live(lane)
         except StreamerError as exc:
             lane.owner.source_failed(exc)
-            await asyncio.Event().wait()  # until we are told to forget the lane
+            await asyncio.Event().wait()  # until the pipeline drops the lane
 
     async def _drain_until_live(self, lane: Lane) -> None:
         structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
@@ -170,7 +172,8 @@ class Drainer:
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
-            # An error of ours has been rolled back; of anything else the transaction is still open.
+            # A StreamerError has rolled back; after any other exception the transaction is still
+            # open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
                 writer.disconnect()
             raise

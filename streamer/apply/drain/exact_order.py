@@ -1,7 +1,7 @@
 """Writes lane transactions one after the other, up to the first that the target refuses.
 
-A window that cannot be written as a set comes here. The writer sees to rejected changes of tables
-whose rule is quarantine; a change of another table stops its transaction and all that follow.
+Writes the windows that sets cannot express. The writer sees to rejected changes of tables whose
+rule is quarantine; a change of another table stops its transaction and all that follow.
 """
 
 from streamer.apply.drain.shares import add_context, diverts, may_divert
@@ -50,8 +50,8 @@ class ExactOrder:
     ) -> tuple[int, StreamerError | None]:
         """Write shares one by one up to the one that the target refuses.
 
-        Shares of one change each are written together, if refused changes go into quarantine: each
-        constraint must hold behind each of them.
+        With quarantine, this writes shares of one change each together, and checks each constraint
+        behind each share.
         """
         number = 0
         while number < count:

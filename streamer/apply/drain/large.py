@@ -34,7 +34,7 @@ AHEAD_ROWS: Final = 1000
 class LargeShare:
     """Applies the share at the front of *lane* through *writer*.
 
-    *read_bytes*: about the size of a piece that is read from the lane's spool.
+    *read_bytes*: the approximate size of a piece from the lane's spool.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LargeShare:
     async def _looking_ahead(
         self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
     ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
-        """Read the piece after *piece*, if it is not the last one, while *piece* is being written.
+        """Read the piece after *piece*, if any, while the server writes *piece*.
 
         So the target works while this process prepares, and the other way round.
         """
@@ -134,7 +134,7 @@ class LargeShare:
     async def _look_ahead(
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
-        """Return the next shares, and the window of the first if it can be told in advance."""
+        """Return the next shares, and the window of the first if it is known in advance."""
         while not (shares := self._spool.read(self._read_bytes)):
             await until_changed(self._lane, None)
             _check_still_wanted(touched, transaction)
@@ -188,17 +188,16 @@ class LargeShare:
 
 
 class _NotWanted(Exception):  # not an error: a share of which a copy brings a part
-    """A resync was asked for while a large share was being written."""
+    """An operator requested a resync during the writing of a large share."""
 
 
 def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
-    """Give up a large share if it has written to a relation that is going to be copied again.
-
-    The rest of the relation's changes would be skipped, and readers would see the part.
+    """Give up a large share that has written to a relation with a pending copy. The drainer would
+    skip the rest of the relation's changes, and readers would see a part of them.
     """
     if any(mapped.has(transaction) for mapped in touched):
         raise _NotWanted
 
 
-class _ConstraintAtEnd(Exception):  # not an error: a large share that is to be written otherwise
+class _ConstraintAtEnd(Exception):  # not an error: another way has to write a large share
     """A deferred constraint refuses a large share, and does not say which of its rows."""

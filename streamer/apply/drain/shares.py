@@ -1,4 +1,4 @@
-"""What the modules of this folder ask of lane transactions, and how they commit them."""
+"""The view of this folder's modules on lane transactions, and the way to commit them."""
 
 import structlog
 
@@ -31,7 +31,7 @@ def add_context(error: StreamerError, share: LaneTransaction) -> None:
         f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
     )
     relations = {mapped for mapped, _ in share.changes}
-    if len(relations) == 1:  # of several it is not known here which one is refused
+    if len(relations) == 1:  # with several, the refused one is unknown here
         (mapped,) = relations
         advise(error, mapped, mapped.plan)
 

@@ -1,6 +1,6 @@
 """Rejected changes in the form of quarantine, and the later changes that follow them.
 
-A change in quarantine is stored as JSON of its values' text, by the source's column names. With it
+The quarantine stores a change as JSON of its values' text, by the source's column names. With it
 comes the part of the relation's definition that a retry needs (`Definition`), because the target
 may be altered by then. The JSON is ASCII, with bytes that are not UTF-8 as the surrogates that
 Python escapes them to. So a target of any encoding can store it.
@@ -46,7 +46,7 @@ OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 _KINDS: Final = {operation: kind for kind, operation in OPERATIONS.items()}
 
 FOLLOWS: Final = "an earlier change of this row is in quarantine"
-TRUNCATED: Final = "the table was truncated when changes of this row were in quarantine"
+TRUNCATED: Final = "a TRUNCATE came while changes of this row were in quarantine"
 
 Values = dict[str, str | None]
 """Text by the source's name of the column; None is NULL."""
@@ -66,7 +66,7 @@ class Definition:
 
     @classmethod
     def of(cls, plan: ApplyPlan) -> "Definition":
-        """Take it from a plan: columns that are not written are none of the target's business."""
+        """Take it from a plan, without the columns that the target does not get."""
         columns = (plan.relation.columns[position] for position in _stored_positions(plan))
         return cls(plan.relation.replica_identity, tuple(columns))
 
@@ -115,7 +115,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """A history table is truncated: rows in quarantine end then, as those in the table do."""
+    """For a TRUNCATE of a history table: rows in quarantine end then, as those in the table do."""
 
     transaction: Transaction
 
@@ -140,7 +140,7 @@ class Quarantine:
 
 
 class BlockedKeys:
-    """Keys whose changes must be quarantined because an earlier change of the same row was.
+    """Keys whose changes must go into quarantine because an earlier change of the same row did.
 
     They belong to one relation and to one transaction at the target.
     """
@@ -159,10 +159,10 @@ class BlockedKeys:
     def __init__(self) -> None:
         self.names: tuple[str, ...] | None = None
         self.base: set[bytes] = set()
-        """Keys in quarantine before this transaction; not to be changed here."""
+        """Keys in quarantine before this transaction; read-only here."""
         self.added: dict[bytes, None] = {}
         self.pending: list[Quarantined | Emptied] = []
-        """The changes still to be written to the table, in order."""
+        """The changes still to write to the table, in order."""
         self.is_cleared = False
         """Nothing that was there before this transaction counts any more."""
         self.is_to_clear = False
@@ -189,18 +189,18 @@ class BlockedKeys:
             self.added[key] = None
 
     def undo(self, count: int) -> None:
-        """Forget the keys that were added when there were *count*."""
+        """Forget the keys added after the first *count*."""
         while len(self.added) > count:
             self.added.popitem()
 
     def put(self, change: Quarantined) -> None:
-        """A change goes into quarantine; its keys have been added."""
+        """Record a change for quarantine; the caller has added its keys."""
         self.pending.append(change)
         if self.reason is None and change.code is not None:
             self.reason = change
 
     def truncate(self, plan: ApplyPlan, transaction: Transaction) -> None:
-        """The table is truncated at this place in the order."""
+        """Record a TRUNCATE at this place in the order."""
         if plan.type is TableType.APPEND:
             return
         if plan.type is TableType.HISTORY and plan.identity is not Identity.NONE:
@@ -221,7 +221,7 @@ class BlockedKeys:
                 self.add(keys_of_values(names, change.old, change.new))
 
     def commit_to(self, quarantine: Quarantine) -> None:
-        """The transaction is committed."""
+        """The transaction has committed."""
         quarantine.count += self.change_count
         if self.names is not None:
             quarantine.names, quarantine.keys = self.names, self.base

@@ -1,8 +1,8 @@
 """Operators' requests about rows in quarantine: retry them, or drop them.
 
 A request stays in the bookkeeping until the transaction that fulfils it, so a crashed process finds
-it again. It is fulfilled between two windows of its lane. Later changes of the same rows come
-behind it or follow them into quarantine, and never overtake.
+it again. The drainer fulfils it between two windows of its lane. Later changes of the same rows
+come behind it or follow them into quarantine, and never overtake.
 """
 
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ _COUNT_SQL: Final = "select count(*) from streamer.quarantine where relation_id 
 async def fulfil(
     request: QuarantineRequest, lane: Lane, writer: QuarantineWriter, planner: Planner
 ) -> None:
-    """Fulfil *request*. Raises transient errors; others are written to the rows."""
+    """Fulfil *request*. Raises transient errors, and writes others to the rows."""
     mapped = request.mapped
     if request.is_retry:
         attempt = _Attempt(request, lane, writer, planner)
@@ -66,7 +66,7 @@ async def fulfil(
             await writer.rollback()
             if exc.retry is Retry.TIMED:
                 raise
-            # No row is at fault: the table is missing, say, or may not be written to.
+            # The cause is no row: the table is missing, say, or the role may not write to it.
             await _leave_all(request, writer, exc)
         else:
             log.info(
@@ -199,7 +199,7 @@ class _Attempt:
 
 
 class _Chains:
-    """Sets of keys that are joined where a change has two of them."""
+    """Sets of keys; a change with two keys joins their sets."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}

@@ -1,8 +1,8 @@
 """Writes changes of one definition of a relation around those that the target rejects.
 
-Each change is written in a subtransaction at the server, which lists the rejected changes and all
-later ones of their keys. A value that cannot even be staged ends its COPY, which begins again
-behind that change.
+The server writes each change in a subtransaction, and lists the rejected changes and all later ones
+of their keys. A value that the staging table refuses ends its COPY, which begins again behind that
+change.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from streamer.errors import StreamerError, UntranslatableTextError
 from streamer.postgres.sqlstate import is_row_specific
 
 STAGED_MAX: Final = 4000
-"""Changes in one COPY while it is not known whether all of them can be staged."""
+"""Changes in one COPY while the staging table may still refuse some."""
 
 _REFUSED_SQL: Final = f"select seq, state, message, detail from pg_temp.{REFUSED} order by seq"
 
@@ -30,8 +30,8 @@ _REFUSED_SQL: Final = f"select seq, state, message, detail from pg_temp.{REFUSED
 class _ItemRun:
     """Changes of a relation under one definition, none of them a TRUNCATE, or that alone.
 
-    ``is_diverted``: rejected changes go into quarantine; with ``is_immediate``, deferred
-    constraints are checked at every change. ``outcomes``: of those that go into quarantine, error
+    ``is_diverted``: rejected changes go into quarantine; with ``is_immediate``, the server checks
+    deferred constraints at every change. ``outcomes``: of those that go into quarantine, error
     and SQLSTATE, by number; ``staged``: the numbers of the others, in order.
     """
 
@@ -63,8 +63,8 @@ class SegmentWriter:
     ) -> None:
         """Write changes of one definition of a relation, those that the target accepts.
 
-        With *is_diverted* the others are put in *blocked*. With *is_immediate* too, deferred
-        constraints are checked at every change.
+        With *is_diverted* the others go to *blocked*. With *is_immediate* too, the server checks
+        deferred constraints at every change.
         """
         statements = mapped.statements(plan).in_order
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)

@@ -2,7 +2,7 @@
 transaction, and the rest of the table continues.
 
 A window is first written as any other, without the changes that follow one in quarantine. If the
-target rejects it, the writer writes changes one by one (`segment`), and adds the rejected ones to
+target rejects it, the writer writes changes one by one (`segment`). It adds the rejected ones to
 the table of changes in quarantine (`table`).
 """
 
@@ -45,7 +45,7 @@ class QuarantineWriter:
             lock_seconds=lock_seconds,
             on_committed=self._keep_committed,
         )
-        """For what does not concern quarantine: the rest has a method here."""
+        """For the work without quarantine; the rest has a method here."""
         self._writer = Writer(self.transaction, self._write_ordered)
         self._items = ItemReader(self.transaction, self._writer)
         self._segments = SegmentWriter(self.transaction, self._writer)
@@ -53,7 +53,7 @@ class QuarantineWriter:
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
         """The state as of this transaction's writes."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
-        """As of the window that is going to be written as sets."""
+        """As of the window that the writer tries as sets."""
         self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
         self._changed: set[MappedRelation] = set()
         self._is_begun = False
@@ -75,7 +75,7 @@ class QuarantineWriter:
     # ---- the transaction -----------------------------------------------------------------------
 
     def start_window(self) -> None:
-        """A window is about to be planned: `follow` its shares."""
+        """Prepare the plan of a window: `follow` its shares."""
         self._ahead.clear()
         if not self._is_begun:
             self._blocked.clear()
@@ -105,7 +105,7 @@ class QuarantineWriter:
         await self.transaction.rollback_to_savepoint()
 
     def _keep_committed(self) -> None:
-        """The transaction is committed, and with it the keys that it blocked."""
+        """The transaction has committed, and with it the keys that it blocked."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0

@@ -1,9 +1,9 @@
 """Rows as COPY data.
 
 PostgreSQL documentation, COPY, "Text Format" and "Binary Format". Rows of text transport become
-text rows, rows of binary transport binary rows; values are passed on as they came. Escaping is
-checked once per chunk: a chunk whose special bytes are exactly the separators we put there needs
-none, and that is almost every chunk. Pure.
+text rows, rows of binary transport binary rows, with unchanged values. One check per chunk decides
+about escaping. If its only special bytes are our separators, it needs none, and that is almost
+every chunk. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ def escape_text(value: bytes) -> bytes:
 
 
 def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Value:
-    """Turn a value of ours into an item of a row."""
+    """Turn one of our values into an item of a row."""
     if value is None:
         return b"\xff\xff\xff\xff" if binary else NULL
     if not binary:
@@ -57,8 +57,8 @@ def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Val
 class RowLayout:
     """How rows of *columns* items become rows of COPY data.
 
-    ``positions``: the items that are written, in order; None for all. ``prefix``: items that come
-    before them in every row.
+    ``positions``: the items to write, in order; None for all. ``prefix``: items that come before
+    them in every row.
     """
 
     columns: int
@@ -68,7 +68,7 @@ class RowLayout:
 
     @cached_property
     def width(self) -> int:
-        """How many columns are written."""
+        """The number of written columns."""
         written = self.columns if self.positions is None else len(self.positions)
         return len(self.prefix) + written
 
@@ -82,7 +82,7 @@ class RowLayout:
 
     @cached_property
     def pick(self) -> Callable[[Row], Sequence[Value]] | None:
-        """Take the items out of a row that are written; None where these are all, in order."""
+        """Select the written items of a row; None if these are all, in order."""
         positions = self.positions
         if positions is None or positions == tuple(range(self.columns)):
             return None

@@ -1,17 +1,17 @@
-"""Statements for plans with expressions: `filter` and `set`, worked out where staged rows are moved
-to the table.
+"""Statements for plans with expressions: `filter` and `set`, which the move of staged rows to the
+table evaluates.
 
-The staging table has more columns then: ``i_<n>``, the source's columns that expressions use, with
-their types at the source, and ``p_<n>``, their old values, where rows have no key. Expressions see
-these by the source's names and nothing else (`over_row`), so they read here as they do in the
-SELECT of a copy. An expression is evaluated only for rows that have its values, because it may fail
-on others.
+The staging table then has more columns. ``i_<n>`` are the source's columns that expressions use,
+with their types at the source. ``p_<n>`` are their old values, for rows without a key. Expressions
+see these by the source's names and nothing else (`over_row`), so they read here as they do in the
+SELECT of a copy. The server evaluates an expression only for rows that have its values, because it
+may fail on others.
 
 An update whose row passes the filter changes the row at the target, or brings it there; one whose
-row does not removes it. Unchanged values that were not sent are taken from the target where it
-holds them as they are; where that is not so, the table stops. In ``mask`` there is a letter for
-each column that is written as it is, then for each input: ``u`` for unchanged and unknown, ``f``
-for unchanged and filled in from the target. Pure.
+row does not removes it. The statements take unsent unchanged values from the target if it holds
+them unaltered; otherwise the table stops. ``mask`` has a letter for each column without an
+expression, then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in
+from the target. Pure.
 """
 
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ class ComputedStatements(Statements):
     def old_value(self, column: PlanColumn) -> str:
         if column.expression is None:
             return super().old_value(column)
-        # As it was written, and so with the type's modifier.
+        # The original text, with the type's modifier.
         cast = f"{column.cast}::{column.target.base_type}"
         return self._evaluate(column.expression, of_old=True, cast=cast)
 
@@ -151,7 +151,7 @@ class ComputedStatements(Statements):
         return self._any("u", (n for n, _ in self._numbered(used)))
 
     def _fill_in(self) -> str:
-        """Take unknown inputs from the row that was found."""
+        """Take unknown inputs from the found row."""
         filled = [(n, i.stored_in) for n, i in enumerate(self.plan.inputs) if i.stored_in]
         if not filled:
             return ""
@@ -192,7 +192,7 @@ class ComputedStatements(Statements):
         )
 
     def _complain_of_unknown(self) -> str:
-        """Refuse to compute from values of which some were sent and some are unknown."""
+        """Refuse to compute from a mixture of sent and unknown values."""
         tests = []
         for column in self.plan.computed_columns:
             assert column.expression is not None

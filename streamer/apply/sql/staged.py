@@ -89,7 +89,7 @@ class OrderedRun:
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[int]]:
-        """Where the values are that are staged: of new rows, and of old ones."""
+        """The positions of staged values: of new rows, and of old ones."""
         plan = self.plan
         new = [column.position for column in plan.plain_columns]
         old = [column.position for column in plan.staged_key]
@@ -174,7 +174,7 @@ def commit_time_value(commit_time: int, binary: bool) -> Value:
 def by_unchanged(
     rows: Iterable[PendingRow],
 ) -> Iterable[tuple[frozenset[int], list[PendingRow]]]:
-    """Group rows by which of their values are unchanged."""
+    """Group rows by the set of their unchanged values."""
     groups: dict[frozenset[int], list[PendingRow]] = {}
     whole: list[PendingRow] = []
     for row in rows:

@@ -1,11 +1,11 @@
 """SQL text for applying changes: staging, set statements, and a block that applies changes in exact
 order.
 
-Staged rows live in a temporary table per plan. Its columns: ``seq`` (order), ``op`` (below),
-``mask`` (one character per column, ``u`` where the value is unchanged and unknown), ``at`` (commit
-time, for history), ``o_<n>`` (the old values that find the row: key columns, or all) and ``c_<n>``
-(the new values), where n counts the plan's columns. Names come from the catalogs and are always
-quoted. Plans with expressions have more (`streamer.apply.sql.expressions`). Pure.
+Staged rows live in a temporary table per plan. Its columns are ``seq`` (order), ``op`` (below) and
+``at`` (commit time, for history). ``mask`` has one character per column, ``u`` if the value is
+unchanged and unknown. ``o_<n>`` are the old values that find the row: key columns, or all.
+``c_<n>`` are the new values; n counts the plan's columns. Names come from the catalogs and are
+always quoted. Plans with expressions have more (`streamer.apply.sql.expressions`). Pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -141,8 +141,8 @@ class Statements:
         )
 
     def update(self, op: int, unchanged: frozenset[int] = frozenset()) -> str | None:
-        """Update from rows staged as *op*, leaving the positions *unchanged*; None if nothing is
-        left.
+        """Update from rows staged as *op*, except for the positions *unchanged*; None if that is
+        all.
         """
         assignments = [
             f"{quote_identifier(column.name)} = {self.value(column)}"
@@ -173,7 +173,7 @@ class Statements:
         )
 
     def delete_others(self, op: int) -> str:
-        """Delete this source's rows whose keys are not staged as *op*."""
+        """Delete this source's rows without a key staged as *op*."""
         return (
             f"delete from {self.plan.table} t where not exists (select from pg_temp.{self.stage} s "
             f"where s.op = {op} and {self._matches_new_key}){self._sid_matches('t')}"
@@ -250,11 +250,11 @@ class Statements:
         key_count: int,
         immediate: bool,
     ) -> str:
-        """Return a block like `ordered` that goes on behind changes that the target refuses.
+        """Return a block like `ordered` that continues after changes that the target refuses.
 
-        They are listed in `REFUSED`, and so are those that follow one by its key: *keys* has two
-        numbers, from 1 to *key_count*, for every ``seq``, or 0. With *immediate*, deferred
-        constraints are checked at every change. An error that no row is at fault of ends it all.
+        `REFUSED` lists them, and later changes of their keys. *keys* has two numbers, from 1 to
+        *key_count*, for every ``seq``, or 0. With *immediate*, the server checks deferred
+        constraints at every change. An error that does not depend on a row ends the block.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -384,7 +384,7 @@ end"""
         return self._find_by_row(select, still_open)
 
     def _refuse_several(self, condition: str) -> str:
-        """Refuse the row that was found if another one has its key and no index forbids that."""
+        """Refuse the found row if another one has its key and no index forbids that."""
         if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
             return ""
         return (
@@ -401,7 +401,7 @@ end"""
         )
 
     def _clear(self) -> str:
-        """Delete the row that has the key of the new one, where deletes are ignored."""
+        """Delete the row that has the key of the new one, in a table that ignores deletes."""
         delete = f"delete from {self.plan.table} t where {self._matches_new_key};"
         if self.plan.key_is_indexed:
             return delete
@@ -446,7 +446,7 @@ end"""
             case TableType.APPEND:
                 if self.plan.identity is not Identity.KEY:
                     return self._insert_row(self._values(False, "")) + ";"
-                # A row whose delete was ignored may still hold the key.
+                # A row that outlived its delete may still hold the key.
                 return f"{self._clear()}\n{self._insert_row(self._values(False, ''))};"
             case TableType.HISTORY:
                 return self._open_version("s.at", first=True, values=self._values(False, ""))
@@ -468,7 +468,7 @@ end"""
                 f"greatest({since}, {self._LAST_END}) end "
                 f"from {self.plan.table} t where {same_key} into streamer_since;\n"
             )
-            # Only a key that is checked late may be there twice, and then the target checks it.
+            # Only a key with a deferred check may occur twice, and then the target checks it.
             if self.plan.identity is Identity.KEY:
                 prelude += (
                     f"if exists (select from {self.plan.table} t where {same_key} "
@@ -514,7 +514,7 @@ end"""
     _IS_PARTIAL: ClassVar[str] = "s.mask is not null"
 
     def _write_found(self, partial: bool) -> str:
-        """Change the row that was found."""
+        """Change the found row."""
         if self.plan.type is TableType.HISTORY:
             return self._open_next_version(partial)
         assignments = ", ".join(
@@ -583,13 +583,13 @@ end"""
             return ""
         nulls = " or ".join(f"s.{self.old(c)} is null" for c in self.plan.staged_key)
         complain = self._missing(
-            "no row is like the old row; if a partition of the source table has another replica "
-            "identity than the table, give it the same and resync the table"
+            "no row matches the old row; give every partition of the source table the replica "
+            "identity of the table, and resync the table"
         )
         return f"if streamer_ctid is null and ({nulls or 'false'}) then {complain} end if;\n"
 
     def _remove_found(self) -> str:
-        """Remove the row that was found, or end its version."""
+        """Remove the found row, or end its version."""
         if self.plan.type is TableType.HISTORY:
             return (
                 f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "

@@ -1,9 +1,9 @@
 """Staging of wide rows: spread over several temporary tables, in exact order only.
 
-A staged row holds the new values and, to find a row by all its columns, the old ones too: more
-columns than a table may have, or more than fit a page, where the source's row only just does. So
-rows of more than `PART_COLUMNS_MAX` values are spread over parts that surely fit: `seq` and up to
-that many values each. The block that applies them reads all parts in step, by cursors.
+A staged row holds the new values and, to find a row by all its columns, the old ones too. These may
+be more columns than a table may have, or more than fit a page. So rows of more than
+`PART_COLUMNS_MAX` values are spread over parts that surely fit: `seq` and up to that many values
+each. The block that applies them reads all parts side by side, by cursors.
 
 Everywhere else `s.c_5` names a staged value. Here it is `s.p1.c_5`: ``s`` is also the label of the
 block in which a part's row is the record ``p1``. Pure.
@@ -20,9 +20,9 @@ from streamer.apply.sql.statements import Statements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120
-"""As many values of 64 bytes, the widest that cannot be moved out of a row, fit a page."""
+"""So many values of 64 bytes, the widest that stay in the row, fit a page."""
 CELLS_MAX: Final = 500_000
-"""So many values are staged at a time: a bound for memory."""
+"""The number of values staged at a time: a bound for memory."""
 
 
 def statements_in_order(plan: ApplyPlan) -> Statements:
@@ -33,7 +33,7 @@ def statements_in_order(plan: ApplyPlan) -> Statements:
 
 
 class PlanStatements:
-    """The statements of one plan, kept by its owner: their text is made once."""
+    """The statements of one plan, kept by its owner: with a cache of their text."""
 
     def __init__(self, plan: ApplyPlan) -> None:
         self.plan = plan
