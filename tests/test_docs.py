@@ -16,7 +16,6 @@ from streamer.config import static
 from streamer.config.settings import CHOICES, Settings
 from streamer.errors import StreamerError, classes_of_errors
 from streamer.mapping.functions import GROUPS
-from tests.test_tidy import HIDDEN_ACTORS
 
 ROOT: Final = Path(__file__).parent.parent
 DOCS: Final = ROOT / "docs"
@@ -25,10 +24,6 @@ DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 README_LINES_MAX: Final = 150
 PAGE_WORDS_MAX: Final = 1500
-SENTENCE_WORDS_MAX: Final = 27
-HIDDEN_ACTORS_MAX: Final = 2
-NOT_PROSE: Final = ("progress.md", "CONTRIBUTING.md")
-"""The last one quotes the words that the others avoid."""
 SETTINGS: Final = dict(reference.settings())
 GENERATED: Final = reference.generated()
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
@@ -227,28 +222,6 @@ def test_streamer_has_every_setting_of_a_page(path: Path) -> None:
         paths = setting_paths(given, "sources[].tables" if are_tables else "")
 
         assert set(paths) <= set(SETTINGS), block
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a page's prose: no code, headings or tables."""
-    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
-    text = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "|")))
-    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`,?", "", text))
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
-        yield from re.split(r"(?<=[.!?:;])[*_]*\s+", " ".join(paragraph.split()))
-
-
-PROSE: Final = [path for path in DOCUMENTS if path.name not in NOT_PROSE]
-
-
-@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_sentences_are_short_and_name_their_actors(path: Path) -> None:
-    found = list(sentences(path.read_text(encoding="utf-8")))
-    long = [sentence for sentence in found if len(sentence.split()) > SENTENCE_WORDS_MAX]
-    hidden = [sentence for sentence in found if HIDDEN_ACTORS.search(sentence)]
-
-    assert not long
-    assert len(hidden) <= HIDDEN_ACTORS_MAX, hidden
 
 
 def anchors(path: Path) -> set[str]:
