@@ -1,8 +1,8 @@
 """The profiles of ``make bench``: each is a schema, a workload, and the changes that it makes.
 
-SQL goes through `str.format` with these names: ``changes`` and ``transactions`` of one round,
-``round`` (from 1), ``first`` (changes of earlier rounds), ``rows`` (of the fill), ``source`` (the
-number of the source, from 0).
+SQL goes through `str.format` with these names. Those of one round are ``changes``,
+``transactions``, ``round`` (from 1) and ``first`` (changes of earlier rounds). Further names are
+``rows`` (of the fill) and ``source`` (the number of the source, from 0).
 """
 
 import enum

@@ -56,7 +56,8 @@ class Measurement:
     """One side in one round.
 
     ``values``: by name of the figure: ``rate`` (changes a second), ``p50`` and ``p99`` (ms),
-    ``cpu`` (percent of a core, of streamer's process or the apply worker) or ``seconds``.
+    ``cpu`` or ``seconds``. The value ``cpu`` is the percentage of a core that streamer's process or
+    the apply worker uses.
     ``cpu``: CPU seconds of the round; ``memory``: bytes.
     """
 

@@ -238,7 +238,7 @@ async def survey_source(
 async def survey(
     address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[SourceSurvey]
 ) -> list[MissingIndex]:
-    """Return the indexes that the target misses, each with whether it can be built now."""
+    """Return the indexes that the target misses, and for each whether its build can begin now."""
     sources = list(sources)
     async with target_connection(address, "streamer indexes") as target:
         tables: dict[RelationName, TargetRelation] = {}

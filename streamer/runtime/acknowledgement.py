@@ -27,7 +27,7 @@ An idle target would otherwise have a commit for each heartbeat.
 SMALL_BYTES: Final = 64 * 1024
 """Less WAL than this is little."""
 PAUSE_SECONDS: Final = 0.1
-"""How long after a position the next one waits, unless somebody waits for it.
+"""The pause between two positions, unless a client waits for the next.
 
 Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
 """

@@ -1,7 +1,7 @@
 """Finishes the copies of a round side by side, over a few connections that the round keeps.
 
-A large index must not keep small tables from being handed over, and a connection for each of many
-small tables would cost more than their rows.
+A large index must not delay the hand-over of small tables. A connection for each of many small
+tables would cost more than their rows.
 """
 
 import asyncio

@@ -101,7 +101,7 @@ _OTHERS: Final = frozenset(
 class TargetAddress:
     """Where and how to connect: a libpq connection string translated for asyncpg.
 
-    With a *claim*, a connection is of use only if it reaches the server where that was taken.
+    With a *claim*, a connection has to reach the server of that claim.
     """
 
     dsn: Secret
@@ -257,9 +257,9 @@ class TargetConnection:
         self._begin = ""
         self._has_origin = False
         self.checks_foreign_keys = True
-        """Whether foreign keys are checked for rows written here."""
+        """Whether the server checks foreign keys for rows written here."""
         self._proven: dict[int, Claim] = {}
-        # A pooler in between has numbers of its own, so this is asked for when settings are pinned.
+        # A pooler in between has numbers of its own, so this query comes with the pinned settings.
         self.backend_pid = int(connection.get_server_pid())
         self._watch = Watch(
             lambda: _read_activity(address, self.backend_pid),
@@ -300,7 +300,7 @@ class TargetConnection:
         return connection
 
     async def prove(self, claim: Claim) -> None:
-        """Make sure that this session is on the server where *claim* was taken.
+        """Make sure that this session is on the server of *claim*.
 
         A session stays where it is, so one proof serves for its life. Raises TargetMovedError.
         """
@@ -462,7 +462,7 @@ class TargetConnection:
         copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
         sql = self._take_begin() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            # What asyncpg's copy_to_table calls with one statement; it skips the answers of others.
+            # asyncpg's copy_to_table calls this with one statement; it skips the answers of others.
             status: str = await self._connection._copy_in(sql, watched(), None)
         return _row_count(status)
 
@@ -540,7 +540,7 @@ async def target_connection(
 
 
 class KeptConnection:
-    """A connection that stays open between uses, and is opened again once it is broken.
+    """A connection that stays open between uses, and opens again after a failure.
 
     Its owner ensures that one task at a time uses it.
     """
@@ -551,7 +551,7 @@ class KeptConnection:
         self._connection: TargetConnection | None = None
 
     async def get(self, claim: Claim | None = None) -> TargetConnection:
-        """Return the connection, on the server where *claim* was taken.
+        """Return the connection, on the server of *claim*.
 
         Raises TargetConnectionError, TargetRejectedError.
         """

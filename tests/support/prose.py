@@ -159,7 +159,7 @@ _ENGLISH: Final = re.compile(r"\b(?:the|a|an|is|are|of|to|in|for|with|no|not|it|
 _SQL: Final = re.compile(
     r"\s*(?:select|insert|update|delete|create|alter|drop|with|set|lock|copy|merge|truncate|from|where"
     r"|grant|revoke|values|and|or|on|join|left|order|group|union|returning|begin|do|case|when|comment"
-    r"|coalesce|not|exists|prepare|explain|lateral|if|declare|streamer_\w+)\b.*"
+    r"|coalesce|not|exists|prepare|explain|lateral|if|declare|for|\d*\s*loop|streamer_\w+)\b.*"
     r"(?:\b(?:from|where|into|set|as|is null|exists)\b|::|\$\d|\w\(|\w\.\w)",
     re.DOTALL,
 )

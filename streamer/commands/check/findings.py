@@ -92,7 +92,7 @@ class Finding:
 
     @property
     def runbook(self) -> str | None:
-        """The address of the runbook on the page; None for what is only good to know."""
+        """The address of the runbook on the page; None for mere information."""
         if self.severity is Severity.INFO and self.code is None:
             return None
         return runbook_address(self.code or self._kind)
