@@ -138,7 +138,7 @@ class Access:
         self._hasher = PasswordHasher()
         self._users = {user.name: user for user in settings.users}
         if len(self._users) < len(settings.users):
-            raise SettingsError("admin.users: a name is there twice")
+            raise SettingsError("admin.users: two users have the same name")
         for user in settings.users:
             try:
                 self._hasher.check_needs_rehash(user.password_hash.reveal())
@@ -263,7 +263,7 @@ class Access:
         log.warning("refused a request with a wrong token", address=address)
         raise UnauthenticatedError(
             "the token is wrong" if scheme.lower() == "bearer" else "expected Bearer TOKEN",
-            hint="it is admin.token, or admin.viewer_token, of the configuration",
+            hint="send admin.token or admin.viewer_token of the configuration",
         )
 
     # ---- sessions ------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def _digest(cookie: str) -> bytes:
 def _check_role(identity: UserIdentity, needed: Role) -> None:
     if needed is Role.ADMIN and identity.role is not Role.ADMIN:
         raise ForbiddenError(
-            f'"{identity.name}" may look, but not change anything',
+            f'"{identity.name}" has read access only',
             hint="use admin.token, or a user whose role is admin",
         )
 

@@ -180,10 +180,10 @@ class RemoteClient:
                 yield name, json.loads(value)
 
     async def draft(self, seconds: float = SECONDS_MAX) -> Row:
-        """Return how the draft is; raises NotFoundError if that is not our API."""
+        """Return the state of the draft. Raises NotFoundError if the answer is not our API's."""
         draft: Any = await self._ask("GET", "/draft", seconds=seconds)
         if not isinstance(draft, dict) or "mapping_database" not in draft:
-            raise NotFoundError(f"{self._url} is something else")
+            raise NotFoundError(f"{self._url} is not streamer")
         return draft
 
     async def _ask(
@@ -193,7 +193,7 @@ class RemoteClient:
         try:
             return json.loads(text) if text else None
         except ValueError:
-            raise NotFoundError(f"{self._url} is something else") from None
+            raise NotFoundError(f"{self._url} is not streamer") from None
 
     async def _send(
         self, method: str, path: str, body: Row | None, seconds: float = SECONDS_MAX
@@ -249,7 +249,7 @@ def _refusal(status: int, body: bytes, url: str) -> AdminError:
         problem = json.loads(body)["error"]
         message, hint = str(problem["message"]), problem["hint"]
     except (ValueError, KeyError, TypeError):
-        return NotFoundError(f"{url} answers {status}, and is something else than streamer")
+        return NotFoundError(f"{url} answers {status}, so it is not streamer")
     if status == 429:
         return ThrottledError(message, seconds=0, hint=hint)
     if status == 401:

@@ -445,7 +445,7 @@ class AdminService:
             await bookkeeping.close()
         if not wanted:
             raise UnreadyError(
-                f'no table of "{row["database"]}" that "{own}" means is streamed yet',
+                f'streamer does not stream a table of "{row["database"]}" for "{own}" yet',
                 hint="apply the draft, and see /api/status",
             )
         names: list[str] = []
@@ -470,7 +470,7 @@ class AdminService:
             return source
         raise NotFoundError(
             f'no source "{SourceLabel(database, sid)}" runs',
-            hint="apply the draft if it is to, and see the overview",
+            hint="apply the draft, then see the overview",
         )
 
     async def look_at(self, database: str, sid: str | None, table: str) -> Row:
@@ -522,7 +522,7 @@ class AdminService:
         """
         self.check_writable()
         if choice.table is None and not choice.ids:
-            raise InvalidError("ids: say which changes, or of which table")
+            raise InvalidError("ids: name the changes, or their table")
         try:
             asked = await ask(self._address, action, choice, actor)
         except MappingError as exc:

@@ -190,7 +190,7 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
     elif excludes_missing:
         raise SettingsError(
             f"{path}: --exclude-missing is for a mapping of kuvasz-streamer",
-            hint="here a table says it with `on_column_added: ignore`",
+            hint="set `on_column_added: ignore` for the tables instead",
         )
     sources = document.values.get("sources")
     if not isinstance(sources, list):

@@ -132,7 +132,7 @@ async def _reload(
         if settings.mapping_database is None:
             static.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != before.mapping_database:
-            raise MappingError(f"{path}: mapping_database is another one", hint="restart for that")
+            raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
         await admin.reload(settings, mapping)
     except ConfigurationError as exc:
         log.error("configuration rejected, keeping the current one", error=str(exc))

@@ -58,7 +58,7 @@ async def request(
             ]
         if not found:
             raise MappingError(
-                f'no table "{table}" is streamed', hint="`streamer status` lists those that are"
+                f'no table "{table}" is streamed', hint="`streamer status` lists the tables"
             )
         await make_requests(
             bookkeeping,

@@ -517,7 +517,7 @@ async def _check_resolves(mapping: Mapping) -> None:
             async with connection(source) as plain:
                 await resolve_at(plain, source, mapping.target_namespace)
         except SourceError as exc:
-            log.warning("cannot see whether the rules fit", source=source.label, error=str(exc))
+            log.warning("cannot check whether the rules fit", source=source.label, error=str(exc))
 
 
 def _raise_file_limit() -> None:

@@ -169,7 +169,7 @@ async def _read_server(connection: Connection, identity_sql: str) -> SourceServe
     if connection.info.server_version < VERSION_MIN:
         raise SourceUnreadyError(
             f"PostgreSQL {connection.info.server_version // 10000} is too old",
-            hint="12 is the oldest that works",
+            hint="streamer needs PostgreSQL 12 or later",
         )
     identity = await fetch_one(connection, identity_sql)
     return SourceServer(

@@ -321,7 +321,7 @@ async def _watched(
             if not isinstance(exc, TimeoutError):
                 raise
             raise SlotWaitError(
-                f'source "{source.label}": making a slot has waited too long for '
+                f'source "{source.label}": the creation of a slot has waited too long for '
                 f"{told or 'the server'}",
                 hint="end that, or wait until it ends by itself; then run: streamer resume",
             ) from None

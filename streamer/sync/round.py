@@ -449,7 +449,7 @@ class Round:
                     async with self._context.target():
                         pass  # proves that this process itself is where it was
                     raise SparkJobError(
-                        f"a Spark task is not where this process is: {error}",
+                        f"a Spark task reached another server than this process: {error}",
                         hint="check that the Spark workers reach the same source and target hosts",
                     )
                 case "busy":

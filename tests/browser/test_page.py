@@ -280,7 +280,7 @@ def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
         other.evaluate(
             "const f = document.querySelector('form'); f.action = '/databases/1/remove'; f.submit()"
         )
-    expect(other.get_by_role("alert")).to_contain_text("may look, but not change")
+    expect(other.get_by_role("alert")).to_contain_text("has read access only")
 
     # The session ends for every page that is open.
     third = page.context.new_page()

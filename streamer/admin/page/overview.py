@@ -202,5 +202,6 @@ async def find_source(
         if (source["database"], source["sid"]) == (database, sid):
             return source, reason
     raise NotFoundError(
-        f'no source "{SourceLabel(database, sid)}" runs', hint="the overview has those that do"
+        f'no source "{SourceLabel(database, sid)}" runs',
+        hint="the overview lists the running sources",
     )

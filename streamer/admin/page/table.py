@@ -40,7 +40,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if found is None:
             raise NotFoundError(
                 f'"{shown["label"]}" streams no table "{name}"',
-                hint="the overview has those that it does",
+                hint="the overview lists its tables",
             )
         (found,) = view.with_activity(shown | {"tables": [found]}, frame.events.activity)["tables"]
         rows = (await frame.service.store.content())["tables"]

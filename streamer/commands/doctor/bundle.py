@@ -47,7 +47,7 @@ async def check_new(path: Path) -> None:
 
 
 def _there_already(path: Path) -> SettingsError:
-    return SettingsError(f"{path} is there already", hint="name a file that is not")
+    return SettingsError(f"{path} exists already", hint="name a new file")
 
 
 async def write_bundle(
@@ -88,7 +88,8 @@ def _write_new(path: Path, data: bytes) -> None:
         raise _there_already(path) from None
     except OSError as exc:
         raise SettingsError(
-            f"cannot write {path}: {exc.strerror}", hint="name a file in a directory of yours"
+            f"cannot write {path}: {exc.strerror}",
+            hint="name a file in a directory that you may write to",
         ) from None
 
 

@@ -263,7 +263,7 @@ class BacklogGuard:
             if self.obstacle != str(exc):
                 self.obstacle = str(exc)
                 log.error(
-                    "the limit of retained WAL is reached, and streamer does nothing about it",
+                    "retained WAL is over its limit, and streamer may not act on the slot",
                     source=self.source.label,
                     error=self.obstacle,
                     hint=exc.hint,

@@ -170,7 +170,7 @@ class Journaling:
             )
         if self._is_damaged:
             found = "" if self.error is None else self.error.text
-            raise SpoolError(f"the one that is there is not to be overwritten: {found}")
+            raise SpoolError(f"streamer does not overwrite the existing one: {found}")
         await asyncio.to_thread(try_directory, self._path)
 
     def begin(self) -> None:
