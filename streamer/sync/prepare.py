@@ -360,3 +360,25 @@ async def _clear(target: TargetConnection, copy: TableCopy) -> None:
     else:
         await rest_triggers(target)
         await target.execute(f"delete from {copy.table} where {copy.own_rows}")
+
+
+async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None:
+    """Store the parts of *copies* in the ledger."""
+    parts = [part for copy in copies for part in copy.parts]
+    async with transaction(target):
+        await target.execute(
+            "update streamer.relation r set rows_total = n.rows_total"
+            " from unnest($1::int8[], $2::int8[]) n (id, rows_total) where r.id = n.id",
+            [copy.mapped.relation_id for copy in copies],
+            [copy.relation.row_count_estimate for copy in copies],
+        )
+        await target.execute(
+            "insert into streamer.sync_partition"
+            " (relation_id, part, attempt, description, size_bytes)"
+            " select * from unnest($1::int8[], $2::int4[], $3::int4[], $4::text[], $5::int8[])",
+            [part.relation_id for part in parts],
+            [part.part for part in parts],
+            [part.attempt for part in parts],
+            [part.description for part in parts],
+            [part.size_bytes for part in parts],
+        )

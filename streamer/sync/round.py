@@ -38,6 +38,7 @@ from streamer.errors import (
     TargetContentionError,
 )
 from streamer.failpoints import failpoint
+from streamer.mapping.rules import RelationName
 from streamer.postgres.conninfo import with_password_of
 from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
@@ -60,11 +61,11 @@ from streamer.sync.leaves import know_leaves
 from streamer.sync.locked_table import LockedTable
 from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
-from streamer.sync.prepare import Preparation, TableCopy
+from streamer.sync.prepare import Preparation, TableCopy, store_parts
 from streamer.sync.reports import CopyReports
-from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look
+from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
-from streamer.target.connection import TargetConnection, transaction
+from streamer.target.connection import TargetConnection
 from streamer.target.deferred_indexes import defer_indexes
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
+LOOK_TOGETHER: Final = 50
+"""How many tables are locked at a time while their definitions are read."""
 DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
 """The indexes of smaller tables stay: dropping and building them takes longer than the rows."""
 PREPARE_LOCK_SECONDS: Final = 10
@@ -280,7 +283,11 @@ class Round:
         publications = await read_publications(
             self._snapshot.plain, self._context.source, self._context.server.version
         )
+        seen = await self._look_together(looked)
         for copy in looked:
+            if (found := seen.get(copy.relation.name)) is not None:
+                await self._take_definition(copy, found, publications.values())
+                continue
             locked = self._locked.get(copy)
             plain = self._snapshot.plain if locked is None else locked.plain
             await plain.execute("savepoint look")
@@ -299,19 +306,40 @@ class Round:
                     raise
                 await self._refuse(copy, exc)
             else:
-                if found is None or not is_same(copy.relation, found.relation):
-                    self._queue.rewritten(copy.mapped)
-                    reason = f'"{copy.name}" was altered or rewritten as its copy began'
-                    await self._leave_to_next_round(copy, reason)
-                elif not self._is_published(found, publications.values()):
-                    reason = f'"{copy.name}" was not published yet as its copy began'
-                    await self._leave_to_next_round(copy, reason)
-                else:
-                    copy.reads(found.relation)
-                    copy.heaps, copy.can_split = found.heaps, found.can_split
+                await self._take_definition(copy, found, publications.values())
             if not plain.closed:  # the locks since the savepoint are let go
                 await plain.execute("rollback to savepoint look")
         await self._reports.tell_waiting([copy.mapped for copy in looked], None)
+
+    async def _look_together(self, copies: list[TableCopy]) -> dict[RelationName, TableSeen]:
+        """Look at many ordinary tables at a time; those left out need a look of their own."""
+        names = [
+            copy.relation.name
+            for copy in copies
+            if copy not in self._locked and not copy.relation.is_partitioned
+        ]
+        seen: dict[RelationName, TableSeen] = {}
+        plain = self._snapshot.plain
+        for first in range(0, len(names), LOOK_TOGETHER):
+            await plain.execute("savepoint look")
+            seen |= await look_together(plain, names[first : first + LOOK_TOGETHER])
+            await plain.execute("rollback to savepoint look")
+        return seen
+
+    async def _take_definition(
+        self, copy: TableCopy, found: TableSeen | None, publications: Iterable[Publication]
+    ) -> None:
+        """Copy by the definition that was found, if the table is the one that was prepared."""
+        if found is None or not is_same(copy.relation, found.relation):
+            self._queue.rewritten(copy.mapped)
+            reason = f'"{copy.name}" was altered or rewritten as its copy began'
+            await self._leave_to_next_round(copy, reason)
+        elif not self._is_published(found, publications):
+            reason = f'"{copy.name}" was not published yet as its copy began'
+            await self._leave_to_next_round(copy, reason)
+        else:
+            copy.reads(found.relation)
+            copy.heaps, copy.can_split = found.heaps, found.can_split
 
     def _is_published(self, found: TableSeen, publications: Iterable[Publication]) -> bool:
         """Whether the stream brings all changes behind the snapshot.
@@ -333,15 +361,34 @@ class Round:
     # ---- 4: parts ------------------------------------------------------------------------------
 
     async def _plan(self) -> None:
-        """Cut relations into parts, and store them."""
+        """Cut relations into parts, and store them: together, because tables can be many."""
         async with self._context.target() as target:
+            planned: list[TableCopy] = []
             for copy in self._unfinished:
                 try:
                     await self._plan_one(target, copy)
+                    planned.append(copy)
                 except StreamerError as exc:
-                    if exc.retry is Retry.TIMED:
-                        raise
-                    await self._refuse(copy, exc)
+                    await self._refuse_unless_timed(copy, exc)
+            try:
+                await store_parts(target, planned)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._store_one_by_one(target, planned)
+
+    async def _store_one_by_one(self, target: TargetConnection, planned: list[TableCopy]) -> None:
+        """Find the table whose parts the target rejects."""
+        for copy in planned:
+            try:
+                await store_parts(target, [copy])
+            except StreamerError as exc:
+                await self._refuse_unless_timed(copy, exc)
+
+    async def _refuse_unless_timed(self, copy: TableCopy, error: StreamerError) -> None:
+        if error.retry is Retry.TIMED:
+            raise error
+        await self._refuse(copy, error)
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
@@ -360,7 +407,6 @@ class Round:
             await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
         elif settings.defer_indexes and is_large(copy.heaps):
             await _defer_indexes(target, copy)
-        await store_parts(target, copy)
 
     async def _run_job(self) -> None:
         """Let Spark copy the parts; finish each relation as it is complete."""
@@ -535,26 +581,6 @@ def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableC
         for oid, _ in heap.stores
         if oid in locked
     }
-
-
-async def store_parts(target: TargetConnection, copy: TableCopy) -> None:
-    """Store the parts of *copy* in the ledger."""
-    async with transaction(target):
-        await target.execute(
-            "update streamer.relation set rows_total = $2 where id = $1",
-            copy.mapped.relation_id,
-            copy.relation.row_count_estimate,
-        )
-        await target.execute(
-            "insert into streamer.sync_partition"
-            " (relation_id, part, attempt, description, size_bytes)"
-            " select $1, * from unnest($2::int4[], $3::int4[], $4::text[], $5::int8[])",
-            copy.mapped.relation_id,
-            [part.part for part in copy.parts],
-            [part.attempt for part in copy.parts],
-            [part.description for part in copy.parts],
-            [part.size_bytes for part in copy.parts],
-        )
 
 
 async def _defer_indexes(target: TargetConnection, copy: TableCopy) -> None:

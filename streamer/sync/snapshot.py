@@ -11,6 +11,7 @@ table still has the same storage and the same columns (`streamer.sync.parts`). S
 DDL waits for the parts under way, not for the copy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -36,6 +37,7 @@ from streamer.source.waits import set_lock_timeout
 from streamer.sync.plan import Heap
 
 APPLICATION_NAME: Final = "streamer snapshot"
+LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 async def open_copy_session(
@@ -151,7 +153,41 @@ async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -
     relation = (await read_relations(plain, [name])).get(name)
     if relation is None or relation.is_partitioned != is_partitioned:
         return None
-    rows = await fetch_all(plain, _HEAPS_SQL, relation.oid, is_partitioned, relation.oid)
+    trees = [relation.oid] if is_partitioned else []
+    return _seen(relation, await fetch_all(plain, _HEAPS_SQL, [relation.oid], trees))
+
+
+async def look_together(
+    plain: Connection, names: Sequence[RelationName]
+) -> dict[RelationName, TableSeen]:
+    """Look at many tables that are not partitioned, as `look` does, with a few statements.
+
+    Return none of them if one is gone or another session locks it, and leave out those that differ
+    from the snapshot. The session waits for no lock: it holds others, so waiting could end in a
+    deadlock with a statement of the application. The locks end with the caller's savepoint.
+    """
+    listed = ", ".join(f"only {quote_qualified(name.namespace, name.name)}" for name in names)
+    try:
+        await plain.execute(f"lock table {listed} in access share mode nowait".encode())
+    except psycopg.OperationalError as exc:
+        if exc.sqlstate != LOCK_NOT_AVAILABLE:
+            raise
+        return {}
+    except psycopg.ProgrammingError:  # `look` finds out which one, and why
+        return {}
+    relations = await read_relations(plain, list(names))
+    by_root: dict[int, list[DictRow]] = {relation.oid: [] for relation in relations.values()}
+    for row in await fetch_all(plain, _HEAPS_SQL, list(by_root), []):
+        by_root[row["root"]].append(row)
+    found = {
+        name: _seen(relation, by_root[relation.oid])
+        for name, relation in relations.items()
+        if not relation.is_partitioned
+    }
+    return {name: seen for name, seen in found.items() if seen is not None}
+
+
+def _seen(relation: SourceRelation, rows: list[DictRow]) -> TableSeen | None:
     if any(row["is_rewritten"] for row in rows):
         return None
     heaps, can_split = _heaps(relation, rows)
@@ -170,14 +206,15 @@ def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
 # The tree of the snapshot: pg_inherits follows it, functions of partitions do not. Such functions,
 # and those of sizes, show the present, which is the same under the lock.
 _HEAPS_SQL: Final = """
-with recursive tree (oid) as (
-    select %s::oid
+with recursive tree (root, oid) as (
+    select r.oid, r.oid from pg_catalog.unnest(%s::oid[]) r (oid)
     union all
-    select i.inhrelid from tree t
+    select t.root, i.inhrelid from tree t
     join pg_catalog.pg_inherits i on i.inhparent = t.oid
-    where %s
+    where t.root = any (%s::oid[])
 )
-select c.oid::int8 as oid, pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,
+select t.root::int8 as root, c.oid::int8 as oid,
+       pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,
        c.relkind = 'r' as is_table, c.relfilenode::int8 as filenode,
        c.relkind = 'r'
          and c.relfilenode is distinct from pg_catalog.pg_relation_filenode(c.oid) as is_rewritten,
@@ -188,8 +225,8 @@ select c.oid::int8 as oid, pg_catalog.format('%%I.%%I', n.nspname, c.relname) as
        array(select a.attnum::int4 from pg_catalog.pg_attribute a
               where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
               order by (select r.attnum from pg_catalog.pg_attribute r
-                         where r.attrelid = root.oid and r.attname = a.attname)) as numbers
-from (select %s::oid as oid) root, tree t
+                         where r.attrelid = t.root and r.attname = a.attname)) as numbers
+from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind <> 'p'

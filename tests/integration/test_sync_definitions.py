@@ -6,11 +6,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
+from streamer.mapping.rules import RelationName
 from streamer.source import waits
 from streamer.source.slot import create_slot
 from streamer.sync import parts, round
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.snapshot import look, look_together
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -374,3 +377,32 @@ async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later
         await asyncio.wait_for(missed.wait(), 60)
         await streamer.caught_up(60)
         assert_same(source, target, "t")
+
+
+async def test_many_tables_are_looked_at_together_unless_a_session_locks_one(
+    source: Database,
+) -> None:
+    """The session of the copy holds other locks, so it must not wait for one."""
+    source.execute("create table a (id int primary key, v text); create table b (v int, w int)")
+    source.execute("create table p (id int) partition by range (id); alter table b drop column v")
+    names = [RelationName("public", name) for name in "ab"]
+    async with await psycopg.AsyncConnection.connect(
+        source.url, autocommit=True, row_factory=dict_row
+    ) as plain:
+        await plain.execute("begin isolation level repeatable read read only; savepoint look")
+        seen = await look_together(plain, names)
+        assert list(seen) == names
+        for name, together in seen.items():
+            assert together == await look(plain, name, is_partitioned=False)
+        assert seen[names[1]].heaps[0].numbers == (2,)
+        assert await look_together(plain, [RelationName("public", "p")]) == {}
+        await plain.execute("rollback to savepoint look")
+        with source.connect() as blocker:
+            blocker.execute("begin; lock table b")
+            assert await look_together(plain, names) == {}
+            await plain.execute("rollback to savepoint look")
+            blocker.execute("alter table b add column x int; commit")
+        assert await look_together(plain, [*names, RelationName("public", "none")]) == {}
+        await plain.execute("rollback to savepoint look")
+        source.execute("truncate a")
+        assert list(await look_together(plain, names)) == names[1:]
