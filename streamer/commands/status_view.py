@@ -28,6 +28,7 @@ from streamer.observability.logs import redact
 from streamer.progress.lost import MappingTrouble
 from streamer.quantities import format_bytes, format_latency
 from streamer.runtime.target_watch import TargetHealth
+from streamer.sync.states import STARTING_SPARK
 
 STATE_STYLES = {
     "streaming": "green",
@@ -234,6 +235,8 @@ def _state(state: str) -> Text:
 
 
 def _copied(row: TableStatus) -> str:
+    if row.waiting_for == STARTING_SPARK:
+        return "starting Spark"
     rows, size = f"{row.rows_copied:,}", format_bytes(row.bytes_copied)
     if row.state == "copying":
         if row.rows_total:

@@ -18,7 +18,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy
 from streamer.sync.reports import CopyReports
-from streamer.sync.states import TURN
+from streamer.sync.states import STARTING_SPARK, TURN
 
 LOOK_SECONDS: Final = 1.0
 
@@ -66,7 +66,7 @@ def _find_turn(facts: WaitFacts, copy: TableCopy) -> str | None:
     if (facts.task_name, *copy.fills) in facts.copying:
         return None
     if facts.is_starting:
-        return f"{TURN}Spark starts"
+        return STARTING_SPARK
     if facts.is_starving:
         return "a free worker of Spark"
     if busy := len(facts.copying):

@@ -38,6 +38,7 @@ class State(enum.StrEnum):
 
 TURN: Final = "its turn: "
 """The beginning of ``waiting_for`` if no operator needs to act: the copy begins by itself."""
+STARTING_SPARK: Final = f"{TURN}Spark starts"
 
 
 def is_turn(waiting_for: str) -> bool:

@@ -5,10 +5,12 @@ import io
 from rich.console import Console
 from rich.text import Text
 
+from streamer.admin.page.view import queue_of
 from streamer.commands.doctor.diagnosis import judge_status
 from streamer.commands.status import HINTS, SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_view import Pager, print_status, render_lines
 from streamer.runtime.target_watch import TargetHealth
+from streamer.sync.states import STARTING_SPARK
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"
 
@@ -127,3 +129,13 @@ def test_doctor_names_the_command_for_a_table_in_error() -> None:
     status = source("eu", "streaming", table("public.t", "error", "a column is missing"))
     fixes = [str(finding) for finding in judge_status(status)]
     assert any("streamer resume public.t --database shop --sid eu" in fix for fix in fixes), fixes
+
+
+def test_a_copy_whose_spark_starts_says_so_in_place_of_no_rows() -> None:
+    copied = table("t", "copying")
+    copied.waiting_for = STARTING_SPARK
+    (line,) = [line for line in shown([source("eu", "streaming", copied)]) if "clone" in line]
+    assert "starting Spark" in line
+    assert "rows" not in line
+    row = {"source": "t", "state": "copying", "error": None, "rows_copied": 0, "bytes_copied": 0}
+    assert queue_of([row | {"waiting_for": STARTING_SPARK}]) == {"t": "starting Spark"}

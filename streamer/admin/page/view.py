@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from streamer.admin.activity import TableActivity
 from streamer.errors import ErrorReport, MappingError, runbook_address
 from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
-from streamer.sync.states import is_turn
+from streamer.sync.states import STARTING_SPARK, is_turn
 
 Row = dict[str, Any]
 
@@ -130,11 +130,17 @@ def queue_of(tables: Iterable[Row]) -> dict[str, str]:
     queued = [table for table in tables if is_queued(table)]
     queued.sort(key=lambda table: (-(table.get("bytes_total") or 0), str(table["source"])))
     return {
-        table["source"]: f"waits for {table['waiting_for']}"
-        if table.get("waiting_for")
-        else f"number {place} of {len(queued)} in the queue of copies"
+        table["source"]: _queue_text(table.get("waiting_for"), place, len(queued))
         for place, table in enumerate(queued, 1)
     }
+
+
+def _queue_text(waiting_for: str | None, place: int, count: int) -> str:
+    if waiting_for == STARTING_SPARK:
+        return "starting Spark"
+    if waiting_for:
+        return f"waits for {waiting_for}"
+    return f"number {place} of {count} in the queue of copies"
 
 
 def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
