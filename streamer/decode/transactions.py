@@ -236,6 +236,7 @@ class TransactionAssembler:
             number += 1
         self._keep()
         yield from self._take_block()
+        self._forget_unwanted()
         if self._transaction is not None:
             self._size += sum(map(len, payloads))
             if self._size > self._piece_bytes_max:
@@ -362,6 +363,12 @@ class TransactionAssembler:
                 self._opened[relid] = self._touched[relid] = rest
         block.changes = [changes for changes in block.changes if changes.payloads]
         yield block
+
+    def _forget_unwanted(self) -> None:
+        """Ask anew in the next burst: a table may join before it."""
+        for relid, changes in list(self._opened.items()):
+            if isinstance(changes.payloads, _Nowhere):
+                del self._opened[relid]
 
     def _stay_behind(self, changes: Changes) -> Iterator[Changes]:
         stop = changes.stops[-1] if changes.stops else 0

@@ -191,6 +191,7 @@ class Dispatcher:
             run = Run(in_front, first_lsn, part.end_lsn, block.commit_times[first])
             runs.append((lane.pending, run))
         self._tracker.dispatched_runs(end_lsn, runs)
+        block.changes = []  # a lane keeps its own, and not those of others
         return Dispatched(max(block.commit_times), end_lsn, dict(parts))
 
     def _landmark(self, block: TransactionBlock, number: int) -> Landmark:

@@ -15,6 +15,7 @@ from streamer.decode.transactions import (
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
 from tests.property import encode
+from tests.support.implementations import implementation  # noqa: F401
 
 T = 16385
 U = 16386
@@ -501,3 +502,13 @@ def test_large_messages_are_changes_like_any_other() -> None:
         row("5"),
         row("6"),
     ]
+
+
+def test_a_table_that_joins_inside_a_transaction_gets_the_changes_of_the_next() -> None:
+    mapped: set[int] = set()
+    stream = Assembler(lambda relation: relation.relid in mapped)
+    assert stream.feed(define(), begin(7), row("1")) == []
+    mapped.add(T)
+    pieces = stream.feed(row("2"), commit(), begin(8, 120), row("3"), commit(120, 130))
+    assert [piece.transaction.xid for piece in pieces] == [7, 8]
+    assert [changes.payloads for changes in pieces[1].changes] == [[row("3")]]
