@@ -1,6 +1,5 @@
 """`streamer check` at a source: its server, role, publications and slot. Running its SQL is the remedy."""
 
-import os
 from pathlib import Path
 
 import psycopg
@@ -25,7 +24,7 @@ from tests.support.checking import (
     prepare_bookkeeping,
     prepared,
 )
-from tests.support.postgres import Database, database, running, versions
+from tests.support.postgres import database, running, versions
 from tests.support.streamer import MakeStreamer
 
 
@@ -155,34 +154,6 @@ async def test_transactions_that_a_new_slot_waits_for(
         assert checker.source.name in str(found)
         with pytest.raises(psycopg.OperationalError):
             connection.execute("select 1")
-
-
-async def test_encodings(checker: Checker, tmp_path: Path) -> None:
-    server = checker.source.server
-    names = {e: f"enc_{e.lower()}_{os.getpid()}" for e in ("SQL_ASCII", "LATIN1")}
-    for encoding, name in names.items():
-        server.execute(
-            f"create database {name} encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
-            " template template0"
-        )
-    try:
-        ascii_, latin = (Database(server, name) for name in names.values())
-        for db in (ascii_, latin, checker.source):
-            db.execute(ITEMS)
-        for source, target, words in (
-            (ascii_, checker.target, "its encoding is SQL_ASCII"),
-            (checker.source, ascii_, "the target's encoding is SQL_ASCII"),
-            (checker.source, latin, "its encoding is UTF8, the target's LATIN1"),
-        ):
-            one = Checker(tmp_path / "encoding.yaml", source, target)
-            one.configure("items: {initial: none}")
-            await one.finds(WARNING, words)
-        one = Checker(tmp_path / "encoding.yaml", latin, checker.target)
-        one.configure("items:")
-        assert await one.findings() == []
-    finally:
-        for name in names.values():
-            server.execute(f"drop database {name} with (force)")
 
 
 async def streamed(checker: Checker, stream: MakeStreamer) -> None:
