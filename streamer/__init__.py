@@ -8,6 +8,7 @@ apply/          4 APPLY: windows of changes, folded, staged, written
 target/         the subscriber: connections, catalogs, columns and indexes added there
 progress/       6 ACKNOWLEDGE durable changes; the bookkeeping tables
 sync/           the bulk copy beside the stream, on Spark
+compare/        the rows of sources and target compared while both change, on Spark
 indexes/        indexes that foreign keys need, built beside the stream
 runtime/        the tasks: pipeline.py puts 1 to 6 together (start there), engine, supervisor
 config/         settings, and the mapping of static mode

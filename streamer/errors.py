@@ -553,6 +553,15 @@ class SparkJobError(SyncError):
     advice = "If the error stays, check Java, memory and `sync.spark_master`."
 
 
+class ComparisonError(StreamerError):
+    """A table cannot be compared."""
+
+    code = "compare"
+    retry = Retry.MANUAL
+    advice = "Follow the message, then run `streamer compare` again."
+    runbook = "tables-differ"
+
+
 class SpoolError(StreamerError):
     """streamer cannot write held changes to disk."""
 

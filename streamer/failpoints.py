@@ -50,6 +50,8 @@ NAMES: Final = frozenset(
         "sync.index_restored",
         "sync.catching_up",
         "sync.drained",
+        "compare.range_done",
+        "compare.keys_read",
         "indexes.before_build",
     }
 )

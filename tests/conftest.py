@@ -13,6 +13,7 @@ pytest_plugins = [
     "tests.support.blocking",
     "tests.support.postgres",
     "tests.support.streamer",
+    "tests.support.comparing",
     "tests.support.combinations",
     "tests.support.admin",
     "tests.support.proxy",

@@ -105,6 +105,11 @@ PURE = {
     "apply.sql.expressions",
     "apply.sql.statements",
     "apply.sql.wide_rows",
+    "compare.definitions",
+    "compare.hashes",
+    "compare.judge",
+    "compare.ranges",
+    "compare.tables",
     "progress.tracker",
     "runtime.dispatch",
     "source.history",
@@ -162,6 +167,7 @@ LAYERS = [
     {"progress"},
     {"apply"},
     {"sync", "indexes"},
+    {"compare"},
     {"runtime"},
     {"commands"},
     {"admin"},
@@ -211,10 +217,13 @@ IMPURE = {
 }
 DRIVERS = {
     "asyncpg": {"target.connection"},
-    "pyspark": {"sync.spark_job", "sync.spark_start", "sync.spark_worker"},
+    "pyspark": {
+        *("sync.spark_job", "sync.spark_start", "sync.spark_worker"),
+        "compare.spark_program",
+    },
     # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
     # to servers for a person, not for the stream.
-    "psycopg": {"source", "sync", "commands", "postgres.conninfo"},
+    "psycopg": {"source", "sync", "compare", "commands", "postgres.conninfo"},
     "aiosqlite": {"admin.rows", "admin.store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}}

@@ -150,6 +150,29 @@ create table streamer.sync_partition (
     primary key (relation_id, part)
 );
 
+-- A comparison that has not ended. One of the same tables under the same definitions goes on with it.
+create table streamer.comparison (
+    id bigint generated always as identity primary key,
+    -- Digest of the compared tables, their definitions and the options.
+    fingerprint text not null unique,
+    began_at timestamptz not null default now(),
+    -- The position of each source when it began, by the id of the source.
+    lsns jsonb not null
+);
+
+-- The ranges of a comparison; those with numbers of rows were found equal.
+create table streamer.compared_range (
+    comparison_id bigint not null references streamer.comparison on delete cascade,
+    relation_id bigint not null references streamer.relation on delete cascade,
+    number integer not null,
+    -- Bounds of the key, as text; null for none.
+    lower text[],
+    upper text[],
+    source_rows bigint,
+    target_rows bigint,
+    primary key (comparison_id, relation_id, number)
+);
+
 -- Indexes that streamer dropped for a copy. The transaction that drops them writes these rows.
 create table streamer.deferred_index (
     id bigint generated always as identity primary key,

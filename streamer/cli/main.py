@@ -330,6 +330,127 @@ def wait(
         fail(missing, 1)
 
 
+TablesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Tables of the source: names or patterns.", metavar="TABLE"),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(help="Compare only rows for which this SQL is true.", metavar="EXPR"),
+]
+CompareTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for which a row that differs is read again before it is left undecided.",
+        min=1,
+    ),
+]
+
+
+@app.command(
+    rich_help_panel=TABLES, epilog=example("streamer compare 'sales.*' --report rows.parquet")
+)
+def compare(
+    tables: TablesArgument = None,
+    where: WhereOption = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="Show the values of rows that differ.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all rows that differ to this file: Parquet (.parquet) or lines of JSON."
+        ),
+    ] = None,
+    sql: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the SQL that would make the target's rows equal to this file. It contains "
+            "values."
+        ),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Do the work of `streamer repair` then.")
+    ] = False,
+    timeout: CompareTimeoutOption = 120,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Do not go on with a comparison that was interrupted."),
+    ] = False,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the rows of sources and target, while both change.
+
+    The exit code is 0 if all are equal, and 1 if rows differ or a table cannot be judged. No lock
+    is held, and no stream stops: a row that differs is read again on both sides until the target
+    has the source's changes.
+    """
+    if repair and sql is not None:
+        fail("--repair and --sql exclude each other", 2)
+    if repair and where is not None:
+        fail("--repair brings whole tables back in step: leave --where out", 2)
+    options = {"with_values": values, "report": report, "sql": sql, "restart": restart}
+    _compare(tables, where, database, sid, timeout, as_json, repairs=repair, **options)
+
+
+@app.command(rich_help_panel=TABLES, epilog=example("streamer repair orders --sid eu"))
+def repair(
+    table: TableArgument,
+    sql: Annotated[
+        Path | None,
+        typer.Option(
+            help="Change nothing: write the SQL that would make the rows equal to this file. It "
+            "contains values."
+        ),
+    ] = None,
+    timeout: CompareTimeoutOption = 120,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring rows of the target that differ from their source back in step.
+
+    The command compares the table, has the process that runs write the rows that differ, as in
+    `resync --mode diff`, and compares it again. The exit code is 0 if it is equal then.
+    """
+    _compare([table], None, database, sid, timeout, as_json, repairs=sql is None, sql=sql)
+
+
+def _compare(
+    tables: list[str] | None,
+    where: str | None,
+    database: str | None,
+    sid: str | None,
+    seconds: float,
+    as_json: bool,
+    *,
+    repairs: bool,
+    **given: Any,
+) -> None:
+    from streamer.commands import compare as compare_command
+    from streamer.commands import repair as repair_command
+    from streamer.compare.comparison import ComparisonScope, Options
+
+    settings, mapping = load(needs_sources=True)
+    jobs, rate = settings.sync.jobs, settings.sync.rows_per_second
+    options = Options(jobs=jobs, rows_per_second=rate, seconds=seconds, **given)
+    try:
+        condition = compare_command.parse_where(where)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    scope = ComparisonScope(tuple(tables or ()), database, sid, condition)
+    run = repair_command.repair if repairs else compare_command.compare
+    results = run_to_end(run(settings, mapping, scope, options))
+    if as_json:
+        print_json({"tables": [result.to_json() for result in results]})
+    else:
+        compare_command.print_results(results, Console())
+    if (summary := compare_command.summarize(results)) is not None:
+        fail(summary, 1)
+
+
 def _request(
     action: str,
     table: str,

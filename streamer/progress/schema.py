@@ -17,6 +17,8 @@ TABLES: Final = (
     "quarantine",
     "deferred_index",
     "sync_partition",
+    "compared_range",
+    "comparison",
     "former_relation",
     "relation",
     "source",

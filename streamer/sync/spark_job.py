@@ -37,15 +37,27 @@ from streamer.sync.spark_start import StartedSpark, start_spark
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-PROGRAMS: Final = {"copy": "streamer.sync.copy_program"}
+PROGRAMS: Final = {
+    "copy": "streamer.sync.copy_program",
+    "compare": "streamer.compare.spark_program",
+}
 """The modules that run jobs, by the job's ``program``."""
 
 SHIPPED: Final = (
     "streamer",
+    "streamer.compare",
+    "streamer.compare.hashes",
+    "streamer.compare.judge",
+    "streamer.compare.ranges",
+    "streamer.compare.readings",
+    "streamer.compare.tables",
+    "streamer.compare.tasks",
     "streamer.errors",
     "streamer.failpoints",
+    "streamer.lsn",
     "streamer.postgres",
     "streamer.postgres.origin",
+    "streamer.postgres.quoting",
     "streamer.postgres.row_values",
     "streamer.postgres.session",
     "streamer.postgres.sqlstate",

@@ -18,6 +18,8 @@ LOCAL_SETTINGS: Final = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
+    # A comparison leaves rows on Spark's disks.
+    "spark.io.encryption.enabled": "true",
 }
 """A local driver always has these; the user's `spark_settings` cannot change them."""
 

@@ -23,14 +23,13 @@ class Table:
     source: str
     target: str
     type: TableType = TableType.CLONE
-    key: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
 
 
 TABLES: Final = (
     Table("public.customers", "public.customers", excluded=("password_hash",)),
     Table("public.products", "public.products"),
-    Table("public.prices", "public.prices", TableType.HISTORY, key=("product_id", "currency")),
+    Table("public.prices", "public.prices", TableType.HISTORY),
     Table("public.orders", "sales.orders"),
     Table("public.order_items", "sales.order_items"),
     Table("public.carts", "public.carts"),

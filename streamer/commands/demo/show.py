@@ -21,7 +21,6 @@ from rich.console import Console
 
 from streamer.commands import wait as wait_command
 from streamer.commands.demo import shop
-from streamer.commands.demo.compare import compare
 from streamer.commands.demo.stage import (
     SOURCES,
     TARGET,
@@ -30,7 +29,7 @@ from streamer.commands.demo.stage import (
     check_java,
     in_thread,
 )
-from streamer.commands.demo.view import DemoReport, StreamView, View
+from streamer.commands.demo.view import DemoReport, StreamView, View, gather_tables
 from streamer.commands.demo.watch import CopyWatch, Sample, ScrapedMetrics
 from streamer.commands.demo.workload import Workload
 from streamer.config import static
@@ -126,8 +125,8 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
         await _watch_sync(stage, view, bookkeeping, rows, report)
     with view.stream(seconds, titles) as stream:
         await _watch_stream(stage, stream, seconds, report)
-    with view.working("comparing the shops with the warehouse"):
-        report.comparisons = tuple(await compare(stage))
+    with view.working("comparing the shops with the warehouse: streamer compare"):
+        report.tables = gather_tables(await stage.compare())
     view.summarize(report)
     return report
 

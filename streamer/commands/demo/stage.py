@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -100,23 +101,54 @@ class Stage:
 
     def start_streamer(self) -> None:
         """Start ``streamer run``, in a session of its own: Ctrl-C is for us, and we end it."""
-        command = [sys.executable, "-m", "streamer", "--config", str(self.config), "run"]
-        temporary = self.directory / "tmp"
-        temporary.mkdir()
-        environment = os.environ | {
-            "TMPDIR": str(temporary),
-            "SPARK_LOCAL_DIRS": str(temporary),
-        }
+        self._temporary.mkdir()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                self._command("run"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env=environment,
+                env=self._environment(),
                 start_new_session=True,
             )
+
+    @property
+    def _temporary(self) -> Path:
+        return self.directory / "tmp"
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "streamer", "--config", str(self.config), *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        temporary = str(self._temporary)
+        return os.environ | {"TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
+
+    async def compare(self) -> list[dict[str, Any]]:
+        """Run ``streamer compare``; return its tables. Raises DemoError if it does not compare."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command("compare", "--json"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self.directory,
+            env=self._environment(),
+            start_new_session=True,
+        )
+        try:
+            output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)  # its Spark ends with it
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await process.wait()
+        try:
+            tables: list[dict[str, Any]] = json.loads(output)["tables"]
+        except ValueError:
+            said = errors.decode(errors="replace").strip().splitlines()
+            raise DemoError(f"`streamer compare` failed: {said[-1] if said else ''}") from None
+        return tables
 
     def check_streamer(self) -> None:
         """Raises DemoError with its last words when the program has ended."""

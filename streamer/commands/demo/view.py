@@ -3,8 +3,8 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich.console import Console, Group
@@ -23,7 +23,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from streamer.commands.demo.compare import Comparison
 from streamer.commands.demo.watch import Flow, Sample, SyncProgress
 from streamer.commands.screen import lag_style
 from streamer.quantities import format_bytes, format_latency
@@ -31,6 +30,34 @@ from streamer.quantities import format_bytes, format_latency
 LINE_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 2.0
 """A rate is that of the last two seconds."""
+
+
+@dataclass(slots=True)
+class TableOfShops:
+    """A table of all shops, as ``streamer compare`` found it. ``rows``: by sid."""
+
+    source: str
+    target: str
+    rows: dict[str, int] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differences
+
+
+def gather_tables(compared: Iterable[dict[str, Any]]) -> tuple[TableOfShops, ...]:
+    """Gather the tables of ``compare --json`` by their name. Pure."""
+    found: dict[str, TableOfShops] = {}
+    for row in compared:
+        table = found.setdefault(row["source"], TableOfShops(row["source"], row["target"]))
+        table.rows[row["sid"]] = row["rows_source"]
+        if not row["equal"]:
+            counts = ", ".join(
+                f"{row[kind]} {kind}" for kind in ("missing", "extra", "different", "undecided")
+            )
+            table.differences.append(f"{row['sid']}: {row['error'] or counts}")
+    return tuple(found.values())
 
 
 @dataclass(slots=True)
@@ -46,31 +73,29 @@ class DemoReport:
     peak_lag_seconds: float = 0.0
     peak_lag_bytes: int = 0
     commit_to_visible_seconds: float | None = None
-    comparisons: tuple[Comparison, ...] = ()
+    tables: tuple[TableOfShops, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        return bool(self.comparisons) and all(c.is_equal for c in self.comparisons)
+        return bool(self.tables) and all(table.is_equal for table in self.tables)
 
     @property
     def changes_per_second(self) -> float:
         return self.changes / self.workload_seconds if self.workload_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "comparisons"}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "tables"}
         fields["changes_per_second"] = self.changes_per_second
         fields["equal"] = self.is_equal
         fields["tables"] = [
             {
-                "table": c.table.source,
-                "target": c.table.target,
-                "type": c.table.type.value,
-                "rows": c.rows,
-                "versions": c.versions,
-                "equal": c.is_equal,
-                "differences": c.differences,
+                "table": table.source,
+                "target": table.target,
+                "rows": table.rows,
+                "equal": table.is_equal,
+                "differences": table.differences,
             }
-            for c in self.comparisons
+            for table in self.tables
         ]
         return {
             name: round(value, 3) if isinstance(value, float) else value
@@ -144,27 +169,24 @@ class View:
 
     def summarize(self, report: DemoReport) -> None:
         """Show how it went."""
-        sids = list(report.comparisons[0].rows) if report.comparisons else []
+        sids = list(report.tables[0].rows) if report.tables else []
         table = Table(title="source and target", title_justify="left", expand=False)
         table.add_column("table")
-        table.add_column("target, type")
+        table.add_column("target")
         for sid in sids:
             table.add_column(f"rows {sid}", justify="right")
         table.add_column("equal")
-        for c in report.comparisons:
-            kind = c.table.type.value
-            if c.versions is not None:
-                kind += f", {c.versions:,} versions"
+        for its in report.tables:
             table.add_row(
-                c.table.source,
-                f"{c.table.target}, {kind}",
-                *(f"{c.rows[sid]:,}" for sid in sids),
-                Text("yes", "green") if c.is_equal else Text("NO", "bold red"),
+                its.source,
+                its.target,
+                *(f"{its.rows[sid]:,}" for sid in sids),
+                Text("yes", "green") if its.is_equal else Text("NO", "bold red"),
             )
         self._console.print(table)
-        for c in report.comparisons:
-            for difference in c.differences:
-                self._console.print(f"{c.table.source}: {difference}", markup=False, soft_wrap=True)
+        for its in report.tables:
+            for difference in its.differences:
+                self._console.print(f"{its.source}: {difference}", markup=False, soft_wrap=True)
         latency = ""
         if report.commit_to_visible_seconds is not None:
             latency = f", visible {format_latency(report.commit_to_visible_seconds)} after commit"

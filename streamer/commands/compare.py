@@ -1,0 +1,144 @@
+"""``streamer compare``: whether the target has the rows of its sources, while both change."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
+from streamer.config.settings import Settings
+from streamer.errors import MappingError
+from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
+from streamer.mapping.rules import Mapping, SourceLabel
+from streamer.sync.launcher import SparkLauncher
+from streamer.target.connection import TargetAddress
+
+REPORT_SUFFIXES: Final = (".parquet", ".jsonl", ".ndjson", ".json")
+_SAMPLE_SHOWN: Final = 3
+
+
+def parse_where(text: str | None) -> Expression | None:
+    """Read the condition of ``--where``. Raises MappingError."""
+    if text is None:
+        return None
+    try:
+        return parse_expression(text)
+    except ExpressionError as exc:
+        raise MappingError(f"--where: {exc}") from None
+
+
+def check_report(path: Path | None) -> None:
+    """Refuse a report that cannot be written, before the work. Raises MappingError."""
+    if path is None:
+        return
+    if path.suffix not in REPORT_SUFFIXES:
+        raise MappingError(
+            f"--report {path}: the suffix names no format",
+            hint="use .parquet, or .jsonl for a line of JSON for each row",
+        )
+    if not path.absolute().parent.is_dir():
+        raise MappingError(f"--report {path}: there is no such directory")
+
+
+@asynccontextmanager
+async def spark(settings: Settings) -> AsyncIterator[SparkLauncher]:
+    """Have a Spark process of this command for the length of a block."""
+    with tempfile.TemporaryDirectory(prefix="streamer-compare-") as directory:
+        launcher = SparkLauncher(
+            settings.sync.spark_master,
+            settings.sync.jobs,
+            Path(directory),
+            settings.sync.spark_settings,
+            allow_insecure=settings.sync.allow_insecure_spark,
+        )
+        launcher.prepare()  # it starts while the definitions are read
+        running = asyncio.create_task(launcher.run(), name="spark")
+        try:
+            yield launcher
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
+async def compare(
+    settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
+) -> list[TableResult]:
+    """Compare tables on a Spark process of this command.
+
+    Raises MappingError, SourceError, TargetError, SparkJobError.
+    """
+    check_report(options.report)
+    if options.sql is not None and not options.sql.absolute().parent.is_dir():
+        raise MappingError(f"--sql {options.sql}: there is no such directory")
+    async with spark(settings) as launcher:
+        comparison = Comparison(
+            TargetAddress.parse(settings.target.url),
+            settings.target.url.reveal(),
+            mapping,
+            launcher,
+            options,
+        )
+        return await comparison.run(scope)
+
+
+def print_results(results: Iterable[TableResult], console: Console) -> None:
+    """Print a line for each table, and the first keys that differ."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("source", "table"):
+        table.add_column(name)
+    for name in ("rows", "in target", "missing", "extra", "different"):
+        table.add_column(name, justify="right")
+    table.add_column("result")
+    results = list(results)
+    for result in results:
+        counts = (result.rows_source, result.rows_target)
+        found = (result.missing, result.extra, result.different)
+        table.add_row(
+            SourceLabel(result.database, result.sid),
+            result.source,
+            *(f"{count:,}" for count in (*counts, *found)),
+            describe(result),
+        )
+    console.print(table)
+    for result in results:
+        for entry in result.sample[:_SAMPLE_SHOWN]:
+            key = ", ".join(f"{name}={value}" for name, value in entry["key"].items())
+            columns = f" in {', '.join(entry['columns'])}" if entry["columns"] else ""
+            label = SourceLabel(result.database, result.sid)
+            console.print(
+                f"{label} {result.source} ({key}): {entry['kind']}{columns}", markup=False
+            )
+
+
+def describe(result: TableResult) -> str:
+    """Return the answer in words. Pure."""
+    if result.error is not None:
+        return f"not compared: {result.error}"
+    if result.is_different:
+        return "different"
+    if result.undecided:
+        return f"{result.undecided} rows undecided"
+    return "equal"
+
+
+def summarize(results: Iterable[TableResult]) -> str | None:
+    """Return the line that ends the command unless everything is equal. Pure."""
+    results = list(results)
+    parts = []
+    if different := [r for r in results if r.is_different]:
+        parts.append(f"{len(different)} of {len(results)} tables differ from their source")
+    if failed := [r for r in results if r.error is not None]:
+        parts.append(f"{len(failed)} cannot be compared")
+    if undecided := [r for r in results if r.undecided and not r.is_different]:
+        parts.append(
+            f"{len(undecided)} have rows that changed in every reading or whose changes did not"
+            " arrive: is `streamer run` running?"
+        )
+    return "; ".join(parts) or None

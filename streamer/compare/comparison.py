@@ -1,0 +1,409 @@
+"""A comparison from its plan to its result: definitions, ranges, the Spark job, the answer.
+
+It first reads the definitions of both sides. Then it cuts ranges at keys that a sample of the
+source yields, and stores them in the target (``streamer.compared_range``). Tasks mark the equal
+ones. A comparison of the same tables under the same definitions goes on with the others.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from streamer.compare.definitions import TableFacts, build_table
+from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
+from streamer.compare.ranges import KeyRange, count_buckets, count_ranges, split_range
+from streamer.compare.readings import ComparisonEnds, Unit
+from streamer.compare.tables import ComparedTable
+from streamer.errors import ComparisonError, MappingError, StreamerError
+from streamer.mapping.expressions import Expression
+from streamer.mapping.rules import (
+    Mapping,
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    TableType,
+    parse_name,
+    parse_relation,
+    resolve,
+)
+from streamer.postgres.conninfo import with_password_of
+from streamer.postgres.quoting import quote_qualified
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.comparisons import (
+    ComparisonRecord,
+    RangeRecord,
+    begin_comparison,
+    end_comparison,
+    find_comparison,
+)
+from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.source.catalog import SourceRelation, flush_wal, read_relations
+from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.sync.launcher import SparkLauncher
+from streamer.sync.plan import task_rate
+from streamer.sync.tables import published_relation
+from streamer.target.catalog import read_relation
+from streamer.target.connection import TargetAddress, TargetConnection
+
+if TYPE_CHECKING:
+    from streamer.lsn import Lsn
+    from streamer.source.place import Place
+
+log = structlog.get_logger()
+
+SAMPLED_PER_RANGE: Final = 50
+JUDGE_SECONDS: Final = 120.0
+COUNTED_ROWS_MAX: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonScope:
+    """The tables of a comparison; all if it is empty. ``where``: a condition over columns of the
+    source.
+    """
+
+    tables: tuple[str, ...] = ()
+    database: str | None = None
+    sid: str | None = None
+    where: Expression | None = None
+    relation_ids: frozenset[int] | None = None
+    """Only these rows of streamer.relation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``seconds``: how long tasks read keys again before they leave them undecided. ``restart``:
+    begin at the first range, even after an interruption.
+    """
+
+    jobs: int
+    rows_per_second: float | None = None
+    seconds: float = JUDGE_SECONDS
+    with_values: bool = False
+    report: Path | None = None
+    sql: Path | None = None
+    """The file for statements that would make the target equal."""
+    restart: bool = False
+
+
+@dataclass(slots=True)
+class TableResult:
+    """The answer for one table of one source. ``undecided``: keys that changed in each reading.
+    ``error``: why there is no answer.
+    """
+
+    source: str
+    target: str
+    database: str
+    sid: str | None
+    relation_id: int
+    rows_source: int = 0
+    rows_target: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    undecided: int = 0
+    lsn: str | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_different(self) -> bool:
+        return bool(self.missing or self.extra or self.different)
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.is_different or self.undecided or self.error)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**dict(list(fields.items())[:4]), "equal": self.is_equal, **fields}
+
+
+@dataclass(slots=True)
+class _Found:
+    """A table of the scope, with its size and, in the end, its result."""
+
+    source: SourceMapping
+    record: RelationRecord
+    result: TableResult
+    table: ComparedTable | None = None
+    rows: int = 0
+
+
+class Comparison:
+    """Compares tables once; see the module."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        target_url: str,
+        mapping: Mapping,
+        launcher: SparkLauncher,
+        options: Options,
+    ) -> None:
+        self._bookkeeping = Bookkeeping(address, "streamer compare")
+        self._target_url = target_url
+        self._mapping = mapping
+        self._launcher = launcher
+        self._options = options
+        self._sources: dict[int, tuple[str, Place]] = {}
+        self._lsns: dict[int, Lsn] = {}
+
+    async def run(self, scope: ComparisonScope) -> list[TableResult]:
+        """Compare the tables of *scope*; return a result for each.
+
+        Raises MappingError if it has none, SourceError, TargetError, SparkJobError.
+        """
+        began = time.monotonic()
+        try:
+            found = await self._find(scope)
+            compared = [one for one in found if one.table is not None]
+            if compared:
+                await self._compare(compared)
+            for one in found:
+                one.result.seconds = round(time.monotonic() - began, 3)
+            return [one.result for one in found]
+        finally:
+            await self._bookkeeping.close()
+
+    # ---- definitions ---------------------------------------------------------------------------
+
+    async def _find(self, scope: ComparisonScope) -> list[_Found]:
+        if not await is_installed(self._bookkeeping):
+            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        patterns = [parse_relation(table, "public") for table in scope.tables]
+        records = {record.label: record for record in await read_source_records(self._bookkeeping)}
+        found: list[_Found] = []
+        for source in self._mapping.sources:
+            if scope.database not in (None, source.database) or scope.sid not in (None, source.sid):
+                continue
+            record = records.get(source.label)
+            if record is None:
+                continue
+            its = [
+                _Found(
+                    source,
+                    relation,
+                    TableResult(
+                        relation.source,
+                        relation.target,
+                        source.database,
+                        source.sid,
+                        relation.relation_id,
+                    ),
+                )
+                for relation in await read_relation_records(self._bookkeeping, record.source_id)
+                if scope.relation_ids is None or relation.relation_id in scope.relation_ids
+                if not patterns
+                or any(pattern.matches(parse_name(relation.source)) for pattern in patterns)
+            ]
+            if its:
+                await self._read_definitions(source, record, its, scope.where)
+                found += its
+        if not found:
+            named = f" {', '.join(scope.tables)}" if scope.tables else ""
+            raise MappingError(
+                f"no table{named} is streamed", hint="`streamer status` lists those that are"
+            )
+        return found
+
+    async def _read_definitions(
+        self,
+        source: SourceMapping,
+        record: SourceRecord,
+        found: list[_Found],
+        where: Expression | None,
+    ) -> None:
+        """Read the definitions of one source's tables on both sides."""
+        url = with_password_of(os.environ, source.url.reveal())
+        place = (record.system_identifier or "", record.timeline or 0)
+        self._sources[record.source_id] = (url, place)
+        async with connection(source) as plain:
+            relations = await read_relations(plain, [parse_name(f.record.source) for f in found])
+            rules = _rules(source, relations, self._mapping.target_namespace)
+            self._lsns[record.source_id] = await flush_wal(plain)
+            async with self._bookkeeping.connection() as target:
+                kind = await _choose_hash(plain, target)
+                for one in found:
+                    try:
+                        name = parse_name(one.record.source)
+                        rule = rules.get(name)
+                        if rule is None:
+                            raise ComparisonError(f'table "{name}" is not in the source')
+                        aim = await read_relation(target, rule.target)
+                        if aim is None:
+                            raise ComparisonError(f'target table "{rule.target}" does not exist')
+                        facts = TableFacts(
+                            relation_id=one.record.relation_id,
+                            source_id=record.source_id,
+                            database=source.database,
+                            sid=source.sid,
+                            mapping=rule,
+                            relation=relations[name],
+                            published=published_relation(relations[name]),
+                            target=aim,
+                            where=where,
+                        )
+                        one.rows = await _estimate_rows(plain, facts.relation)
+                        one.table = build_table(facts, kind, count_buckets(one.rows))
+                        self._check_statements(one.table)
+                    except StreamerError as exc:
+                        one.result.error = str(exc)
+
+    def _check_statements(self, table: ComparedTable) -> None:
+        """Raises ComparisonError if no SQL statements can make the table equal."""
+        if self._options.sql is not None and table.type == TableType.HISTORY:
+            raise ComparisonError(
+                f'history table "{table.target_name}" has no form as statements',
+                hint="its versions need the times of the changes; run `streamer repair` without"
+                " --sql",
+            )
+        if self._options.sql is not None and table.has_char:
+            raise ComparisonError(
+                f'table "{table.target_name}" has no form as statements, because of a column'
+                ' of type "char"',
+                hint="run `streamer repair` without --sql",
+            )
+
+    # ---- ranges --------------------------------------------------------------------------------
+
+    async def _compare(self, found: Sequence[_Found]) -> None:
+        tables = [one.table for one in found if one.table is not None]
+        record = await self._begin(found, tables)
+        left = [r for r in record.ranges if not r.is_done]
+        if len(left) < len(record.ranges):
+            log.info(
+                "going on with an interrupted comparison",
+                ranges=len(record.ranges),
+                done=len(record.ranges) - len(left),
+            )
+        results = await self._run_job(tables, record, left)
+        by_id = {one.record.relation_id: one.result for one in found}
+        for one in found:
+            assert one.table is not None
+            one.result.lsn = str(record.lsns[one.table.source_id])
+        for row in results:
+            result = by_id[row.pop("relation_id")]
+            for name, value in row.items():
+                setattr(result, name, value)
+        for done in record.ranges:
+            if done.is_done:
+                by_id[done.relation_id].rows_source += done.source_rows or 0
+                by_id[done.relation_id].rows_target += done.target_rows or 0
+        await end_comparison(self._bookkeeping, record.comparison_id)
+
+    async def _begin(
+        self, found: Sequence[_Found], tables: list[ComparedTable]
+    ) -> ComparisonRecord:
+        """Return the comparison to go on with, or a new one."""
+        stored = [json.dumps(table.to_json() | {"buckets": 0}, sort_keys=True) for table in tables]
+        fingerprint = hashlib.sha256("\n".join(sorted(stored)).encode()).hexdigest()
+        if not self._options.restart:
+            record = await find_comparison(self._bookkeeping, fingerprint)
+            if record is not None:
+                return record
+        ranges = await self._plan(found)
+        return await begin_comparison(self._bookkeeping, fingerprint, dict(self._lsns), ranges)
+
+    async def _plan(self, found: Sequence[_Found]) -> list[RangeRecord]:
+        planned: list[RangeRecord] = []
+        for source in self._mapping.sources:
+            its = [one for one in found if one.source is source]
+            if not its:
+                continue
+            async with connection(source) as plain:
+                for one in its:
+                    ranges = await self._plan_one(plain, one)
+                    planned += [
+                        RangeRecord(one.record.relation_id, number, unit.lower, unit.upper)
+                        for number, unit in enumerate(ranges)
+                    ]
+        return planned
+
+    async def _plan_one(self, plain: Connection, one: _Found) -> list[KeyRange]:
+        table = one.table
+        assert table is not None
+        rate = task_rate(self._options.rows_per_second, self._options.jobs, self._options.jobs)
+        count = count_ranges(one.rows, rate)
+        if not table.is_ordered or count == 1:
+            return [KeyRange()]
+        percent = min(100.0, 100.0 * SAMPLED_PER_RANGE * count / one.rows)
+        sql = table.sample_sql(table.source, percent, count)
+        rows = await fetch_all(plain, sql.encode())
+        return split_range(KeyRange(), [tuple(row["k"]) for row in rows])
+
+    # ---- the job -------------------------------------------------------------------------------
+
+    async def _run_job(
+        self, tables: list[ComparedTable], record: ComparisonRecord, left: list[RangeRecord]
+    ) -> list[dict[str, Any]]:
+        options = self._options
+        ends = ComparisonEnds(with_password_of(os.environ, self._target_url), self._sources)
+        units = [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)).to_row() for r in left]
+        report = options.report
+        return await self._launcher.submit(
+            {
+                "program": "compare",
+                "tables": [table.to_json() for table in tables],
+                "units": units,
+                "ends": ends.to_json(),
+                "jobs": options.jobs,
+                "rows_per_second": task_rate(options.rows_per_second, options.jobs, len(units)),
+                "comparison_id": record.comparison_id,
+                "seconds": options.seconds,
+                "values": options.with_values or options.sql is not None,
+                "report": None if report is None else str(report.absolute()),
+                "sql": None if options.sql is None else str(options.sql.absolute()),
+            }
+        )
+
+
+def _rules(
+    source: SourceMapping, relations: dict[RelationName, SourceRelation], namespace: str
+) -> dict[RelationName, RelationMapping]:
+    """Apply the rules of *source* to the tables that are there."""
+    present = tuple(
+        rule
+        for rule in source.rules
+        if rule.pattern.is_pattern
+        or RelationName(rule.pattern.namespace, rule.pattern.name) in relations
+    )
+    mapped = resolve(replace(source, rules=present), relations, namespace)
+    return {mapping.source: mapping for mapping in mapped}
+
+
+async def _estimate_rows(plain: Connection, relation: SourceRelation) -> int:
+    """Return about how many rows a table has. Without statistics the source counts them, up
+    to a bound.
+    """
+    if relation.row_count_estimate > 0:
+        return relation.row_count_estimate
+    quoted = quote_qualified(relation.name.namespace, relation.name.name)
+    row = await fetch_one(
+        plain,
+        f"select count(*) as rows from (select from {quoted} limit {COUNTED_ROWS_MAX}) r".encode(),
+    )
+    return int(row["rows"])
+
+
+async def _choose_hash(plain: Connection, target: TargetConnection) -> HashKind:
+    """Return the hash that both servers compute alike."""
+    here = await fetch_one(
+        plain,
+        f"select current_setting('server_encoding') as encoding, ({PROBE_SQL}) as probe".encode(),
+    )
+    there = await target.fetch(
+        f"select current_setting('server_encoding') as encoding, ({PROBE_SQL}) as probe"
+    )
+    return choose_hash((here["encoding"], there[0]["encoding"]), (here["probe"], there[0]["probe"]))

@@ -1,0 +1,237 @@
+"""Makes a table to compare from the definitions of both sides. Pure.
+
+The source computes `filter` and `set`, and casts a value whose column has another type in the
+target. The target reads the rows of one source only, and of a history the open versions.
+
+A few types need care. A cast of ``char(n)`` to text drops blanks, so its output function is called.
+PostgreSQL 16 writes the non-ASCII values of ``"char"`` in another way, so their numbers count.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.apply.plan import computed_cast, match_columns, missing_error, two_sids
+from streamer.compare.hashes import HashKind
+from streamer.compare.tables import ComparedTable, Side
+from streamer.decode.pgoutput import Relation
+from streamer.errors import MappingError
+from streamer.mapping.expressions import Expression
+from streamer.mapping.rules import RelationMapping, TableType
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.target.conventions import HISTORY_OPEN, SID, STABLE_OIDS_END
+
+if TYPE_CHECKING:  # this module decides, and those read servers
+    from streamer.source.catalog import SourceColumn, SourceRelation
+
+_CHAR: Final = 18
+_BPCHAR: Final = 1042
+
+ORDERED_TYPES: Final = frozenset(
+    {
+        *(16, 17, 18, 19, 20, 21, 23, 26, 700, 701, 829, 869, 650, 774, 1082, 1083),
+        *(1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220),
+    }
+)
+"""OIDs of the types that every server sorts alike: no locale or version has a part in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """All that a comparison needs to know of a table.
+
+    ``published``: the relation as the source publishes it. ``where``: the operator's condition.
+    """
+
+    relation_id: int
+    source_id: int
+    database: str
+    sid: str | None
+    mapping: RelationMapping
+    relation: "SourceRelation"
+    published: Relation
+    target: TargetRelation
+    where: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A column of the target and the source's expression for it.
+
+    ``source``: the column that the value comes from; None for a computed one. ``is_same``: the
+    value needs no cast.
+    """
+
+    target: TargetColumn
+    expression: str
+    source: str | None
+    is_same: bool
+
+
+def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTable:
+    """Build the table from the definitions of both sides.
+
+    Raises TargetSchemaError or MappingError if the definitions do not fit.
+    """
+    values = _values(facts)
+    sid = _own_sid(facts)
+    key = _key(facts, values)
+    types = _key_types(values, key)
+    target = facts.target
+    is_ordered = bool(types) and _is_ordered(facts, values, key, has_sid=sid is not None)
+    return ComparedTable(
+        relation_id=facts.relation_id,
+        source_id=facts.source_id,
+        database=facts.database,
+        sid=facts.sid,
+        source_name=str(facts.relation.name),
+        target_name=str(target.name),
+        type=facts.mapping.type.value,
+        columns=tuple(value.target.name for value in values),
+        texts=tuple(value.target.base_oid == _BPCHAR for value in values),
+        key=key,
+        key_types=types,
+        is_ordered=is_ordered,
+        buckets=buckets,
+        hash=kind,
+        has_sid=sid is not None,
+        has_char=any(value.target.base_oid == _CHAR for value in values),
+        source=_source_side(facts, values),
+        target=_target_side(facts, values, sid),
+    )
+
+
+def _values(facts: TableFacts) -> list[_Value]:
+    mapping = facts.mapping
+    matched, missing = match_columns(facts.published, mapping, facts.target)
+    if missing:
+        types = {column.name: column.type for column in facts.relation.columns}
+        raise missing_error(mapping, facts.target.name, missing, types)
+    sources = {column.name: column for column in facts.relation.columns}
+    values: dict[str, _Value] = {}
+    for found in matched:
+        column = sources[facts.published.columns[found.position].name]
+        values[found.name] = _plain_value(column, found.target)
+    for name, expression in mapping.rule.set:
+        there = facts.target.columns.get(name)
+        if there is not None:
+            cast = computed_cast(there, of_target=False)
+            exact = f"::{there.base_type}" if 0 < there.base_oid < STABLE_OIDS_END else ""
+            values[name] = _Value(there, f"(({expression}){cast}){exact}", None, is_same=False)
+    if not values:
+        raise MappingError(f'table "{mapping.source}" has no column to compare')
+    return list(values.values())
+
+
+def _plain_value(column: "SourceColumn", there: TargetColumn) -> _Value:
+    name = f"t.{quote_identifier(column.name)}"
+    if column.type in (there.type, there.base_type):
+        return _Value(there, name, column.name, is_same=True)
+    if 0 < there.base_oid < STABLE_OIDS_END:  # the value as the target's column holds it
+        return _Value(there, f"{name}::text::{there.base_type}", column.name, is_same=False)
+    return _Value(there, name, column.name, is_same=False)
+
+
+def _own_sid(facts: TableFacts) -> str | None:
+    mapped = {facts.mapping.target_column(column.name) for column in facts.relation.columns}
+    if not facts.target.has_sid or SID in mapped:
+        if facts.target.has_sid and facts.sid is not None:
+            raise two_sids(facts.mapping)
+        return None
+    return facts.sid
+
+
+def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
+    """Return the positions of the source's primary key, or of its replica identity, as the index
+    has them. Return nothing unless the target has all of it.
+    """
+    relation = facts.relation
+    identity = next((k for k in relation.unique_keys if set(k) == set(relation.key)), ())
+    names = relation.primary_key or (identity if relation.key else ())
+    positions = {value.source: n for n, value in enumerate(values) if value.source is not None}
+    if not names or not all(name in positions for name in names):
+        return ()
+    return tuple(positions[name] for name in names)
+
+
+def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the types by which both servers find a key, or nothing."""
+    found = []
+    for position in key:
+        value = values[position]
+        if not value.is_same or not 0 < value.target.base_oid < STABLE_OIDS_END:
+            return ()
+        there = value.target
+        found.append(there.base_type if there.base_oid == _BPCHAR else there.plain_type)
+    return tuple(found)
+
+
+def _is_ordered(
+    facts: TableFacts, values: list[_Value], key: tuple[int, ...], *, has_sid: bool
+) -> bool:
+    """Whether both servers sort keys alike and find a range of them by an index."""
+    if not all(values[i].target.base_oid in ORDERED_TYPES for i in key):
+        return False
+    if not all(values[i].target.not_null for i in key):
+        return False  # a row without a key would be in no range
+    names = [values[i].target.name for i in key]
+    wanted = [names, [SID, *names]] if has_sid else [names]
+    return any(
+        list(index[: len(names_in_order)]) == names_in_order
+        for index in facts.target.unique_keys
+        for names_in_order in wanted
+    )
+
+
+_PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
+
+
+def _shown(expression: str, target: TargetColumn) -> str:
+    return f"{expression}::int4" if target.base_oid == _CHAR else expression
+
+
+def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
+    relation, rule = facts.relation, facts.mapping.rule
+    only = "" if relation.is_partitioned else "only "
+    table = f"{only}{quote_qualified(relation.name.namespace, relation.name.name)}"
+    listed = [f"{_shown(v.expression, v.target)} as v{n + 1}" for n, v in enumerate(values)]
+    conditions = [f"({e})" for e in (rule.filter, facts.where) if e is not None]
+    return _side(table, listed, conditions)
+
+
+def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Side:
+    name = facts.target.name
+    table = quote_qualified(name.namespace, name.name)
+    listed = [
+        f"{_shown(f't.{quote_identifier(v.target.name)}', v.target)} as v{n + 1}"
+        for n, v in enumerate(values)
+    ]
+    conditions = []
+    if sid is not None:
+        conditions.append(f"t.{quote_identifier(SID)} = {quote_literal(sid)}")
+    if facts.mapping.type is TableType.HISTORY:
+        conditions.append(f"t.kvsz_end = {HISTORY_OPEN} and not t.kvsz_deleted")
+    if facts.where is not None:
+        conditions.append(_where_of_target(facts, values, facts.where))
+    return _side(table, listed, conditions)
+
+
+def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression) -> str:
+    """Return the operator's condition over the target's columns, by the names of the source's."""
+    there = {v.source: v.target.name for v in values if v.source is not None and v.is_same}
+    if unknown := where.unknown(there):
+        raise MappingError(
+            f'--where uses column "{unknown[0]}", which target table "{facts.target.name}" does not'
+            " hold unchanged",
+            hint=f"use these: {', '.join(sorted(there))}",
+        )
+    used = sorted(there.keys() & where.names)
+    columns = ", ".join(
+        f"t.{quote_identifier(there[name])} as {quote_identifier(name)}" for name in used
+    )
+    return f"(select ({where}) from (select {columns}) s)"
+
+
+def _side(table: str, listed: list[str], conditions: list[str]) -> Side:
+    where = f"where {' and '.join(conditions)}" if conditions else ""
+    return Side(table, f"select {_PLACE}, {', '.join(listed)} from {table} t", where)

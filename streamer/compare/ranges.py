@@ -1,0 +1,81 @@
+"""Ranges of keys, as text: their conditions, and how many there are to be. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from streamer.postgres.quoting import quote_literal
+
+RANGE_ROWS: Final = 50_000
+"""The size of a first range: some tenths of a second for a server."""
+RANGES_MAX: Final = 4096
+"""Of one table. Larger tables have larger ranges, so that the driver's memory does not grow."""
+FETCH_ROWS: Final = 2000
+"""Tasks split a range that differs until neither side has more rows; then they fetch them."""
+PARTS_MAX: Final = 64
+"""The number of parts of one split."""
+BUCKET_ROWS: Final = 1000
+BUCKETS_MAX: Final = 65_536
+PACE_SECONDS: Final = 5.0
+"""With a limit on the rate, reading a range takes about this time."""
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys from ``lower`` on and before ``upper``; None is no bound."""
+
+    lower: Key | None = None
+    upper: Key | None = None
+
+
+def range_sql(unit: KeyRange, names: Sequence[str], types: Sequence[str]) -> str:
+    """Return the condition for keys in a range; *names* are the SQL of their columns."""
+    bounds = ((">=", unit.lower), ("<", unit.upper))
+    conditions = [
+        f"({', '.join(names)}) {operator} ({_constants(key, types)})"
+        for operator, key in bounds
+        if key is not None
+    ]
+    return " and ".join(conditions) or "true"
+
+
+def _constants(key: Key, types: Sequence[str]) -> str:
+    return ", ".join(
+        f"{quote_literal(value)}::{kind}" for value, kind in zip(key, types, strict=True)
+    )
+
+
+def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
+    """Cut a range at *keys*, which are in order and inside of it."""
+    bounds = [unit.lower, *keys, unit.upper]
+    cut = [bounds[0]]
+    for bound in bounds[1:-1]:
+        if bound != cut[-1]:
+            cut.append(bound)
+    cut.append(bounds[-1])
+    return [KeyRange(lower, upper) for lower, upper in pairwise(cut)]
+
+
+def count_ranges(rows: int, rows_per_second: float | None) -> int:
+    """Return the number of first ranges of a table of about *rows*.
+
+    *rows_per_second*: the limit of one task.
+    """
+    size = RANGE_ROWS
+    if rows_per_second is not None:
+        size = max(1, min(size, round(rows_per_second * PACE_SECONDS)))
+    return max(1, min(-(-rows // size), RANGES_MAX))
+
+
+def count_parts(rows: int) -> int:
+    """Return the number of parts for a range of *rows* that differs."""
+    return max(2, min(-(-rows // FETCH_ROWS), PARTS_MAX))
+
+
+def count_buckets(rows: int) -> int:
+    """Return the number of buckets for a table of about *rows*: a power of two."""
+    wanted = max(1, min(-(-rows // BUCKET_ROWS), BUCKETS_MAX))
+    return 1 << (wanted - 1).bit_length()

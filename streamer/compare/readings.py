@@ -1,0 +1,522 @@
+"""Reads ranges and keys on both sides: the work of a Spark task, blocking, with psycopg.
+
+No reading holds a snapshot or a lock for longer than its statements. Each server computes the
+digests of a range itself, so only sums travel. Rows travel as text, and only those of small ranges
+that differ.
+
+A reading of the target takes the table's ACCESS SHARE lock before its snapshot. TRUNCATE is not
+MVCC-safe: a snapshot from before it would show an empty table at a position that had rows. The same
+snapshot shows position and rows.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psycopg
+
+from streamer.compare.judge import (
+    UNKNOWN_COMMIT,
+    Difference,
+    Judge,
+    Row,
+    SourceReading,
+    TargetReading,
+)
+from streamer.compare.ranges import FETCH_ROWS, Key, KeyRange, count_parts, split_range
+from streamer.compare.tables import ComparedTable
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import is_transient
+from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
+from streamer.sync.parts import Pace, PassingError, connect
+
+Connection = psycopg.Connection[Any]
+
+BATCH_KEYS: Final = 2000
+"""How many keys a task judges at a time."""
+BATCH_BYTES: Final = 4 * 1024 * 1024
+ROUND_SECONDS: Final = 0.05
+ROUND_SECONDS_MAX: Final = 0.5
+NOTIFY_SECONDS: Final = 0.5
+VALUES_AT_ONCE: Final = 100
+SAMPLE_AFTER_ROUNDS: Final = 3
+SAMPLE_SECONDS: Final = 1.0
+"""Keys that remain after some rounds change often: a task reads the source all this time."""
+SAMPLED_KEYS_MAX: Final = 200
+LATE_SECONDS: Final = 5.0
+"""How long a task waits for a source's changes after it has waited for them in vain before."""
+
+SOURCE, TARGET = 0, 1
+
+ERROR: Final = "error"
+"""The kind of a verdict about a failed reading of a table; its key is the message."""
+
+Tables = dict[int, ComparedTable]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonEnds:
+    """Where tasks read. Secrets: kept out of ``repr``. ``sources``: url and place by source id."""
+
+    target_url: str
+    sources: dict[int, tuple[str, Place]]
+
+    def __repr__(self) -> str:
+        return "ComparisonEnds(…)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target_url": self.target_url,
+            "sources": [[i, url, *place] for i, (url, place) in self.sources.items()],
+        }
+
+    @classmethod
+    def read(cls, ends: dict[str, Any] | str) -> Self:
+        """Take what a job hands to its tasks: the ends, or the file that holds them."""
+        found = (
+            json.loads(Path(ends).read_text(encoding="utf-8")) if isinstance(ends, str) else ends
+        )
+        sources = {row[0]: (row[1], (row[2], row[3])) for row in found["sources"]}
+        return cls(found["target_url"], sources)
+
+
+class ElsewhereError(Exception):
+    """A connection reached another server than the comparison began with."""
+
+
+class Servers:
+    """The connections of one task, opened as they are needed."""
+
+    def __init__(self, ends: ComparisonEnds, application_name: str = "streamer compare") -> None:
+        self._ends = ends
+        self._name = application_name
+        self._stack = ExitStack()
+        self._sources: dict[int, Connection] = {}
+        self._target: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def target(self) -> Connection:
+        if self._target is None:
+            self._target = self._open(self._ends.target_url)
+        return self._target
+
+    def source(self, source_id: int) -> Connection:
+        """Raises ElsewhereError."""
+        if source_id not in self._sources:
+            url, place = self._ends.sources[source_id]
+            connection = self._open(url)
+            _check_place(connection, place)
+            self._sources[source_id] = connection
+        return self._sources[source_id]
+
+    def _open(self, url: str) -> Connection:
+        opened: AbstractContextManager[Connection] = connect(url, self._name)
+        return self._stack.enter_context(opened)
+
+    def of(self, table: ComparedTable, side: int) -> Connection:
+        return self.source(table.source_id) if side == SOURCE else self.target
+
+
+def _check_place(connection: Connection, expected: Place) -> None:
+    if not expected[0]:
+        return  # `run` has never reached the source
+    try:
+        row = connection.execute(PLACE_SQL).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return
+    assert row is not None
+    if difference := find_difference(expected, place_of(row[0], row[1], expected)):
+        raise ElsewhereError(difference)
+
+
+def describe(error: Exception) -> str:
+    """Return the message about a failed reading, without values of rows. Raises PassingError for a
+    transient error.
+    """
+    if isinstance(error, psycopg.Error):
+        state, diagnostic = error.sqlstate, error.diag
+        primary = diagnostic.message_primary
+        if state is None or is_transient(state, diagnostic.severity_nonlocalized, str(error)):
+            raise PassingError(primary or type(error).__name__) from None
+        return quoted_unless_known(str(primary), state, diagnostic.context)
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+# ---- digests -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A range of a table, or all of a table that is read by buckets. ``number``: that of the first
+    range which it is a part of.
+    """
+
+    relation_id: int
+    number: int
+    range: KeyRange
+    rows: int = 0
+    """On the side that has more."""
+    larger_side: int = SOURCE
+
+    def to_row(self) -> tuple[Any, ...]:
+        lower, upper = self.range.lower, self.range.upper
+        return (
+            self.relation_id,
+            self.number,
+            None if lower is None else list(lower),
+            None if upper is None else list(upper),
+            self.rows,
+            self.larger_side,
+        )
+
+    @classmethod
+    def from_row(cls, row: Any) -> Self:
+        lower, upper = (None if bound is None else tuple(bound) for bound in row[2:4])
+        return cls(row[0], row[1], KeyRange(lower, upper), row[4], row[5])
+
+
+Digests = dict[int, tuple[int, str, str]]
+"""Rows and the two sums, by bucket."""
+
+DigestRow = tuple[int, int, list[str] | None, list[str] | None, int, int, int, str, str, str | None]
+"""A unit's relation, number and bounds; bucket, side, rows and two sums; or an error."""
+
+
+class RangeReader:
+    """Computes digests of ranges on both sides."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        servers: Servers,
+        rows_per_second: float | None,
+        comparison_id: int,
+    ) -> None:
+        self._tables = tables
+        self._servers = servers
+        self._pace = Pace(rows_per_second)
+        self._comparison_id = comparison_id
+
+    def digest(self, unit: Unit, *, is_first: bool) -> Iterator[DigestRow]:
+        """Yield the digests of a range on both sides. An equal first range goes into the ledger."""
+        table = self._tables[unit.relation_id]
+        identity = unit.to_row()[:4]
+        found: list[Digests] = []
+        try:
+            for side in (SOURCE, TARGET):
+                found.append(self._digest_side(table, unit, side))
+                rows = (
+                    (*identity, bucket, side, count, first, second, None)
+                    for bucket, (count, first, second) in found[-1].items()
+                )
+                yield from rows
+        except (psycopg.Error, ElsewhereError) as exc:
+            yield (*identity, 0, SOURCE, 0, "0", "0", describe(exc))
+            return
+        if is_first and found[SOURCE] == found[TARGET]:
+            self._record(unit, *(sum(d[0] for d in digests.values()) for digests in found))
+
+    def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Digests:
+        connection = self._servers.of(table, side)
+        if side == SOURCE:
+            self._pace.begin(is_throttled=self._is_throttled(table))
+        began = time.monotonic()
+        sql = table.digest_sql(table.source if side == SOURCE else table.target, unit.range)
+        rows = connection.execute(sql.encode()).fetchall()
+        digests = {bucket: (count, first, second) for bucket, count, first, second in rows}
+        if side == SOURCE:
+            count = sum(row[0] for row in digests.values())
+            self._pace.wait(count, time.monotonic() - began)
+        return digests
+
+    def _is_throttled(self, table: ComparedTable) -> bool:
+        row = self._servers.target.execute(
+            "select coalesce((backlog ->> 'throttled')::boolean, false)"
+            " from streamer.source where id = %s",
+            (table.source_id,),
+        ).fetchone()
+        return row is not None and bool(row[0])
+
+    def _record(self, unit: Unit, source_rows: int, target_rows: int) -> None:
+        self._servers.target.execute(
+            "update streamer.compared_range set source_rows = %s, target_rows = %s"
+            " where comparison_id = %s and relation_id = %s and number = %s",
+            (source_rows, target_rows, self._comparison_id, unit.relation_id, unit.number),
+        )
+        failpoint("compare.range_done")
+
+    def split(self, unit: Unit) -> Iterator[Unit]:
+        """Cut a range at keys of the side with more rows; one whose keys are all the same stays."""
+        table = self._tables[unit.relation_id]
+        side = unit.larger_side
+        sql = table.cut_sql(
+            table.source if side == SOURCE else table.target, unit.range, count_parts(unit.rows)
+        )
+        try:
+            rows = self._servers.of(table, side).execute(sql.encode()).fetchall()
+        except (psycopg.Error, ElsewhereError) as exc:
+            describe(exc)  # the fetch of the whole range reports it
+            rows = []
+        keys: list[Key] = [tuple(row[0]) for row in rows]
+        for part in split_range(unit.range, keys):
+            yield Unit(unit.relation_id, unit.number, part)
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def fetch_rows(
+    table: ComparedTable, unit: Unit, buckets: list[int], side: int, servers: Servers
+) -> Iterator[tuple[int, int, str, str]]:
+    """Yield relation, side, key and row of a range, or of buckets, as text."""
+    sql = table.fetch_sql(table.source if side == SOURCE else table.target, unit.range, buckets)
+    connection = servers.of(table, side)
+    with connection.transaction(), connection.cursor(name="streamer_rows") as cursor:
+        cursor.itersize = FETCH_ROWS
+        for key, row in cursor.execute(sql.encode()):
+            yield table.relation_id, side, key, row
+
+
+# ---- keys --------------------------------------------------------------------------------------
+
+_COMMITTING_SQL: Final = f"""
+select coalesce(pg_catalog.array_agg(coalesce(a.backend_xid::text, '{UNKNOWN_COMMIT}')), '{{}}')
+from pg_catalog.pg_stat_activity a
+where (a.backend_xid is not null or a.wait_event = 'SyncRep')
+  and a.pid <> pg_catalog.pg_backend_pid()
+  and (a.state is null or a.wait_event = 'SyncRep'
+       or a.state not like 'idle in transaction%' and a.state_change > pg_catalog.clock_timestamp()
+                                                      - interval '10 seconds')
+"""
+"""The transactions that may be in the middle of their commit. The state of some is hidden from the
+role, some wait for a synchronous standby, and some have a statement of the last ten seconds.
+A longer statement is no commit, unless it waits for a standby."""
+
+_FLUSH_SQL: Final = (
+    "begin; set local synchronous_commit = local; select pg_catalog.txid_current(); commit"
+)
+_LSN_SQL: Final = (
+    "select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
+    " else pg_catalog.pg_current_wal_flush_lsn() end::text"
+)
+_INSERT_LSN_SQL: Final = "select pg_catalog.pg_current_wal_insert_lsn()::text"
+_POSITION_SQL: Final = """
+select case when r.state in ('ready', 'catching_up', 'paused') and r.snapshot_lsn is not null
+             and not r.needs_resync
+       then greatest(r.end_lsn, s.acknowledged_lsn, r.visible_lsn)::text end
+from streamer.relation r join streamer.source s on s.id = r.source_id where r.id = %s
+"""
+
+
+def read_source_lsn(connection: Connection) -> Lsn:
+    """Return a position behind every commit that an earlier statement has seen."""
+    connection.execute(_FLUSH_SQL)
+    row = connection.execute(_LSN_SQL).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+Verdict = tuple[int, str, str, int, int, int, list[str], str | None, str | None, str]
+"""Relation, key, kind, rows missing, extra and different, columns, values of the source and of the
+target as JSON, position of the source."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Keys of one table, and their judge."""
+
+    table: ComparedTable
+    keys: list[str]
+    judge: Judge
+    error: str | None = None
+
+    @property
+    def wanted(self) -> dict[int, str]:
+        """The keys without a judgement, by their numbers."""
+        if self.error is not None:
+            return {}
+        return {n: self.keys[n] for n in self.judge.pending}
+
+
+class KeyJudging:
+    """Reads keys on both sides until each has a judgement, or time is up."""
+
+    def __init__(self, servers: Servers, *, seconds: float, with_values: bool) -> None:
+        self._servers = servers
+        self._seconds = seconds
+        self._with_values = with_values
+        self._is_late = False
+        """The changes of a source did not reach the target in time."""
+
+    def judge(self, tables: Tables, keys: dict[int, list[str]]) -> Iterator[Verdict]:
+        """Yield the verdicts about keys of tables that are not equal.
+
+        All tables have their rounds at the same time, because rounds mostly wait.
+        """
+        batches = [
+            _Batch(table, texts, Judge(range(len(texts)), keeps_more=table.keeps_more))
+            for relation_id, texts in keys.items()
+            for table in (tables[relation_id],)
+        ]
+        deadline = time.monotonic() + (LATE_SECONDS if self._is_late else self._seconds)
+        notify_at = pause = 0.0
+        for number in itertools.count():
+            active = [batch for batch in batches if batch.wanted]
+            if not active:
+                break
+            for batch in active:
+                self._attempt(batch, self._read_source)
+            if number >= SAMPLE_AFTER_ROUNDS:
+                self._sample([b for b in active if len(b.wanted) <= SAMPLED_KEYS_MAX])
+            failpoint("compare.keys_read")
+            if time.monotonic() >= notify_at:
+                self._servers.target.execute("notify streamer, 'wait tables'")
+                notify_at = time.monotonic() + NOTIFY_SECONDS
+            for batch in active:
+                self._attempt(batch, self._read_target)
+            if time.monotonic() >= deadline:
+                break
+            pause = min(max(ROUND_SECONDS, pause * 1.5), ROUND_SECONDS_MAX)
+            time.sleep(pause if any(batch.wanted for batch in active) else 0)
+        self._is_late = self._is_late or any(
+            batch.wanted and not batch.judge.has_caught_up for batch in batches
+        )
+        for batch in batches:
+            yield from self._verdicts(batch)
+
+    def _attempt(self, batch: _Batch, read: Callable[[_Batch], None]) -> None:
+        """Read one table; its failure is not the others'. Raises PassingError."""
+        if batch.error is None:
+            try:
+                read(batch)
+            except (psycopg.Error, ElsewhereError) as exc:
+                batch.error = describe(exc)
+
+    def _verdicts(self, batch: _Batch) -> Iterator[Verdict]:
+        table, keys, different = batch.table, batch.keys, batch.judge.different
+        if batch.error is None:
+            try:
+                values = self._values(table, {n: keys[n] for n in different})
+            except (psycopg.Error, ElsewhereError) as exc:
+                batch.error = describe(exc)
+        if batch.error is not None:
+            yield error_verdict(table.relation_id, batch.error)
+            return
+        lsn = str(batch.judge.newest_lsn)
+        for n, found in different.items():
+            yield _verdict(table, keys[n], found, values.get(n, (None, None)), lsn)
+        for n in batch.judge.pending:
+            yield table.relation_id, keys[n], "undecided", 0, 0, 0, [], None, None, lsn
+
+    def _read_source(self, batch: _Batch) -> None:
+        connection = self._servers.source(batch.table.source_id)
+        # Before the rows: a transaction that the rows do not show is still running now.
+        row = connection.execute(_COMMITTING_SQL).fetchone()
+        assert row is not None
+        rows = self._read(batch.table, SOURCE, batch.wanted)
+        lsn = read_source_lsn(connection)
+        batch.judge.read_source(SourceReading(lsn, frozenset(row[0]), rows))
+
+    def _sample(self, batches: list[_Batch]) -> None:
+        """Read keys at the source again and again for a while."""
+        until = time.monotonic() + SAMPLE_SECONDS
+        while batches and time.monotonic() < until:
+            for batch in batches:
+                self._attempt(batch, self._sample_once)
+
+    def _sample_once(self, batch: _Batch) -> None:
+        rows = self._read(batch.table, SOURCE, batch.wanted)
+        found = self._servers.source(batch.table.source_id).execute(_INSERT_LSN_SQL).fetchone()
+        assert found is not None
+        batch.judge.sample_source(Lsn.parse(found[0]), rows)
+
+    def _read_target(self, batch: _Batch) -> None:
+        connection, table = self._servers.target, batch.table
+        connection.execute("begin isolation level repeatable read read only")
+        try:
+            connection.execute(f"lock table {table.target.table} in access share mode".encode())
+            row = connection.execute(_POSITION_SQL, (table.relation_id,)).fetchone()
+            rows = self._read(table, TARGET, batch.wanted)
+        finally:
+            connection.execute("rollback")
+        lsn = None if row is None or row[0] is None else Lsn.parse(row[0])
+        batch.judge.read_target(TargetReading(lsn, rows))
+
+    def _read(
+        self, table: ComparedTable, side: int, keys: dict[int, str], *, with_values: bool = False
+    ) -> dict[int, list[Row]]:
+        sql = table.read_sql(
+            table.source if side == SOURCE else table.target, with_values=with_values
+        )
+        parts = {n: json.loads(key) for n, key in keys.items()} if table.key_types else {}
+        parameters = table.read_parameters(keys, parts)
+        found: dict[int, list[Row]] = {}
+        for n, place, values in self._servers.of(table, side).execute(sql.encode(), parameters):
+            found.setdefault(n, []).append((place, tuple(values)))
+        return found
+
+    def _values(
+        self, table: ComparedTable, keys: dict[int, str]
+    ) -> dict[int, tuple[str | None, str | None]]:
+        """Return the rows of both sides as JSON, by the number of their key."""
+        if not self._with_values:
+            return {}
+        shown = {}
+        numbers = list(keys)
+        for first in range(0, len(numbers), VALUES_AT_ONCE):
+            part = {n: keys[n] for n in numbers[first : first + VALUES_AT_ONCE]}
+            sides = [self._read(table, side, part, with_values=True) for side in (SOURCE, TARGET)]
+            for n in part:
+                both = [_as_json(table, rows.get(n, [])) for rows in sides]
+                shown[n] = both[SOURCE], both[TARGET]
+        return shown
+
+
+def _as_json(table: ComparedTable, rows: list[Row]) -> str | None:
+    if not rows:
+        return None
+    return json.dumps([dict(zip(table.columns, values, strict=True)) for _, values in rows])
+
+
+def _verdict(
+    table: ComparedTable,
+    key: str,
+    found: Difference,
+    values: tuple[str | None, str | None],
+    lsn: str,
+) -> Verdict:
+    columns = [table.columns[n] for n in found.columns]
+    counts = found.missing, found.extra, found.different
+    return table.relation_id, key, found.kind, *counts, columns, *values, lsn
+
+
+def error_verdict(relation_id: int, message: str) -> Verdict:
+    """Return the verdict about a failed reading of a table. Pure."""
+    return relation_id, message, ERROR, 0, 0, 0, [], None, None, "0/0"
+
+
+def batches(keys: Iterable[tuple[int, str]]) -> Iterator[dict[int, list[str]]]:
+    """Group keys by relation, into batches of a bounded size. Pure."""
+    waiting: dict[int, list[str]] = {}
+    count = size = 0
+    for relation_id, key in keys:
+        waiting.setdefault(relation_id, []).append(key)
+        count, size = count + 1, size + len(key)
+        if count >= BATCH_KEYS or size >= BATCH_BYTES:
+            yield waiting
+            waiting, count, size = {}, 0, 0
+    if waiting:
+        yield waiting

@@ -1,0 +1,406 @@
+"""The Spark program of a comparison: ranges of all tables and sources, reduced; rows, joined.
+
+`streamer.sync.spark_job` runs it for a job whose ``program`` is ``compare``. Its stages:
+
+1. *digests of ranges*: a task computes both sides of a range. DataFrames reduce them to totals and
+   to the ranges that differ.
+2. *split*: tasks cut a large range that differs at keys, and its parts go through 1 again.
+3. *rows*: those of small ranges that differ, from both sides, as text. A full outer join by
+   relation (a table of one source, so of one sid) and key leaves the keys whose rows differ;
+4. *keys*: tasks read them on both sides until each has a judgement (`streamer.compare.judge`).
+5. DataFrames count verdicts, sample them, and write the report.
+
+The driver holds the ranges of the job and the counts of each table. Everything else stays with
+the executors, which spill it to disk. Executors get connection strings as `spark_job` hands them.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import RDD, SparkContext, StorageLevel
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from streamer.compare.ranges import FETCH_ROWS
+from streamer.compare.readings import ERROR, SOURCE, TARGET, Unit
+from streamer.compare.statements import statements
+from streamer.compare.tables import ComparedTable
+from streamer.compare.tasks import Ends, digest_units, fetch, judge_keys, split_units
+from streamer.postgres.session import TEXT_FORMAT, pin_sql
+
+RANGES_PER_TASK: Final = 8
+SESSION_SETTINGS: Final = {
+    # Python and the servers do the work: compiling a query takes longer than it saves.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
+SAMPLE_ROWS: Final = 10
+"""How many keys of a table the result shows."""
+SPLITS_MAX: Final = 8
+"""64 parts at a time: more than any table needs. A range of equal keys stays whole."""
+
+_BOUND: Final = t.ArrayType(t.StringType())
+_DIGESTS: Final = t.StructType(
+    [
+        t.StructField("relation", t.LongType()),
+        t.StructField("number", t.LongType()),
+        t.StructField("lower", _BOUND),
+        t.StructField("upper", _BOUND),
+        t.StructField("bucket", t.LongType()),
+        t.StructField("side", t.LongType()),
+        t.StructField("rows", t.LongType()),
+        t.StructField("first", t.StringType()),
+        t.StructField("second", t.StringType()),
+        t.StructField("error", t.StringType()),
+    ]
+)
+_ROWS: Final = t.StructType(
+    [
+        t.StructField("relation", t.LongType()),
+        t.StructField("side", t.LongType()),
+        t.StructField("key", t.StringType()),
+        t.StructField("row", t.StringType()),
+    ]
+)
+_VERDICTS: Final = t.StructType(
+    [
+        t.StructField("relation", t.LongType()),
+        t.StructField("key", t.StringType()),
+        t.StructField("kind", t.StringType()),
+        t.StructField("missing", t.LongType()),
+        t.StructField("extra", t.LongType()),
+        t.StructField("different", t.LongType()),
+        t.StructField("columns", t.ArrayType(t.StringType())),
+        t.StructField("source", t.StringType()),
+        t.StructField("target", t.StringType()),
+        t.StructField("lsn", t.StringType()),
+    ]
+)
+
+
+def run(context: SparkContext, job: dict[str, Any], ends: Ends) -> list[dict[str, Any]]:
+    """Compare the tables of *job*; return a result for each.
+
+    *ends*: what tasks connect to, or the file that holds it.
+    """
+    session = SparkSession(context)
+    return _Comparison(session, job, ends).run()
+
+
+class _Comparison:
+    def __init__(self, session: SparkSession, job: dict[str, Any], ends: Ends) -> None:
+        self._session = session
+        self._context = session.sparkContext
+        self._tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
+        self._units = [_unit(row) for row in job["units"]]
+        self._ends = ends
+        self._job = job
+        self._ordered = [i for i, table in self._tables.items() if table.is_ordered]
+        self._appended = [i for i, table in self._tables.items() if table.keeps_more]
+        self._jobs = max(1, int(job["jobs"]))
+        self._kept: list[DataFrame] = []
+        for name, value in SESSION_SETTINGS.items():
+            session.conf.set(name, value)
+        session.conf.set("spark.sql.shuffle.partitions", str(4 * self._jobs))
+
+    def run(self) -> list[dict[str, Any]]:
+        try:
+            totals, differing = self._digest_all()
+            if differing is None and not self._job["report"] and not self._job["sql"]:
+                return self._results(totals, None)
+            if differing is None:
+                verdicts = self._session.createDataFrame([], _VERDICTS)
+            else:
+                verdicts = self._keep(self._judge(self._find_keys(differing)))
+            self._describe("counts of verdicts")
+            results = self._results(totals, verdicts)
+            if report := self._job["report"]:
+                self._describe("report")
+                self._write_report(verdicts, Path(report))
+            if sql := self._job["sql"]:
+                self._describe("statements")
+                self._write_statements(verdicts, Path(sql))
+            return results
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+
+    def _describe(self, stage: str) -> None:
+        self._context.setJobDescription(f"streamer compare: {stage}")
+
+    def _slices(self, count: int) -> int:
+        """Return the number of tasks for *count* ranges: each makes connections of its own."""
+        return max(1, min(count, max(4 * self._jobs, count // RANGES_PER_TASK)))
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        """Compute *frame* once: a stage that is computed again would read the servers again."""
+        kept = frame.persist(StorageLevel.DISK_ONLY)
+        self._kept.append(kept)
+        return kept
+
+    # ---- 1 and 2: ranges -----------------------------------------------------------------------
+
+    def _digest_all(self) -> tuple[dict[int, dict[str, Any]], DataFrame | None]:
+        """Return rows and errors by table, and the small ranges that differ, if any."""
+        self._describe(f"digests of {len(self._units)} ranges")
+        units = self._context.parallelize(
+            [unit.to_row() for unit in self._units], self._slices(len(self._units))
+        )
+        digests = self._keep(self._digest(units, is_first=True))
+        totals = self._totals(digests)
+        found = _differing(digests, self._appended)
+        small: list[DataFrame] = []
+        for step in range(SPLITS_MAX):
+            found = self._keep(found)
+            if step == 0 and not found.take(1):
+                return totals, None
+            is_large = f.col("relation").isin(self._ordered) & (f.col("rows") > FETCH_ROWS)
+            small.append(found.where(~is_large))
+            large = found.where(is_large)
+            count = large.count()
+            if not count:
+                break
+            if step == SPLITS_MAX - 1:
+                small.append(large)
+                break
+            self._describe(f"digests of parts of {count} ranges")
+            parts = large.rdd.map(_unit_row).repartition(min(count, 4 * self._jobs))
+            split = parts.mapPartitions(
+                partial(split_units, tables=self._tables, ends=self._ends)
+            ).repartition(4 * self._jobs)
+            parts_digests = self._keep(self._digest(split, is_first=False))
+            found = _differing(parts_digests, self._appended)
+        result = small[0]
+        for frame in small[1:]:
+            result = result.union(frame)
+        return totals, result
+
+    def _digest(self, units: "RDD[Any]", *, is_first: bool) -> DataFrame:
+        rows = units.mapPartitions(
+            partial(
+                digest_units,
+                tables=self._tables,
+                ends=self._ends,
+                rows_per_second=self._job["rows_per_second"],
+                comparison_id=self._job["comparison_id"],
+                is_first=is_first,
+            )
+        )
+        return self._session.createDataFrame(rows, _DIGESTS)
+
+    def _totals(self, digests: DataFrame) -> dict[int, dict[str, Any]]:
+        """Return rows of both sides, and an error if there was one, by relation."""
+        side = f.col("side")
+        rows = digests.groupBy("relation").agg(
+            f.sum(f.when(side == SOURCE, f.col("rows")).otherwise(0)).alias("rows_source"),
+            f.sum(f.when(side == TARGET, f.col("rows")).otherwise(0)).alias("rows_target"),
+            f.min("error").alias("error"),
+        )
+        return {row["relation"]: row.asDict() for row in rows.collect()}
+
+    # ---- 3: rows -------------------------------------------------------------------------------
+
+    def _find_keys(self, differing: DataFrame) -> DataFrame:
+        """Return relation and key of the rows that differ between two readings."""
+        self._describe("rows of ranges that differ")
+        # All buckets of a table are read by one query.
+        units = (
+            differing.groupBy("relation", "lower", "upper")
+            .agg(f.collect_list("bucket").alias("buckets"))
+            .withColumn("side", f.explode(f.array(f.lit(SOURCE), f.lit(TARGET))))
+            .select("relation", "lower", "upper", "buckets", "side")
+        )
+        parts = units.rdd.map(tuple).repartition(4 * self._jobs)
+        fetched = parts.mapPartitions(partial(fetch, tables=self._tables, ends=self._ends))
+        rows = self._keep(self._session.createDataFrame(fetched, _ROWS))
+        sides = []
+        for side, name in ((SOURCE, "here"), (TARGET, "there")):
+            gathered = f.sort_array(f.collect_list("row")).alias(name)
+            sides.append(rows.where(f.col("side") == side).groupBy("relation", "key").agg(gathered))
+        joined = sides[0].join(sides[1], ["relation", "key"], "full_outer")
+        errors = rows.where(f.col("side") < 0).select("relation", "key", f.lit(True).alias("bad"))
+        differ = joined.where(~f.col("here").eqNullSafe(f.col("there")))
+        return differ.select("relation", "key", f.lit(False).alias("bad")).union(errors)
+
+    # ---- 4: keys -------------------------------------------------------------------------------
+
+    def _judge(self, keys: DataFrame) -> DataFrame:
+        self._describe("keys that differ")
+        parts = keys.rdd.map(tuple).repartition(self._jobs)
+        verdicts = parts.mapPartitions(
+            partial(
+                judge_keys,
+                tables=self._tables,
+                ends=self._ends,
+                seconds=self._job["seconds"],
+                with_values=self._job["values"],
+            )
+        )
+        return self._session.createDataFrame(verdicts, _VERDICTS)
+
+    # ---- 5: results ----------------------------------------------------------------------------
+
+    def _results(
+        self, totals: dict[int, dict[str, Any]], verdicts: DataFrame | None
+    ) -> list[dict[str, Any]]:
+        counted: dict[int, dict[str, Any]] = {}
+        samples: dict[int, list[dict[str, Any]]] = {}
+        if verdicts is not None:
+            counted, samples = self._count(verdicts), self._sample(verdicts)
+        results = []
+        for relation_id in self._tables:
+            total = totals.get(relation_id, {})
+            count = counted.get(relation_id, {})
+            results.append(
+                {
+                    "relation_id": relation_id,
+                    "rows_source": total.get("rows_source") or 0,
+                    "rows_target": total.get("rows_target") or 0,
+                    "error": total.get("error") or count.get("error"),
+                    "sample": samples.get(relation_id, []),
+                    **{
+                        name: count.get(name) or 0
+                        for name in ("missing", "extra", "different", "undecided")
+                    },
+                }
+            )
+        return results
+
+    def _count(self, verdicts: DataFrame) -> dict[int, dict[str, Any]]:
+        """Return the numbers of rows that differ, and an error if there was one, by relation."""
+        counts = verdicts.groupBy("relation").agg(
+            *(f.sum(name).alias(name) for name in ("missing", "extra", "different")),
+            f.sum(f.when(f.col("kind") == "undecided", 1).otherwise(0)).alias("undecided"),
+            f.min(f.when(f.col("kind") == ERROR, f.col("key"))).alias("error"),
+        )
+        return {row["relation"]: row.asDict() for row in counts.collect()}
+
+    def _sample(self, verdicts: DataFrame) -> dict[int, list[dict[str, Any]]]:
+        ordered = Window.partitionBy("relation").orderBy("kind", "key")
+        sampled = (
+            verdicts.where(f.col("kind") != ERROR)
+            .withColumn("place", f.row_number().over(ordered))
+            .where(f.col("place") <= SAMPLE_ROWS)
+            .orderBy("relation", "place")
+        )
+        samples: dict[int, list[dict[str, Any]]] = {}
+        for row in sampled.collect():
+            table = self._tables[row["relation"]]
+            samples.setdefault(row["relation"], []).append(shown(table, row.asDict()))
+        return samples
+
+    def _write_report(self, verdicts: DataFrame, path: Path) -> None:
+        """Write one file: Parquet, or a line of JSON for each row."""
+        rows = verdicts.where(f.col("kind") != ERROR)
+        if path.suffix == ".parquet":
+            self._write_parquet(rows, path)
+            return
+        with path.open("w", encoding="utf-8") as file:
+            for row in rows.orderBy("relation", "kind", "key").toLocalIterator():
+                table = self._tables[row["relation"]]
+                line = {
+                    "database": table.database,
+                    "sid": table.sid,
+                    "table": table.source_name,
+                    "target": table.target_name,
+                    **shown(table, row.asDict()),
+                    "lsn": row["lsn"],
+                }
+                file.write(json.dumps(line) + "\n")
+
+    def _write_statements(self, verdicts: DataFrame, path: Path) -> None:
+        """Write the SQL of `streamer.compare.statements`, in one transaction."""
+        rows = verdicts.where(f.col("kind").isin("missing", "extra", "different"))
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{pin_sql(TEXT_FORMAT)};\nbegin;\n")
+            for row in rows.orderBy("relation", "key").toLocalIterator():
+                table = self._tables[row["relation"]]
+                for statement in statements(table, shown(table, row.asDict())):
+                    file.write(f"{statement};\n")
+            file.write("commit;\n")
+
+    def _write_parquet(self, rows: DataFrame, path: Path) -> None:
+        names = self._session.createDataFrame(
+            [
+                (i, table.database, table.sid, table.source_name, table.target_name)
+                for i, table in self._tables.items()
+            ],
+            "relation long, database string, sid string, table string, target_table string",
+        )
+        directory = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            inner = directory / "rows"
+            named = names.join(rows, "relation").drop("relation")
+            named.coalesce(1).write.parquet(inner.as_uri())
+            (part,) = inner.glob("part-*")
+            part.replace(path)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def shown(table: ComparedTable, verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return a verdict as results and reports show it. Pure."""
+    values = json.loads(verdict["key"])
+    entry: dict[str, Any] = {
+        "key": dict(zip(table.key_columns, values, strict=True)),
+        "kind": verdict["kind"],
+        "columns": verdict["columns"],
+    }
+    for side in ("source", "target"):
+        if verdict[side] is not None:
+            entry[side] = json.loads(verdict[side])
+    return entry
+
+
+def _unit(row: list[Any]) -> Unit:
+    return Unit.from_row(row)
+
+
+def _unit_row(row: Any) -> tuple[Any, ...]:
+    lower, upper = row["lower"], row["upper"]
+    return row["relation"], row["number"], lower, upper, row["rows"], row["larger_side"]
+
+
+def _differing(digests: DataFrame, appended: list[int]) -> DataFrame:
+    """Reduce digests to the ranges and buckets whose sides differ. *appended*: tables of which the
+    target may have more.
+    """
+    side = f.col("side")
+
+    def of(number: int, name: str, default: Any) -> Any:
+        return f.coalesce(f.max(f.when(side == number, f.col(name))), f.lit(default))
+
+    both = (
+        digests.where(f.col("error").isNull())
+        .groupBy("relation", "number", "lower", "upper", "bucket")
+        .agg(
+            *(
+                of(number, name, default).alias(f"{name}_{number}")
+                for number in (SOURCE, TARGET)
+                for name, default in (("rows", 0), ("first", "0"), ("second", "0"))
+            )
+        )
+    )
+    differ = [
+        f.col(f"{name}_{SOURCE}") != f.col(f"{name}_{TARGET}")
+        for name in ("rows", "first", "second")
+    ]
+    source_rows, target_rows = f.col(f"rows_{SOURCE}"), f.col(f"rows_{TARGET}")
+    is_extra = f.col("relation").isin(appended) & (source_rows == 0)
+    return both.where((differ[0] | differ[1] | differ[2]) & ~is_extra).select(
+        "relation",
+        "number",
+        "lower",
+        "upper",
+        "bucket",
+        f.greatest(source_rows, target_rows).alias("rows"),
+        f.when(source_rows >= target_rows, SOURCE).otherwise(TARGET).alias("larger_side"),
+    )

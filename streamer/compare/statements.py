@@ -1,0 +1,60 @@
+"""SQL that would make the target's rows equal to those of the source, for an operator to run. Pure.
+
+Each statement names its row by all values that the comparison found in the target. So it does
+nothing to a row that has changed since.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from streamer.compare.tables import ComparedTable
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+
+Values = dict[str, str | None]
+
+
+def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
+    """Yield the statements for one key that differs; *entry* is a line of a report with values.
+
+    A history has no such statements: its versions need the times of the changes.
+    """
+    wanted: list[Values] = list(entry.get("source") or [])
+    found: list[Values] = list(entry.get("target") or [])
+    for values in list(found):
+        if values in wanted:
+            wanted.remove(values)
+            found.remove(values)
+    quoted = table.target.table
+    while wanted and found:
+        values, old = wanted.pop(0), found.pop(0)
+        changed = ", ".join(
+            f"{quote_identifier(column)} = {_literal(value)}"
+            for column, value in values.items()
+            if old.get(column) != value
+        )
+        yield f"update {quoted} set {changed} where {_one(table, quoted, old)}"
+    for old in () if table.keeps_more else found:
+        yield f"delete from {quoted} where {_one(table, quoted, old)}"
+    own = {"sid": table.sid} if table.has_sid else {}
+    for values in wanted:
+        row = own | values
+        listed = ", ".join(_literal(value) for value in row.values())
+        yield (
+            f"insert into {quoted} ({quote_columns(row)}) overriding system value values ({listed})"
+        )
+
+
+def _one(table: ComparedTable, quoted: str, values: Values) -> str:
+    """Return the condition for one row with *values*, of several that are alike."""
+    row = ({"sid": table.sid} if table.has_sid else {}) | values
+    same = " and ".join(
+        f"{quote_identifier(column)} is null"
+        if value is None
+        else f"pg_catalog.format('%s', {quote_identifier(column)}) = {_literal(value)}"
+        for column, value in row.items()
+    )
+    return f"(tableoid, ctid) = (select tableoid, ctid from {quoted} where {same} limit 1)"
+
+
+def _literal(value: str | None) -> str:
+    return "null" if value is None else quote_literal(value)

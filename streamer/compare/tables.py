@@ -1,0 +1,197 @@
+"""The SQL that reads a table on both sides as text. Pure.
+
+Both servers write rows with the columns of the target, in the same order
+(`streamer.compare.definitions`). Sessions pin the settings that the form of a value depends on
+(`streamer.postgres.session`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from streamer.compare.hashes import HashKind, bucket_sql, pair_sql, prepared_sql, value_sql
+from streamer.compare.ranges import KeyRange, range_sql
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The table of one server, and a query of its rows in two parts, between which a clause of the
+    table may stand. It has the columns v1, v2 …, the values to compare, and place, which is
+    another one after each change of a row.
+    """
+
+    table: str
+    head: str
+    tail: str
+
+    def rows(self, clause: str = "") -> str:
+        """Return the query, in parentheses, under the name that other queries use."""
+        return f"({self.head} {clause} {self.tail}) b"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table to compare, free of secrets.
+
+    ``columns``: the target's columns that take part. ``texts``: for each, whether its text needs
+    the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
+    a key, whose rows are a multiset. ``key_types``: for a look-up of keys by an index; empty if
+    only text finds them. ``is_ordered``: both sides sort the key alike and have an index for it.
+    Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the target's rows carry
+    the sid. ``has_char``: a column of type ``"char"`` is compared as a number.
+    """
+
+    relation_id: int
+    source_id: int
+    database: str
+    sid: str | None
+    source_name: str
+    target_name: str
+    type: str
+    columns: tuple[str, ...]
+    texts: tuple[bool, ...]
+    key: tuple[int, ...]
+    key_types: tuple[str, ...]
+    is_ordered: bool
+    buckets: int
+    hash: HashKind
+    has_sid: bool
+    has_char: bool
+    source: Side
+    target: Side
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        lists = ("columns", "texts", "key", "key_types")
+        return cls(
+            **fields
+            | {name: tuple(fields[name]) for name in lists}
+            | {"hash": HashKind(fields["hash"])}
+            | {name: Side(**fields[name]) for name in ("source", "target")}
+        )
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether rows that only the target has are no difference."""
+        return self.type == "append"
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that name a row: its key, or all of them."""
+        return tuple(self.columns[i] for i in self.key) if self.key else self.columns
+
+    # ---- expressions over the base -------------------------------------------------------------
+
+    def _text(self, position: int) -> str:
+        value = f"b.v{position + 1}"
+        if self.texts[position]:
+            return f"pg_catalog.textin(pg_catalog.bpcharout({value}))"
+        return f"{value}::text"
+
+    @property
+    def _key_text(self) -> str:
+        positions = self.key or tuple(range(len(self.columns)))
+        texts = ", ".join(self._text(i) for i in positions)
+        return f"pg_catalog.array_to_json(array[{texts}]::text[])::text"
+
+    @property
+    def _row(self) -> str:
+        return f"row({', '.join(f'b.v{i + 1}' for i in range(len(self.columns)))})::text"
+
+    def _where(self, unit: KeyRange) -> str:
+        names = [f"b.v{i + 1}" for i in self.key]
+        return range_sql(unit, names, self.key_types)
+
+    # ---- queries -------------------------------------------------------------------------------
+
+    def digest_sql(self, side: Side, unit: KeyRange) -> str:
+        """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
+
+        An ordered table has one row, with bucket 0; another one a row for each bucket in use. Sums
+        count equal rows, and do not depend on the order.
+        """
+        first, second = pair_sql(self.hash, "r.r")
+        prepared = prepared_sql(self.hash, self._row)
+        bucket = "0" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
+        # OFFSET keeps PostgreSQL from computing the text of a row twice.
+        rows = (
+            f"select {prepared} as r, {bucket} as bucket from {side.rows()}"
+            f" where {self._where(unit)} offset 0"
+        )
+        return (
+            f"select h.bucket, count(*), sum(h.h1)::text, sum(h.h2)::text"
+            f" from (select r.bucket, {first} as h1, {second} as h2 from ({rows}) r) h"
+            " group by h.bucket"
+        )
+
+    def cut_sql(self, side: Side, unit: KeyRange, count: int, *, clause: str = "") -> str:
+        """Return a query of the keys that cut a range into *count* parts of the same size."""
+        names = [f"b.v{i + 1}" for i in self.key]
+        texts = ", ".join(self._text(i) for i in self.key)
+        order = ", ".join(names)
+        return (
+            f"select c.k from (select array[{texts}]::text[] as k,"
+            f" pg_catalog.row_number() over (order by {order}) - 1 as n,"
+            f" count(*) over () as total from {side.rows(clause)} where {self._where(unit)}) c"
+            f" where c.n > 0 and c.n * {count} / c.total > (c.n - 1) * {count} / c.total"
+            " order by c.n"
+        )
+
+    def sample_sql(self, side: Side, percent: float, count: int) -> str:
+        """Return a query like `cut_sql` for the whole table, which reads *percent* of its pages."""
+        clause = f"tablesample system ({percent:.6f}) repeatable (0)"
+        return self.cut_sql(side, KeyRange(), count, clause=clause)
+
+    def fetch_sql(self, side: Side, unit: KeyRange, buckets: Sequence[int]) -> str:
+        """Return a query of rows (key, row), both text; without a key, the key says it all."""
+        row = self._row if self.key else "''::text"
+        within = self._where(unit)
+        if not self.is_ordered and buckets:
+            listed = ", ".join(map(str, buckets))
+            bucket = bucket_sql(self.hash, self._key_text, self.buckets)
+            within = f"{bucket} = any (array[{listed}]::int4[])"
+        return f"select {self._key_text}, {row} from {side.rows()} where {within}"
+
+    def read_sql(self, side: Side, *, with_values: bool = False) -> str:
+        """Return a query of rows (number of the key, place, hashes of the values) for keys.
+
+        Its parameters are those of `read_parameters`. *with_values*: the values in place of hashes.
+        """
+        if with_values:
+            # FORMAT calls the output function of every type.
+            names = [f"b.v{i + 1}" for i in range(len(self.columns))]
+            shown = [
+                f"case when {n} is not null then pg_catalog.format('%%s', {n}) end" for n in names
+            ]
+        else:
+            # A row of one value tells NULL from an empty string.
+            texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
+            shown = [value_sql(self.hash, text) for text in texts]
+        names = [f"k{j + 1}" for j in range(len(self.key_types))]
+        if self.key_types:
+            same = " and ".join(
+                f"b.v{i + 1} = k.{name}::{kind}"
+                for i, name, kind in zip(self.key, names, self.key_types, strict=True)
+            )
+        else:
+            names = ["k"]
+            same = f'{self._key_text} collate "C" = k.k collate "C"'
+        arrays = "pg_catalog.unnest(%s::int4[])" + ", pg_catalog.unnest(%s::text[])" * len(names)
+        keys = f"rows from ({arrays}) as k (n, {', '.join(names)})"
+        return (
+            f"select k.n, b.place, array[{', '.join(shown)}]::text[]"
+            # psycopg reads the rest as the text of parameters.
+            f" from {keys} join {side.rows().replace('%', '%%')} on {same}"
+        )
+
+    def read_parameters(self, keys: dict[int, str], parts: dict[int, list[str]]) -> list[Any]:
+        """Return the parameters of `read_sql`. *keys*: the texts of keys by their numbers;
+        *parts*: the same, column by column.
+        """
+        if not self.key_types:
+            return [list(keys), list(keys.values())]
+        columns = [[parts[n][j] for n in keys] for j in range(len(self.key_types))]
+        return [list(keys), *columns]

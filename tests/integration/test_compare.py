@@ -1,0 +1,283 @@
+"""`streamer compare`: every planted difference is found, and live traffic gives no false alarm."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands import requests
+from streamer.commands.embedded import Server
+from streamer.compare import comparison, spark_program
+from streamer.compare.comparison import ComparisonScope
+from streamer.mapping.resync import Mode, Resync
+from streamer.target.connection import TargetAddress
+from tests.support.comparing import Compare
+from tests.support.postgres import Database, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+DDL = """
+create table t (id int primary key, v text, c char(4), n numeric, j jsonb, d double precision,
+                at timestamptz default now());
+insert into t select g, 'value ' || g, 'ab', 1.50, '{"a": 1.0}', g / 3.0 from generate_series(1, 300) g;
+create table words (word text primary key, n int);
+insert into words select 'word ' || g, g from generate_series(1, 300) g;
+create table bag (a int, b text);
+insert into bag select g % 5, 'same' from generate_series(1, 50) g;
+create table log (id int primary key, v text);
+insert into log select g, 'line ' || g from generate_series(1, 50) g;
+create table price (id int primary key, amount numeric);
+insert into price select g, g from generate_series(1, 50) g;
+create table part (id int primary key, v text) partition by range (id);
+create table part_1 partition of part for values from (0) to (100);
+create table part_2 partition of part for values from (100) to (1000);
+insert into part select g, 'p' from generate_series(1, 200) g;
+create table ident (a int, b text);
+alter table ident replica identity full;
+insert into ident select g, 'full' from generate_series(1, 20) g;
+create table chosen (id int primary key, region text, mail text, secret text, kind "char");
+insert into chosen select g, case when g % 2 = 0 then 'EU' else 'US' end, 'm' || g, 's', 'x'
+  from generate_series(1, 40) g;
+"""
+TABLES = """
+t:
+words:
+bag:
+log: {type: append}
+price: {type: history}
+part:
+ident:
+chosen: {target: chosen_ones, columns: {id: item_id, region: region, mail: mail, kind: kind}, exclude: [secret], filter: "region = 'EU' and mail like 'm%'", set: {mail: "md5(mail)"}}
+"""
+PLANTED = {
+    "t": (
+        """
+        update t set v = 'changed' where id = 7; delete from t where id = 8;
+        insert into t (id, v) values (1000, 'extra');
+        update t set v = null where id = 9; update t set c = 'abc' where id = 10;
+        update t set n = 1.5 where id = 11; update t set j = '{"a": 1}' where id = 12;
+        update t set d = d + 1e-15 where id = 13; update t set v = '' where id = 14
+        """,
+        (1, 1, 7),
+    ),
+    "words": (
+        "update words set n = -1 where word = 'word 3'; delete from words where n = 4",
+        (1, 0, 1),
+    ),
+    "bag": (
+        "insert into bag values (1, 'same'); delete from bag where ctid = (select min(ctid) from bag where a = 2)",
+        (1, 1, 0),
+    ),
+    "log": (
+        "insert into log values (900, 'more'); update log set v = 'x' where id = 3; delete from log where id = 4",
+        (1, 0, 1),
+    ),
+    "price": (
+        "update price set amount = 1.0 where id = 1 and kvsz_end > now(); insert into price (id, amount) values (999, 1)",
+        (0, 1, 1),
+    ),
+    "part": ("delete from part where id = 150", (1, 0, 0)),
+    "ident": ("update ident set b = 'other' where a = 1", (1, 1, 0)),
+    "chosen": (
+        "update chosen_ones set mail = 'x' where item_id = 2; insert into chosen_ones (item_id, region) values (3, 'US')",
+        (0, 1, 1),
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+async def test_each_planted_difference_is_found_and_equal_tables_are_equal(
+    stream: MakeStreamer, compare: Compare, source: Database, target: Database
+) -> None:
+    source.execute(DDL)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        before = await compare(streamer)
+        assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), (
+            before
+        )
+        assert before["t"].rows_source == before["t"].rows_target == 300
+        for sql, _ in PLANTED.values():
+            target.execute(sql)
+        after = await compare(streamer, with_values=True)
+        repaired = await compare(streamer, repairs=True)
+    found = {name: (r.missing, r.extra, r.different) for name, r in after.items()}
+    assert found == {name: counts for name, (_, counts) in PLANTED.items()}, after
+    assert {r.undecided for r in after.values()} == {0}
+    assert [r for r in repaired.values() if not r.is_equal] == []
+    by_key = {entry["key"]["id"]: entry for entry in after["t"].sample}
+    assert by_key["9"]["columns"] == ["v"]
+    assert by_key["9"]["target"][0]["v"] is None
+    assert by_key["1000"]["kind"] == "extra"
+    assert by_key["8"]["kind"] == "missing"
+
+
+TENANT_DDL = """
+create table hot (id int primary key, n bigint not null, note text);
+insert into hot select g, 0, 'hot' from generate_series(1, 400) g;
+create table moving (code text primary key, n int);
+insert into moving select 'code ' || g, g from generate_series(1, 200) g;
+create table short (id int primary key, v text);
+insert into short select g, 'v' from generate_series(1, 50) g;
+create table bag (a int, b text);
+alter table bag replica identity full;
+insert into bag select g % 7, 'row' from generate_series(1, 100) g;
+create table price (id int primary key, amount numeric(10, 2));
+insert into price select g, g from generate_series(1, 100) g;
+"""
+TENANT_TABLES = "hot:\nmoving:\nshort:\nbag:\nprice: {type: history}"
+
+
+def write_traffic(database: Database, stop: threading.Event) -> None:
+    """Change hot rows, move keys, and truncate a table, until *stop*."""
+    with database.connect() as connection:
+        for n in itertools.count():
+            if stop.is_set():
+                return
+            connection.execute(
+                f"""
+                begin; update hot set n = n + 1 where id <= 2;
+                update hot set note = 'n{n}' where id = {n % 400};
+                update moving set code = 'moved {n}' where n = {n % 200};
+                insert into bag values ({n % 7}, 'row'); delete from bag where ctid = (select min(ctid) from bag);
+                update price set amount = {n % 50} where id = {n % 100}; commit;
+                begin; {"truncate short" if n % 40 == 0 else "select"};
+                insert into short values ({n % 40}, 'v{n}') on conflict (id) do update set v = excluded.v; commit;
+                select pg_sleep(0.02)
+                """.encode()
+            )
+
+
+@contextlib.asynccontextmanager
+async def two_tenants(
+    tmp_path: Path, source: Database, target: Database, shared_server: Server
+) -> AsyncIterator[tuple[Streamer, Database]]:
+    """Have a streamer with two sources, and the second of them."""
+    with database(shared_server, "source_us") as other:
+        for one in (source, other):
+            one.execute(TENANT_DDL)
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, TENANT_TABLES, sid="eu")
+        second = f'- {{url: "{source.url}", sid: eu}}\n  - {{url: "{other.url}", sid: us}}'
+        path.write_text(
+            path.read_text().replace(f'[{{url: "{source.url}", sid: eu}}]', f"\n  {second}")
+        )
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            await streamer.caught_up()
+            yield streamer, other
+        finally:
+            await streamer.stop()
+
+
+@pytest.mark.timeout(600)
+async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
+    tmp_path: Path,
+    source: Database,
+    target: Database,
+    shared_server: Server,
+    compare: Compare,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hot rows, keys that move, TRUNCATE, a resync meanwhile; ranges are cut and split."""
+    monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
+    monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
+    stop = threading.Event()
+    async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
+        writing = [
+            asyncio.create_task(asyncio.to_thread(write_traffic, one, stop))
+            for one in (source, other)
+        ]
+        try:
+            comparing = asyncio.create_task(compare(streamer))
+            for table in ("hot", "price"):
+                await requests.request(
+                    TargetAddress.parse(streamer.settings.target.url),
+                    "resync",
+                    table,
+                    database=None,
+                    sid="eu",
+                    options=Resync(Mode.DIFF).to_json(),
+                )
+            results = await comparing
+            assert [r for r in results.values() if not r.is_equal] == []
+            assert len(results) == 10
+        finally:
+            stop.set()
+            await asyncio.gather(*writing)
+        await streamer.caught_up()
+        target.execute(
+            """
+            update hot set sid = 'us', id = id + 1000 where sid = 'eu' and id = 17;
+            insert into bag select * from bag where sid = 'us' limit 1;
+            update moving set n = -1 where sid = 'us' and n = 9
+            """
+        )
+        report, sql = tmp_path / "report.jsonl", tmp_path / "repair.sql"
+        clones = ComparisonScope(("hot", "bag", "moving", "short"))
+        results = await compare(streamer, clones, report=report, sql=sql)
+        target.execute(sql.read_text())
+        repaired = await compare(streamer, clones)
+    found = {n: (r.missing, r.extra, r.different) for n, r in results.items() if not r.is_equal}
+    assert found == {
+        "eu hot": (1, 0, 0),
+        "us hot": (0, 1, 0),
+        "us bag": (0, 1, 0),
+        "us moving": (0, 0, 1),
+    }
+    assert [r for r in repaired.values() if not r.is_equal] == []
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [(x["sid"], x["table"], x["kind"]) for x in lines if x["sid"] == "eu"] == [
+        ("eu", "public.hot", "missing")
+    ]
+    assert len(lines) == 4
+
+
+@pytest.mark.timeout(600)
+async def test_a_comparison_that_was_interrupted_goes_on_with_the_ranges_that_are_left(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With all ranges read, Spark ends before the rows of the one that differs are."""
+    source.execute("create table t (id int primary key, v text); analyze t")
+    source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
+    monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
+    started = []
+    run = spark_program.run
+
+    def count(context: object, job: dict[str, Any], ends: object) -> list[dict[str, Any]]:
+        started.append(len(job["units"]))
+        return run(context, job, ends)  # type: ignore[arg-type]
+
+    def end(*_: object) -> None:
+        raise ConnectionResetError("the JVM has ended")
+
+    monkeypatch.setattr(spark_program, "run", count)
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute("update t set v = 'w' where id = 399")
+        with monkeypatch.context() as killed:
+            killed.setattr(spark_program._Comparison, "_find_keys", end)
+            with pytest.raises(ConnectionResetError):
+                await compare(streamer)
+        done = target.value("select count(source_rows) from streamer.compared_range")
+        after = await compare(streamer)
+        left = target.execute("select * from streamer.comparison")
+    assert (started, done, left) == ([4, 1], 3, [])
+    result = after["t"]
+    assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)

@@ -1,0 +1,55 @@
+"""Ranges of keys and their SQL."""
+
+from streamer.compare.hashes import HashKind, choose_hash
+from streamer.compare.ranges import (
+    BUCKETS_MAX,
+    PARTS_MAX,
+    RANGE_ROWS,
+    RANGES_MAX,
+    KeyRange,
+    count_buckets,
+    count_parts,
+    count_ranges,
+    range_sql,
+    split_range,
+)
+
+
+def test_ranges_cover_all_keys_and_touch_each_other() -> None:
+    keys = [("1", "a"), ("1", "a"), ("2", "b")]
+    parts = split_range(KeyRange(), keys)
+    assert [part.lower for part in parts] == [None, ("1", "a"), ("2", "b")]
+    assert [part.upper for part in parts] == [("1", "a"), ("2", "b"), None]
+
+
+def test_a_range_of_equal_keys_stays_whole() -> None:
+    unit = KeyRange(("1",), ("2",))
+    assert split_range(unit, [("1",), ("1",)]) == [unit]
+
+
+def test_conditions_quote_values_and_name_their_types() -> None:
+    sql = range_sql(KeyRange(("1", "o'c"), None), ["b.v1", "b.v2"], ["integer", "uuid"])
+    assert sql == "(b.v1, b.v2) >= ('1'::integer, 'o''c'::uuid)"
+    assert range_sql(KeyRange(), ["b.v1"], ["integer"]) == "true"
+
+
+def test_the_number_of_ranges_is_bounded_and_follows_the_rate() -> None:
+    assert count_ranges(0, None) == 1
+    assert count_ranges(RANGE_ROWS * 10, None) == 10
+    assert count_ranges(10**12, None) == RANGES_MAX
+    assert count_ranges(1000, 10.0) == 20
+    assert count_parts(3000) == 2
+    assert count_parts(10**9) == PARTS_MAX
+
+
+def test_buckets_are_a_power_of_two() -> None:
+    assert [count_buckets(n) for n in (0, 1000, 1001, 5000, 10**12)] == [1, 1, 2, 8, BUCKETS_MAX]
+
+
+def test_the_fast_hash_needs_the_same_bytes_and_the_same_answers() -> None:
+    same = (["1"], ["1"])
+    assert choose_hash(("UTF8", "UTF8"), same) is HashKind.LOOKUP
+    assert choose_hash(("SQL_ASCII", "UTF8"), same) is HashKind.LOOKUP
+    assert choose_hash(("LATIN1", "UTF8"), same) is HashKind.MD5
+    assert choose_hash(("UTF8", "UTF8"), (["1"], ["2"])) is HashKind.MD5
+    assert choose_hash(("UTF8", "UTF8"), (None, None)) is HashKind.MD5
