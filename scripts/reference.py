@@ -25,7 +25,8 @@ from streamer.cli.options import PANELS
 from streamer.commands import embedded
 from streamer.commands.demo import stage
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
-from streamer.errors import StreamerError, classes_of_errors
+from streamer.error_reports import classes_of_errors
+from streamer.errors import StreamerError
 from streamer.observability.metrics import Metrics
 from streamer.runtime.gauges import ScrapeFacts, families
 

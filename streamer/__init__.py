@@ -18,8 +18,8 @@ admin/          the mapping in a database: draft, plan, apply; the API, the page
 cli/            arguments of the commands
 postgres/       shared by both sides: quoting, sessions, connection strings, SQLSTATE, origins
 
-lsn.py errors.py hints.py quantities.py backoff.py containment.py waiting.py failpoints.py
-migrations.py   used by all
+lsn.py errors.py error_reports.py hints.py quantities.py backoff.py containment.py waiting.py
+failpoints.py migrations.py   used by all
 """
 
 __version__ = "0.1.0"

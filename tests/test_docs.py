@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from scripts import reference
 from streamer.config import static
 from streamer.config.settings import CHOICES, Settings
-from streamer.errors import StreamerError, classes_of_errors
+from streamer.error_reports import classes_of_errors
+from streamer.errors import StreamerError
 from streamer.mapping.functions import GROUPS
 
 ROOT: Final = Path(__file__).parent.parent

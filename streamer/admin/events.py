@@ -18,7 +18,8 @@ import structlog
 
 from streamer.admin.activity import ChangeActivity, TableActivity
 from streamer.admin.trends import Point, Trend, Trends
-from streamer.errors import ErrorReport, StreamerError, UnreadyError, error_fields
+from streamer.error_reports import ErrorReport, error_fields
+from streamer.errors import StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics

@@ -8,14 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from streamer.errors import (
-    SourceConnectionError,
-    SourceError,
-    TargetConnectionError,
-    TargetError,
-    error_fields,
-    runbook_address,
-)
+from streamer.error_reports import error_fields, runbook_address
+from streamer.errors import SourceConnectionError, SourceError, TargetConnectionError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint

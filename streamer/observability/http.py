@@ -11,7 +11,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from streamer.errors import NotFoundError, SettingsError, runbook_address
+from streamer.error_reports import runbook_address
+from streamer.errors import NotFoundError, SettingsError
 from streamer.postgres.row_values import hide_values
 
 RenderMetrics = Callable[[], Awaitable[bytes]]

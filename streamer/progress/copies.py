@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.errors import ErrorReport, TargetFencedError
+from streamer.error_reports import ErrorReport
+from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import parse_name
 from streamer.target.connection import TargetConnection

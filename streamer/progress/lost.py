@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamer.errors import ErrorReport, StoreError, error_fields
+from streamer.error_reports import ErrorReport, error_fields
+from streamer.errors import StoreError
 
 _NAMES_MAX: Final = 5
 _SAVE_FIRST: Final = (

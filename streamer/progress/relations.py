@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import Initial, RelationMapping

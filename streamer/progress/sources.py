@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from streamer.errors import ErrorReport, TargetFencedError
+from streamer.error_reports import ErrorReport
+from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping

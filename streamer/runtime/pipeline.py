@@ -25,7 +25,8 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import until_idle
-from streamer.errors import ErrorReport, SlotInUseError, SourceLimitError, StreamerError
+from streamer.error_reports import ErrorReport
+from streamer.errors import SlotInUseError, SourceLimitError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping

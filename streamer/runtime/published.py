@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from streamer.apply.lane import MappedRelation
+from streamer.error_reports import ErrorReport
 from streamer.errors import (
-    ErrorReport,
     IdentityLostError,
     SourceContentionError,
     SourceDivergedError,

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from streamer.errors import ErrorReport, TargetError, runbook_address
+from streamer.error_reports import ErrorReport, runbook_address
+from streamer.errors import TargetError
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import State

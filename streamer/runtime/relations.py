@@ -14,7 +14,8 @@ from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationS
 from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
-from streamer.errors import ErrorReport, MappingError
+from streamer.error_reports import ErrorReport
+from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping

@@ -7,7 +7,7 @@ from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from streamer.apply.lane import MappedRelation
 from streamer.apply.spool import StreamedSpool
 from streamer.decode.transactions import TransactionAssembler
-from streamer.errors import ErrorReport, SourceContentionError
+from streamer.error_reports import ErrorReport
+from streamer.errors import SourceContentionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock

@@ -12,8 +12,8 @@ from dataclasses import replace
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.error_reports import ErrorReport
 from streamer.errors import (
-    ErrorReport,
     SlotInUseError,
     SlotInvalidatedError,
     SlotMissingError,

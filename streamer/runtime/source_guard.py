@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping

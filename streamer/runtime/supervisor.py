@@ -17,13 +17,8 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import contained
-from streamer.errors import (
-    ErrorReport,
-    Retry,
-    SourceConnectionError,
-    StreamerError,
-    TransportError,
-)
+from streamer.error_reports import ErrorReport
+from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping, find_source
 from streamer.postgres.conninfo import reach_hint

@@ -15,7 +15,8 @@ from streamer.apply.counting import count_shares
 from streamer.apply.lane import Hold, Lane, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
-from streamer.errors import ErrorReport, StreamerError, TargetError
+from streamer.error_reports import ErrorReport
+from streamer.errors import StreamerError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping

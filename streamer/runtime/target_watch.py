@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import structlog
 
+from streamer.error_reports import runbook_address
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,
     TargetReadOnlyError,
     TargetRejectedError,
-    runbook_address,
 )
 from streamer.postgres.conninfo import probe_command, reach_hint, server_name
 from streamer.target.connection import TargetAddress, TargetConnection

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics

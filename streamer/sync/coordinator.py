@@ -14,7 +14,8 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
-from streamer.errors import ErrorReport, Retry, StreamerError, TargetError
+from streamer.error_reports import ErrorReport
+from streamer.errors import Retry, StreamerError, TargetError
 from streamer.mapping.rules import parse_name
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext

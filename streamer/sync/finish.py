@@ -15,13 +15,8 @@ import structlog
 
 from streamer.apply.counting import table_labels
 from streamer.apply.lane import MappedRelation
-from streamer.errors import (
-    ErrorReport,
-    Retry,
-    StreamerError,
-    TargetContentionError,
-    TargetFencedError,
-)
+from streamer.error_reports import ErrorReport
+from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.progress.copies import hand_over, is_handed_over
 from streamer.progress.relations import fail_copy

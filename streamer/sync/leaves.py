@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import ErrorReport, GapError
+from streamer.error_reports import ErrorReport
+from streamer.errors import GapError
 from streamer.hints import command
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known

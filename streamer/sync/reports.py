@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.progress.copies import set_copy_error
 from streamer.progress.relations import set_waiting
 from streamer.source.waits import Reported

@@ -26,8 +26,8 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
+from streamer.error_reports import ErrorReport
 from streamer.errors import (
-    ErrorReport,
     Retry,
     SnapshotExpiredError,
     SourceContentionError,

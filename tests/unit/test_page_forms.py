@@ -14,7 +14,8 @@ from streamer.admin.page.frame import own_path
 from streamer.admin.page.manual import manual_page, to_html
 from streamer.admin.page.mapping import as_given, shown_url
 from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
-from streamer.errors import ErrorReport, InvalidError
+from streamer.error_reports import ErrorReport
+from streamer.errors import InvalidError
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.passwords import with_password
 

@@ -6,13 +6,8 @@ from streamer.admin.api.errors import error_answer
 from streamer.admin.page.attention import attention
 from streamer.commands.doctor.diagnosis import judge_status
 from streamer.commands.status import SourceStatus, TableStatus
-from streamer.errors import (
-    ErrorReport,
-    StreamerError,
-    ThrottledError,
-    classes_of_errors,
-    runbook_address,
-)
+from streamer.error_reports import ErrorReport, classes_of_errors, runbook_address
+from streamer.errors import StreamerError, ThrottledError
 from streamer.runtime.readiness import reason_fields, source_reasons, target_reasons
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth, TargetState

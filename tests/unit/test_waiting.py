@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.errors import ErrorReport
+from streamer.error_reports import ErrorReport
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord

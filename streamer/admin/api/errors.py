@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from streamer.admin import models
+from streamer.error_reports import runbook_address
 from streamer.errors import (
     AdminError,
     ConfigurationError,
@@ -17,7 +18,6 @@ from streamer.errors import (
     TargetError,
     ThrottledError,
     UnauthenticatedError,
-    runbook_address,
 )
 from streamer.observability.logs import redact
 

@@ -31,13 +31,8 @@ from streamer.admin.events import Events
 from streamer.admin.page.render import render
 from streamer.admin.service import AdminService
 from streamer.config.settings import Role
-from streamer.errors import (
-    InvalidError,
-    StreamerError,
-    ThrottledError,
-    UnauthenticatedError,
-    runbook_address,
-)
+from streamer.error_reports import runbook_address
+from streamer.errors import InvalidError, StreamerError, ThrottledError, UnauthenticatedError
 from streamer.observability.logs import redact
 
 Row = dict[str, Any]

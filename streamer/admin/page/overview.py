@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from streamer.admin.page import view
 from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
-from streamer.errors import ErrorReport, NotFoundError, StreamerError, error_fields
+from streamer.error_reports import ErrorReport, error_fields
+from streamer.errors import NotFoundError, StreamerError
 from streamer.mapping.rules import SourceLabel
 from streamer.runtime.target_watch import TargetState
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from streamer.admin.activity import TableActivity
-from streamer.errors import ErrorReport, MappingError, runbook_address
+from streamer.error_reports import ErrorReport, runbook_address
+from streamer.errors import MappingError
 from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
 from streamer.sync.states import STARTING_SPARK, is_turn
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from streamer.error_reports import runbook_address
 from streamer.errors import (
     SourceConnectionError,
     SourceUnreadyError,
@@ -14,7 +15,6 @@ from streamer.errors import (
     TargetError,
     TargetSchemaError,
     UnpublishedError,
-    runbook_address,
 )
 from streamer.mapping.rules import RelationName
 from streamer.observability.logs import redact

@@ -17,7 +17,8 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import enduring
-from streamer.errors import ErrorReport, SourceError, SourceTakenError, StreamerError
+from streamer.error_reports import ErrorReport
+from streamer.errors import SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping

@@ -20,8 +20,8 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import contained
+from streamer.error_reports import ErrorReport
 from streamer.errors import (
-    ErrorReport,
     JournalError,
     Retry,
     SlotInUseError,
