@@ -35,13 +35,15 @@ select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.error end,
        case when i.is_in_step or r.needs_resync then r.error_code end, r.leaves, r.leaf_joins,
        case when i.is_in_step then r.resync else $5::text::jsonb end
-from streamer.former_relation f
+from unnest($2::text[], $3::text[]) w (source, target)
+join streamer.former_relation f on f.source_id = $1 and f.source = w.source
 join streamer.source s on s.id = f.source_id,
      lateral jsonb_populate_record(null::streamer.relation, f.relation) r,
      lateral (select $4::boolean and r.snapshot_lsn is not null and r.resync is null
                      and f.acknowledged_lsn = s.acknowledged_lsn as is_in_step) i
-where f.source_id = $1 and f.source = $2 and r.target = $3
-  and not exists (select from streamer.relation o where o.source_id = $1 and o.source = $2)
+where r.target = w.target
+  and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
+returning source
 """
 
 
@@ -51,18 +53,24 @@ async def keep_former(connection: TargetConnection, relation_id: int) -> None:
 
 
 async def bring_back(
-    connection: TargetConnection, source_id: int, source: str, target: str, *, may_resume: bool
-) -> bool:
-    """Make the record of a relation that was mapped before; tell whether there was one.
+    connection: TargetConnection, source_id: int, targets: dict[str, str], *, may_resume: bool
+) -> set[str]:
+    """Make the records of relations that were mapped before; return the source names of those.
 
-    *may_resume*: the stream is about to begin at the acknowledged position.
+    *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
+    position.
     """
-    returned = await connection.execute(
-        _RETURN_SQL, source_id, source, target, may_resume, json.dumps(Resync().to_json())
+    returned = await connection.fetch(
+        _RETURN_SQL,
+        source_id,
+        list(targets),
+        list(targets.values()),
+        may_resume,
+        json.dumps(Resync().to_json()),
     )
     await connection.execute(
-        "delete from streamer.former_relation where source_id = $1 and source = $2",
+        "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
         source_id,
-        source,
+        list(targets),
     )
-    return bool(returned)
+    return {row["source"] for row in returned}

@@ -43,6 +43,8 @@ async def set_lag_since(bookkeeping: Bookkeeping, since: dict[int, datetime | No
 
 async def set_visible(bookkeeping: Bookkeeping, visible: dict[int, Lsn | None]) -> None:
     """Store up to where everything of relations, by their id, is visible."""
+    if not visible:
+        return
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation r set visible_lsn = v.lsn::pg_lsn"

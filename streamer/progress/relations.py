@@ -1,6 +1,7 @@
 """The rows of streamer.relation: state, definition and progress of each mapped table."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -85,45 +86,65 @@ async def read_relation_records(
         return [_relation_record(row) for row in rows]
 
 
-async def register_relation(
-    bookkeeping: Bookkeeping, source_id: int, mapping: RelationMapping, *, may_resume: bool = False
-) -> RelationRecord:
-    """Return the record of a mapped relation; a new relation gets one.
+_MOVED_SQL: Final = """
+delete from streamer.relation r using unnest($2::text[], $3::text[]) w (source, target)
+where r.source_id = $1 and r.source = w.source and r.target <> w.target
+"""
+_NEW_SQL: Final = """
+insert into streamer.relation (source_id, source, target, type, expressions)
+select $1, w.* from unnest($2::text[], $3::text[], $4::text[], $5::text[]) w
+on conflict (source_id, source) do nothing
+"""
+_CHANGED_SQL: Final = """
+update streamer.relation r
+set type = w.type, expressions = w.expressions,
+    state = case when w.is_copied then 'init' else r.state end,
+    snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end,
+    error = null, error_code = null, needs_resync = false
+from unnest($2::text[], $3::text[], $4::text[], $5::boolean[])
+     w (source, type, expressions, is_copied)
+where r.source_id = $1 and r.source = w.source
+  and (r.type <> w.type or r.expressions is distinct from w.expressions)
+"""
+
+
+async def register_relations(
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    mappings: Iterable[RelationMapping],
+    *,
+    may_resume: bool = False,
+) -> list[RelationRecord]:
+    """Return the records of mapped relations, in the order of *mappings*; new ones get one.
 
     A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
     the stream is about to begin at the acknowledged position, the relation continues if that
     position has not moved since. A relation with another target is new. With another type, or other
     expressions, a copy fills the same target again, unless the mapping says `initial: none`.
+
+    The number of statements does not depend on the number of relations: a start with thousands
+    would take as many round trips.
     """
-    is_copied = mapping.rule.initial is not Initial.NONE
-    key = (source_id, str(mapping.source))
+    wanted = list(mappings)
+    targets = {str(mapping.source): str(mapping.target) for mapping in wanted}
+    sources, types = list(targets), [mapping.type.value for mapping in wanted]
+    marks = [mapping.rule.expressions_mark for mapping in wanted]
+    are_copied = [mapping.rule.initial is not Initial.NONE for mapping in wanted]
     async with bookkeeping.connection() as connection, transaction(connection):
-        await connection.execute(
-            "delete from streamer.relation where source_id = $1 and source = $2 and target <> $3",
-            *key,
-            str(mapping.target),
-        )
-        has_returned = await bring_back(
-            connection, *key, str(mapping.target), may_resume=may_resume
-        )
-        await connection.execute(
-            "insert into streamer.relation (source_id, source, target, type, expressions)"
-            " values ($1, $2, $3, $4, $6) on conflict (source_id, source) do update"
-            " set type = $4, expressions = $6,"
-            " state = case when $5 then 'init' else relation.state end,"
-            " snapshot_lsn = case when $5 then null else relation.snapshot_lsn end,"
-            " error = null, error_code = null, needs_resync = false"
-            " where relation.type <> $4 or relation.expressions is distinct from $6",
-            *key,
-            str(mapping.target),
-            mapping.type.value,
-            is_copied,
-            mapping.rule.expressions_mark,
-        )
+        await connection.execute(_MOVED_SQL, source_id, sources, list(targets.values()))
+        returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
+        await connection.execute(_NEW_SQL, source_id, sources, list(targets.values()), types, marks)
+        await connection.execute(_CHANGED_SQL, source_id, sources, types, marks, are_copied)
         rows = await connection.fetch(
-            f"{_RELATIONS_SQL} where source_id = $1 and source = $2", *key
+            f"{_RELATIONS_SQL} where source_id = $1 and source = any ($2::text[])",
+            source_id,
+            sources,
         )
-    return replace(_relation_record(rows[0]), has_returned=has_returned)
+    records = {
+        record.source: replace(record, has_returned=record.source in returned)
+        for record in map(_relation_record, rows)
+    }
+    return [records[source] for source in sources]
 
 
 async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:

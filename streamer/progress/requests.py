@@ -95,6 +95,13 @@ async def make_requests(
         await connection.execute(f"notify {CHANNEL}")
 
 
+async def has_requests(connection: TargetConnection) -> bool:
+    """Whether any request waits, for whichever source. The bookkeeping may not exist yet."""
+    if not await connection.fetch_value("select to_regclass('streamer.request') is not null"):
+        return False
+    return bool(await connection.fetch_value("select exists (select from streamer.request)"))
+
+
 async def take_requests(
     bookkeeping: Bookkeeping, source_id: int, pause: Callable[[int], None] = lambda _: None
 ) -> list[Request]:

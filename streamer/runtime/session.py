@@ -17,7 +17,7 @@ from streamer.errors import SourceContentionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
-from streamer.progress.relations import register_relation
+from streamer.progress.relations import register_relations
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
@@ -341,11 +341,11 @@ async def _register(
     may_resume: bool,
 ) -> list[MappedRelation]:
     """Create the records, lanes and states of relations; return these."""
-    added = []
-    for mapping in mappings:
-        record = await register_relation(
-            services.bookkeeping, source_id, mapping, may_resume=may_resume
-        )
+    wanted, added = list(mappings), []
+    records = await register_relations(
+        services.bookkeeping, source_id, wanted, may_resume=may_resume
+    )
+    for mapping, record in zip(wanted, records, strict=True):
         mapped = MappedRelation(
             record.relation_id,
             mapping,

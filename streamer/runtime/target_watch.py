@@ -27,6 +27,7 @@ from streamer.errors import (
     TargetRejectedError,
 )
 from streamer.postgres.conninfo import probe_command, reach_hint, server_name
+from streamer.progress.requests import has_requests
 from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.waiting import wait_for_event
 
@@ -173,8 +174,8 @@ class TargetWatch:
         on_request: Callable[[bool], None],
         on_error: Callable[[StreamerError], None],
     ) -> None:
-        """*on_request* is called with True after a notification that *is_request*, with False to
-        poll.
+        """*on_request* is called with True after a notification that *is_request*, with False when
+        a poll finds requests.
         """
         self.health = TargetHealth(server_name(address.dsn.reveal()))
         self._address = address
@@ -195,12 +196,26 @@ class TargetWatch:
                 await wait_for_event(self._woken, LOOK_SECONDS)
                 self._woken.clear()
                 was_asked, self._was_asked = self._was_asked, False
-                if was_asked or time.monotonic() - polled_at >= REQUEST_POLL_SECONDS:
+                is_due = time.monotonic() - polled_at >= REQUEST_POLL_SECONDS
+                if is_due:
                     polled_at = time.monotonic()
+                if was_asked or (is_due and await self._finds_requests()):
                     self._on_request(was_asked)
         finally:
             if self._connection is not None:
                 await self._connection.close()
+
+    async def _finds_requests(self) -> bool:
+        """Poll for requests; while the target does not answer there are none to find."""
+        connection = self._connection
+        if connection is None or connection.is_closed or not self.health.is_well:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await has_requests(connection)
+        except (StreamerError, TimeoutError):
+            connection.terminate()  # the next look says why
+            return False
 
     async def _look(self) -> None:
         before = self.health.state

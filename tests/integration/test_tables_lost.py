@@ -13,7 +13,7 @@ from streamer.commands.check.findings import Finding, Severity
 from streamer.config import static
 from streamer.mapping.rules import RelationMapping, RelationPattern, Secret, TableRule, parse_name
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import forget_relation, read_relation_records, register_relation
+from streamer.progress.relations import forget_relation, read_relation_records, register_relations
 from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
@@ -290,8 +290,8 @@ async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
             await forget_relation(bookkeeping, relation.relation_id)
         assert await read_relation_records(bookkeeping) == []
         source_id = before["public.a"].source_id
-        back = await register_relation(
-            bookkeeping, source_id, mappings["public.a"], may_resume=True
+        [back] = await register_relations(
+            bookkeeping, source_id, [mappings["public.a"]], may_resume=True
         )
         assert (back.state, back.end_lsn, back.publication_mark) == (
             "ready",
@@ -302,8 +302,8 @@ async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
             await connection.execute(
                 "update streamer.source set acknowledged_lsn = acknowledged_lsn + 1"
             )
-        back = await register_relation(
-            bookkeeping, source_id, mappings["public.b"], may_resume=True
+        [back] = await register_relations(
+            bookkeeping, source_id, [mappings["public.b"]], may_resume=True
         )
         assert (back.state, back.snapshot_lsn, back.owns_rows) == ("init", None, True)
     finally:

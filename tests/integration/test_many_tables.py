@@ -1,0 +1,108 @@
+"""The cost of many tables and many sources."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamer.mapping.rules import (
+    RelationMapping,
+    RelationName,
+    RelationPattern,
+    Secret,
+    TableRule,
+)
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import register_relations
+from streamer.progress.requests import CHANNEL, has_requests
+from streamer.progress.schema import migrate
+from streamer.runtime import target_watch
+from streamer.target.connection import TargetAddress, TargetConnection
+from tests.support.postgres import Database
+from tests.support.waiting import until
+
+
+def mapping(number: int) -> RelationMapping:
+    name = RelationName("public", f"t_{number}")
+    rule = TableRule(RelationPattern(name.namespace, name.name, False, False))
+    return RelationMapping(name, name, rule)
+
+
+async def test_a_start_asks_as_much_for_many_tables_as_for_one(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+
+    def counting(name: str) -> None:
+        real = getattr(TargetConnection, name)
+
+        async def run(self: TargetConnection, sql: str, *parameters: Any) -> Any:
+            statements.append(sql)
+            return await real(self, sql, *parameters)
+
+        monkeypatch.setattr(TargetConnection, name, run)
+
+    bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
+    try:
+        await migrate(bookkeeping)
+        target.execute(
+            "insert into streamer.source (database, slot, publication) values ('shop', 's', 'p')"
+        )
+        source_id = int(str(target.value("select id from streamer.source")))
+        for name in ("execute", "fetch"):
+            counting(name)
+        one = await register_relations(bookkeeping, source_id, [mapping(0)])
+        for_one = len(statements)
+        statements.clear()
+        many = [mapping(number) for number in (3, 1, 2, 0, *range(4, 300))]
+        found = await register_relations(bookkeeping, source_id, many)
+        assert len(statements) == for_one
+        assert [record.source for record in found] == [str(each.source) for each in many]
+        assert found[3].relation_id == one[0].relation_id
+        assert {record.state for record in found} == {"init"}
+    finally:
+        await bookkeeping.close()
+
+
+async def test_sources_ask_for_requests_only_if_there_are_any(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_watch, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(target_watch, "REQUEST_POLL_SECONDS", 0.0)
+    polls = 0
+    passed: list[bool] = []
+
+    async def counting(connection: TargetConnection) -> bool:
+        nonlocal polls
+        polls += 1
+        return await has_requests(connection)
+
+    monkeypatch.setattr(target_watch, "has_requests", counting)
+    address = TargetAddress.parse(Secret(target.url))
+    watch = target_watch.TargetWatch(
+        address, CHANNEL, lambda payload: True, passed.append, lambda error: None
+    )
+    bookkeeping = Bookkeeping(address)
+    watching = asyncio.create_task(watch.run())
+    try:
+        await until(lambda: polls >= 2)  # before there is any bookkeeping
+        await migrate(bookkeeping)
+        target.execute(
+            "insert into streamer.source (database, slot, publication) values ('shop', 's', 'p')"
+        )
+        before = polls
+        await until(lambda: polls >= before + 3)
+        assert passed == []
+        source_id = int(str(target.value("select id from streamer.source")))
+        await register_relations(bookkeeping, source_id, [mapping(0)])
+        # As if the notification had been lost with a connection.
+        target.execute(
+            "insert into streamer.request (relation_id, action)"
+            " select id, 'pause' from streamer.relation"
+        )
+        await until(lambda: bool(passed))
+        assert not any(passed)
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await bookkeeping.close()
