@@ -2,8 +2,9 @@
 still.
 
 ``--tables 5000`` makes that many tables in each source, ``--sources 200`` that many databases of a
-server. For the first start and for a restart it prints the time until all sources stream, CPU and
-memory of the process, transactions and connections at both servers, and the size of ``/metrics``.
+server. It prints figures for the first start and for a restart: the time until all sources stream,
+CPU and memory of the process, transactions and connections at both servers, and the size of
+``/metrics``.
 """
 
 import argparse
