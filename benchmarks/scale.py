@@ -2,9 +2,9 @@
 still.
 
 ``--tables 5000`` makes that many tables in each source, ``--sources 200`` that many databases of a
-server. It prints figures for the first start and for a restart: the time until all sources stream,
-CPU and memory of the process, transactions and connections at both servers, and the size of
-``/metrics``.
+server. It measures the first start and a restart. The figures are the time until all sources
+stream, CPU and memory of the process, and the size of ``/metrics``. For both servers it counts
+transactions and connections.
 """
 
 import argparse
