@@ -9,9 +9,12 @@ lock := $(python) -m uv pip compile --quiet --universal --generate-hashes --pyth
 # Tests wait for two thirds of their time, so six processes keep two processors busy. Each has servers
 # of its own, in memory where there is room.
 processes := --numprocesses 6 --dist worksteal
+hot_tests := tests/unit/test_frame_reader.py tests/unit/test_fold.py tests/unit/test_copydata.py \
+	tests/unit/test_transactions.py tests/property/test_compiled.py tests/property/test_blocks.py \
+	tests/property/test_fold.py tests/property/test_copydata.py
 build_tools := uv hatchling editables setuptools Cython
 
-.PHONY: help demo test matrix torture nightly check fix reference docs bench lock
+.PHONY: help demo test matrix torture sanitize nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
@@ -19,7 +22,8 @@ help:
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
-	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the matrix, and torture"
+	@echo "make sanitize   tests the extension module with bounds checks and an address sanitizer"
+	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the sanitizer, the matrix, and torture"
 	@echo "make check      checks lint, format and types"
 	@echo "make fix        fixes lint and format where the tools can"
 	@echo "make docs       builds the documentation as a site, in build/docs"
@@ -41,12 +45,22 @@ torture: $(installed)
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(STREAMING),--streaming $(STREAMING)) \
 		$(if $(POSTGRES),--postgres $(POSTGRES)) $(ARGS)
 
+# The extension module with bounds checks, under gcc's address sanitizer; the fast one comes back.
+sanitize: $(installed)
+	@$(python) hatch_build.py --checked >/dev/null
+	@failed=0; \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		STREAMER_IMPLEMENTATION=compiled $(python) -m pytest -p no:cacheprovider $(hot_tests) || failed=1; \
+	$(python) hatch_build.py >/dev/null; \
+	exit $$failed
+
 # Each part runs although one before it failed. The option is for loops of tests, which pytest-asyncio
 # makes without a look at the variable; the variable is for programs.
 nightly: $(installed)
 	@failed=0; \
 	PROPERTY_EXAMPLES=300 FUZZ_EXAMPLES=50 TEST_COMBINATIONS=all TEST_LOCK_SECONDS=120 PYTHONASYNCIODEBUG=1 \
 		$(MAKE) test ARGS='--asyncio-debug $(ARGS)' || failed=1; \
+	$(MAKE) sanitize || failed=1; \
 	$(MAKE) matrix || failed=1; \
 	$(MAKE) torture SECONDS=600 || failed=1; \
 	exit $$failed
