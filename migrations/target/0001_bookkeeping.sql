@@ -94,6 +94,9 @@ create table streamer.relation (
     lag_since timestamptz,
     -- Everything of the table up to here is visible; stored while a client waits for the table.
     visible_lsn pg_lsn,
+    -- The format in which the source sends values, and the reason for it; null before the first time.
+    transport text check (transport in ('text', 'binary')),
+    transport_reason text,
     unique (source_id, source)
 );
 

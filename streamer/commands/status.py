@@ -71,6 +71,9 @@ class TableStatus:
     identity: str | None = None
     """The identity of rows for updates: 'full', 'key …', or 'none' if the table gets inserts only.
     """
+    transport: str | None = None
+    """The format in which the source sends values: 'text' or 'binary'."""
+    transport_reason: str | None = None
 
 
 @dataclass(slots=True)
@@ -286,6 +289,8 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         waiting_for=relation.waiting_for,
         lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
         identity=relation.identity,
+        transport=relation.transport,
+        transport_reason=relation.transport_reason,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

@@ -176,6 +176,7 @@ _COLUMNS: Final = (
     _Column("type", lambda row: Text(row.type), 3),
     _Column("copied", lambda row: Text(_copied(row)), 2),
     _Column("position", lambda row: Text(row.end_lsn), 5),
+    _Column("transport", lambda row: Text(row.transport or ""), 6),
 )
 
 

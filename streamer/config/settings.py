@@ -105,8 +105,10 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "ignore": "streamer leaves the column out",
     },
     "transport": {
+        "auto": "binary if every table of the source qualifies for it, else text",
         "text": "works for every type",
-        "binary": "costs less CPU; needs PostgreSQL 14 and the same built-in types on both sides",
+        "binary": "as auto, with a warning in the log if a table does not qualify. Binary costs "
+        "less CPU; it needs PostgreSQL 14 and the same built-in types on both sides",
     },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",
@@ -415,10 +417,11 @@ class SourceSettings(Strict):
         "keep them until the end. Needs PostgreSQL 14 or later.",
     )
     transport: Transport = Field(
-        default=Transport.TEXT,
+        default=Transport.AUTO,
         title="Transport",
-        description="Format in which the source sends values. streamer falls back to text when a "
-        "column does not qualify for binary, and logs its name.",
+        description="Format in which the source sends values. One column that does not qualify for "
+        "binary makes all values of its source come as text. `status --json` has the transport of "
+        "each table, and the reason.",
     )
     forward_origins: bool = Field(
         default=False,

@@ -57,6 +57,7 @@ class OnColumnAdded(enum.StrEnum):
 class Transport(enum.StrEnum):
     """How the stream brings values."""
 
+    AUTO = "auto"
     TEXT = "text"
     BINARY = "binary"
 
@@ -347,7 +348,7 @@ class SourceMapping:
     url: Secret
     rules: tuple[TableRule, ...]
     streaming: bool = True
-    transport: Transport = Transport.TEXT
+    transport: Transport = Transport.AUTO
     forward_origins: bool = False
     failover: bool = False
     """The slot is one that standbys synchronize."""

@@ -41,6 +41,8 @@ class RelationRecord:
     resync: Resync
     publication_mark: str | None
     identity: str | None
+    transport: str | None
+    transport_reason: str | None
     needs_resync: bool
     expressions: str | None
     quarantined: int
@@ -53,7 +55,8 @@ select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, error_code, waiting_for, lag_since,
        visible_lsn::text as visible_lsn, target_created,
-       declared, owns_rows, resync, publication_mark, identity, needs_resync, expressions,
+       declared, owns_rows, resync, publication_mark, identity,
+       transport, transport_reason, needs_resync, expressions,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -165,6 +168,20 @@ async def set_published(
             list(published),
             [mark for mark, _ in published.values()],
             [identity for _, identity in published.values()],
+        )
+
+
+async def set_transports(bookkeeping: Bookkeeping, transports: dict[int, tuple[str, str]]) -> None:
+    """Store the transport of relations, by their id, and the reason."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation r set transport = t.transport, transport_reason = t.reason"
+            " from unnest($1::int8[], $2::text[], $3::text[]) t (id, transport, reason)"
+            " where r.id = t.id and (r.transport, r.transport_reason)"
+            " is distinct from (t.transport, t.reason)",
+            list(transports),
+            [transport for transport, _ in transports.values()],
+            [reason for _, reason in transports.values()],
         )
 
 

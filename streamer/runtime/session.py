@@ -17,7 +17,7 @@ from streamer.errors import SourceContentionError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.lock import SourceLock
-from streamer.progress.relations import register_relations
+from streamer.progress.relations import register_relations, set_transports
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
@@ -31,7 +31,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.table_events import TableEvents
-from streamer.runtime.transport import TEXT, choose_transport
+from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
 from streamer.source.connection import Connection, connection
@@ -73,14 +73,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class StreamTransport:
-    """How the stream sends values. ``binary_types``: see `RelationSource`."""
+    """How the stream sends values."""
 
-    binary_types: frozenset[int]
+    chosen: ChosenTransport
     conversion: "TextConversion | None"
 
     @property
     def is_binary(self) -> bool:
-        return self.binary_types != TEXT
+        return self.chosen.is_binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class _Opening:
         journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
         mappings, found = await resolve_at(plain, source, self._services.target_namespace)
         await forget_unmapped(bookkeeping, self._source_id, mappings)
-        binary_types = await choose_transport(
+        chosen = await choose_transport(
             source,
             server,
             self._services.address,
@@ -227,8 +227,8 @@ class _Opening:
             found,
             known_obstacle=self._attempt.binary_obstacle if journal is None else IS_JOURNAL,
         )
-        is_text = binary_types == TEXT
-        transport = StreamTransport(binary_types, await read_conversion(plain) if is_text else None)
+        conversion = None if chosen.is_binary else await read_conversion(plain)
+        transport = StreamTransport(chosen, conversion)
         publishing = Publishing(source, server, bookkeeping, relations)
         watch = SourceWatch(
             source, server, bookkeeping, relations, publishing, self._attempt.health
@@ -353,7 +353,7 @@ async def _register(
             relation_source(
                 tables.source,
                 found.get(mapping.source),
-                transport.binary_types,
+                transport.chosen.types,
                 tables.claim,
                 transport.conversion,
             ),
@@ -363,4 +363,6 @@ async def _register(
         tables.relations.add(mapped, record)
         added.append(mapped)
         publishing.know(record)
+    transports = {m.relation_id: transport.chosen.of(m.mapping.source) for m in added}
+    await set_transports(services.bookkeeping, transports)
     return added

@@ -5,7 +5,10 @@ option for the stream. The planner notices later changes (`streamer.apply.planne
 starts again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 import structlog
 
@@ -13,13 +16,43 @@ from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, Transport
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.sync.tables import published_relation
-from streamer.target.catalog import read_relation
+from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress, target_connection
 
 log = structlog.get_logger()
 
 TEXT: frozenset[int] = frozenset()
 """No type travels in binary."""
+IS_CHOSEN: Final = "the setting `transport` is text"
+_QUALIFIES: Final = "every written column has the same built-in type on both sides"
+_READ_TABLES: Final = 500
+"""So many definitions are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTransport:
+    """How a source sends values, and why.
+
+    ``types``: OIDs of types that come in binary; none when all is text. ``obstacle``: the reason
+    for text. ``of_tables``: the tables that are a reason themselves.
+    """
+
+    types: frozenset[int]
+    obstacle: str | None = None
+    of_tables: dict[RelationName, str] = field(default_factory=dict)
+
+    @property
+    def is_binary(self) -> bool:
+        return self.types != TEXT
+
+    def of(self, table: RelationName) -> tuple[str, str]:
+        """Return the transport of one table, and the reason in words."""
+        if self.obstacle is None:
+            return Transport.BINARY.value, _QUALIFIES
+        reason = self.of_tables.get(table)
+        if reason is None and self.of_tables:
+            reason = f"another table of the source needs it: {self.obstacle}"
+        return Transport.TEXT.value, reason or self.obstacle
 
 
 async def choose_transport(
@@ -30,46 +63,57 @@ async def choose_transport(
     relations: dict[RelationName, SourceRelation],
     *,
     known_obstacle: str | None = None,
-) -> frozenset[int]:
-    """Return the OIDs of types that come in binary; none when all is text.
+) -> ChosenTransport:
+    """Return how the source is to send values.
 
-    Logs the reason why a source with `transport: binary` sends text. *known_obstacle*: the reason
-    from an earlier attempt.
+    Says in the log why binary that is asked for is not used. *known_obstacle*: why it could not be
+    gone on with before.
     """
     if source.transport is Transport.TEXT:
-        return TEXT
-    obstacle = known_obstacle
-    types = TEXT
+        return ChosenTransport(TEXT, IS_CHOSEN)
     if server.version < VERSION_MIN:
-        obstacle = f"PostgreSQL {server.major} can send nothing else"
-    elif obstacle is None:
-        types, obstacle = await _look_for_obstacle(source, server, address, mappings, relations)
-    if obstacle is None:
-        return types
-    log.warning("text transport instead of binary", source=source.label, because=obstacle)
-    return TEXT
+        chosen = ChosenTransport(TEXT, f"PostgreSQL {server.major} can send nothing else")
+    elif known_obstacle is not None:
+        chosen = ChosenTransport(TEXT, known_obstacle)
+    else:
+        known = [m for m in mappings if m.source in relations]
+        chosen = await _look_for_obstacles(source, server, address, known, relations)
+    if chosen.obstacle is not None:
+        say = log.warning if source.transport is Transport.BINARY else log.info
+        say("text transport instead of binary", source=source.label, because=chosen.obstacle)
+    return chosen
 
 
-async def _look_for_obstacle(
+async def _look_for_obstacles(
     source: SourceMapping,
     server: SourceServer,
     address: TargetAddress,
-    mappings: Iterable[RelationMapping],
+    mappings: Sequence[RelationMapping],
     relations: dict[RelationName, SourceRelation],
-) -> tuple[frozenset[int], str | None]:
+) -> ChosenTransport:
+    obstacles: dict[RelationName, str] = {}
     async with target_connection(address, "streamer transport") as target:
         types = binary_types(server.version, target.server_version)
-        for mapping in mappings:
-            if (relation := relations.get(mapping.source)) is None:
-                continue
-            obstacle = binary_obstacle(
-                published_relation(relation),
-                mapping,
-                await read_relation(target, mapping.target),
-                sid=source.sid,
-                types=types,
-                type_names={column.name: column.type for column in relation.columns},
-            )
-            if obstacle is not None:
-                return types, obstacle
-    return types, None
+        for some in _batches(mappings):
+            there = await read_relations(target, [mapping.target for mapping in some])
+            for mapping in some:
+                relation = relations[mapping.source]
+                obstacle = binary_obstacle(
+                    published_relation(relation),
+                    mapping,
+                    there.get(mapping.target),
+                    sid=source.sid,
+                    types=types,
+                    type_names={column.name: column.type for column in relation.columns},
+                )
+                if obstacle is not None:
+                    obstacles[mapping.source] = obstacle
+    if not obstacles:
+        return ChosenTransport(types)
+    return ChosenTransport(TEXT, next(iter(obstacles.values())), obstacles)
+
+
+def _batches(mappings: Sequence[RelationMapping]) -> Iterator[list[RelationMapping]]:
+    rest = iter(mappings)
+    while some := list(islice(rest, _READ_TABLES)):
+        yield some

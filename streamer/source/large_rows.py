@@ -44,7 +44,7 @@ async def name_large_row(
     resync = command("resync", "*.*", database=source.database, sid=source.sid)
     error.hint = (
         f"make the row smaller there or exclude its column, then run: {resync}; "
-        "with `transport: binary` a bytea takes half the room"
+        "in binary transport a bytea takes half the room"
     )
     largest: tuple[int, str] | None = None
     try:

@@ -1,13 +1,15 @@
 """A relation in the target's catalogs, as far as applying changes depends on it."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import quote_qualified
 
 if TYPE_CHECKING:  # plans are pure, and this module describes their input
-    from streamer.target.connection import TargetConnection
+    from streamer.target.connection import Record, TargetConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class TargetRelation:
 
 
 _RELATION_SQL: Final = """
-select c.oid::int8 as oid, c.relkind = 'p' as is_partitioned,
+select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
+       c.relkind = 'p' as is_partitioned,
        exists (select from pg_catalog.pg_trigger t
                 where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled in ('A', 'R'))
          or exists (select from pg_catalog.pg_rewrite r
@@ -82,18 +85,24 @@ select c.oid::int8 as oid, c.relkind = 'p' as is_partitioned,
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
          and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable
-from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')
+from unnest($1::text[], $2::text[]) as wanted (namespace, relation)
+join pg_catalog.pg_namespace n on n.nspname = wanted.namespace
+join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = wanted.relation
+where c.relkind in ('r', 'p')
 """
 
 _COLUMNS_SQL: Final = """
-with recursive base (attnum, type_oid, modifier) as (
-    select a.attnum, a.atttypid, a.atttypmod from pg_catalog.pg_attribute a
-     where a.attrelid = $1::int8::oid and a.attnum > 0 and not a.attisdropped
+with recursive base (attrelid, attnum, type_oid, modifier) as (
+    select a.attrelid, a.attnum, a.atttypid, a.atttypmod
+      from pg_catalog.unnest($1::int8[]) as wanted (oid)
+      join pg_catalog.pg_attribute a on a.attrelid = wanted.oid::oid
+     where a.attnum > 0 and not a.attisdropped
     union all
-    select b.attnum, t.typbasetype, case when t.typtypmod >= 0 then t.typtypmod else b.modifier end
+    select b.attrelid, b.attnum, t.typbasetype,
+           case when t.typtypmod >= 0 then t.typtypmod else b.modifier end
       from base b join pg_catalog.pg_type t on t.oid = b.type_oid where t.typtype = 'd')
-select a.attname as name, pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
+select a.attrelid::int8 as relid, a.attname as name,
+       pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
        pg_catalog.format_type(b.type_oid, b.modifier) as base_type,
        coalesce((select pg_catalog.format('operator(%I.%s)', n.nspname, o.oprname)
           from pg_catalog.pg_opclass c
@@ -108,23 +117,24 @@ select a.attname as name, pg_catalog.format_type(a.atttypid, a.atttypmod) as typ
        pg_catalog.format_type(b.type_oid, -1) as plain_type, a.attnotnull as not_null,
        a.atthasdef or a.attidentity <> '' as has_default,
        a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always
-from pg_catalog.pg_attribute a join base b on b.attnum = a.attnum
+from base b join pg_catalog.pg_attribute a on a.attrelid = b.attrelid and a.attnum = b.attnum
 join pg_catalog.pg_type t on t.oid = b.type_oid
-where a.attrelid = $1::int8::oid and t.typtype <> 'd'
-order by a.attnum
+where t.typtype <> 'd'
+order by a.attrelid, a.attnum
 """
 
 _INDEXES_SQL: Final = """
-select i.indisprimary as is_primary,
+select i.indrelid::int8 as relid, i.indisprimary as is_primary,
        i.indisunique and i.indimmediate as is_unique,
        array(select a.attname::text
                from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
                join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
               where k.position <= i.indnkeyatts order by k.position) as columns
-from pg_catalog.pg_index i
+from pg_catalog.unnest($1::int8[]) as wanted (oid)
+join pg_catalog.pg_index i on i.indrelid = wanted.oid::oid
 join pg_catalog.pg_class x on x.oid = i.indexrelid
 join pg_catalog.pg_am m on m.oid = x.relam
-where i.indrelid = $1::int8::oid and i.indisvalid and i.indpred is null and i.indexprs is null
+where i.indisvalid and i.indpred is null and i.indexprs is null
   and m.amname = 'btree'
 order by i.indisprimary desc, i.indexrelid
 """
@@ -134,19 +144,43 @@ async def read_relation(
     connection: "TargetConnection", name: RelationName
 ) -> TargetRelation | None:
     """Read the definition of *name*; None if there is no such table."""
-    rows = await connection.fetch(_RELATION_SQL, name.namespace, name.name)
-    if not rows:
-        return None
-    (row,) = rows
-    columns = [TargetColumn(**c) for c in await connection.fetch(_COLUMNS_SQL, row["oid"])]
-    indexes = await connection.fetch(_INDEXES_SQL, row["oid"])
+    return (await read_relations(connection, [name])).get(name)
+
+
+async def read_relations(
+    connection: "TargetConnection", names: Sequence[RelationName]
+) -> dict[RelationName, TargetRelation]:
+    """Read the definitions of *names*, as far as there are such tables."""
+    rows = await connection.fetch(
+        _RELATION_SQL, [name.namespace for name in names], [name.name for name in names]
+    )
+    oids = [row["oid"] for row in rows]
+    columns = _by_relation(await connection.fetch(_COLUMNS_SQL, oids))
+    indexes = _by_relation(await connection.fetch(_INDEXES_SQL, oids))
+    found = (_relation(dict(r), columns[r["oid"]], indexes[r["oid"]]) for r in rows)
+    return {relation.name: relation for relation in found}
+
+
+def _by_relation(rows: "Iterable[Record]") -> dict[int, list[dict[str, Any]]]:
+    """Group rows by their ``relid``, which is left out."""
+    groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        fields = dict(row)
+        groups[fields.pop("relid")].append(fields)
+    return groups
+
+
+def _relation(
+    row: dict[str, Any], columns: list[dict[str, Any]], indexes: list[dict[str, Any]]
+) -> TargetRelation:
     return TargetRelation(
-        name=name,
-        columns={column.name: column for column in columns},
+        name=RelationName(row.pop("namespace"), row.pop("relation")),
+        columns={column["name"]: TargetColumn(**column) for column in columns},
         primary_key=next((tuple(i["columns"]) for i in indexes if i["is_primary"]), ()),
         unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
         leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
-        **{**row, "references": frozenset(row["references"])},
+        references=frozenset(row.pop("references")),
+        **row,
     )
 
 

@@ -406,3 +406,33 @@ async def test_text_of_another_encoding(
     finally:
         drop_database(source.server, name)
         source.name = original
+
+
+async def test_without_a_setting_a_source_comes_in_binary_as_soon_as_all_its_tables_qualify(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(f"{T}; create type mood as enum ('sad'); create table other (id int, m mood)")
+    both = "t: {initial: none}\nother: {initial: none}"
+    async with stream(both, group="transport: auto") as streamer:
+        await streamer.caught_up()
+        assert not is_binary(source)
+        because = (
+            'column "m" of table "public.other" is of public.mood, which is not safe in binary'
+        )
+        for name, reason in (
+            ("public.other", because),
+            ("public.t", f"another table of the source needs it: {because}"),
+        ):
+            table = await streamer.table(name)
+            assert (table["transport"], table["transport_reason"]) == ("text", reason)
+        for db in (source, target):
+            db.execute("alter table other alter m type text")
+        await streamer.stop()
+    async with stream(both, group="transport: auto") as streamer:
+        source.execute("insert into t values (1, 'a'); insert into other values (1, 'b')")
+        await streamer.caught_up()
+        assert is_binary(source)
+        assert (await streamer.table("public.t"))["transport"] == "binary"
+        assert_same(source, target, "t")
+        assert_same(source, target, "other")

@@ -56,9 +56,9 @@ def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "transport"),
-    [("", "text"), ("  transport: text\n", "text"), ("  transport: binary\n", "binary")],
+    [("", "auto"), ("  transport: text\n", "text"), ("  transport: binary\n", "binary")],
 )
-def test_transport_is_text_unless_binary_is_asked_for(
+def test_transport_is_chosen_by_streamer_unless_a_source_says_which(
     tmp_path: Path, more: str, transport: str
 ) -> None:
     _, mapping = static.load(write(tmp_path, more=more))
