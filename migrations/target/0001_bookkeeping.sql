@@ -125,6 +125,20 @@ begin
 end
 $$;
 
+-- Fails if a column of a target table is not of the type for which binary values were made.
+create function streamer.require_types(relation text, names text[], oids int8[])
+returns void language plpgsql as $$
+begin
+    if exists (select from unnest(names, oids) c (name, type_oid)
+               where not exists (select from pg_catalog.pg_attribute a
+                                  where a.attrelid = pg_catalog.to_regclass(relation)
+                                    and a.attname = c.name and a.atttypid = c.type_oid::oid)) then
+        raise exception using errcode = 'STR02',
+            message = 'table ' || relation || ' was changed meanwhile';
+    end if;
+end
+$$;
+
 -- Relations that are no longer mapped, with their last state: their rows in the target stay
 -- streamer's. One that comes back continues there if streamer has acknowledged nothing since;
 -- otherwise streamer copies it.

@@ -154,6 +154,12 @@ class ApplyPlan:
         used = self.input_positions(column.expression.names)
         return bool(used) and used <= unchanged
 
+    def uses(self, column: PlanColumn, positions: frozenset[int]) -> bool:
+        """Return whether a value at one of *positions* is, or goes into, that of *column*."""
+        if column.expression is None:
+            return column.position in positions
+        return bool(self.input_positions(column.expression.names) & positions)
+
     def needs_missing_value(self, unchanged: frozenset[int]) -> bool:
         """Return whether an expression needs a value that the source did not send (*unchanged*)."""
         if self.filter is not None and self.input_positions(self.filter.names) & unchanged:

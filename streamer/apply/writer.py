@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from streamer.apply.advice import advise
 from streamer.apply.fold import Fold
@@ -18,7 +18,7 @@ from streamer.apply.key_order import Removal, in_key_order, is_connected, remova
 from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
-from streamer.apply.sql.staged import OrderedRun, by_unchanged, staged_values
+from streamer.apply.sql.staged import OrderedRun, by_unchanged, masked_rows, staged_values
 from streamer.apply.sql.statements import (
     OP_DELETE,
     OP_FIRST_MOVED,
@@ -29,23 +29,17 @@ from streamer.apply.sql.statements import (
 )
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction
-from streamer.decode.tuples import PendingRow, Row
+from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
 from streamer.errors import (
     ConflictError,
     RowTooLargeError,
     StreamerError,
-    TargetSchemaError,
     TextEncodingError,
 )
 from streamer.failpoints import failpoint
 from streamer.mapping.rules import TableType
 
-_SAME_TYPES_SQL: Final = """
-select bool_and(exists (select from pg_catalog.pg_attribute a
-                         where a.attrelid = pg_catalog.to_regclass($1) and a.attname = c.name
-                           and a.atttypid = c.type_oid::oid))
-from unnest($2::text[], $3::int8[]) c (name, type_oid)
-"""
+T = TypeVar("T")
 
 HAS_DEFERRED_SQL: Final = """
 select exists (select from streamer.deferred_index where target = $1)
@@ -180,24 +174,17 @@ class Writer:
     ) -> None:
         moves = await self._stage_moves(fold, statements)
         if fold.deletes:
-            keys: Iterable[Any] = fold.deletes
-            if len(fold.plan.key) == 1:
-                keys = ([key] for key in keys)
-            columns = [statements.new(column) for column in fold.plan.key]
-            await self._copy_stage(statements, columns, keys, OP_DELETE)
-            await self._check_unique(statements, OP_DELETE)
-            deleted = await self._transaction.target.execute(statements.delete)
-            _check_count(deleted, len(fold.deletes))
-            if fold.plan.type is not TableType.APPEND and fold.plan.filter is None:
-                self._transaction.count_conflict(
-                    mapped, "delete_missing", len(fold.deletes) - deleted
-                )
-        for op, (unchanged, rows) in enumerate(
-            by_unchanged(fold.updates.values()), OP_FIRST_UPDATED
-        ):
-            missing = await self._write_updates(fold.plan, statements, op, unchanged, rows)
-            if fold.plan.filter is None:  # else it has just been let in
-                self._transaction.count_conflict(mapped, "update_missing", missing)
+            await self._write_deletes(mapped, fold, statements)
+        rows = in_order_of_keys(fold.updates)
+        whole = [row for row in rows if not is_partial(row)]
+        partial = [row for row in rows if is_partial(row)] if len(whole) < len(rows) else []
+        missing = 0
+        if whole:
+            missing = await self._write_whole(fold.plan, statements, whole)
+        if partial:
+            await self._write_partial(fold.plan, statements, partial)
+        if fold.plan.filter is None:  # else it has just been let in
+            self._transaction.count_conflict(mapped, "update_missing", missing)
         for op in moves:
             await self._transaction.target.execute(statements.insert_moved(op))
         if fold.inserts and fold.plan.has_expressions:
@@ -229,37 +216,81 @@ class Writer:
             ops.append(op)
         return ops
 
-    async def _write_updates(
-        self,
-        plan: ApplyPlan,
-        statements: Statements,
-        op: int,
-        unchanged: frozenset[int],
-        rows: list[PendingRow],
+    async def _write_deletes(
+        self, mapped: MappedRelation, fold: Fold, statements: Statements
+    ) -> None:
+        plan = fold.plan
+        keys: Iterable[Any] = in_order_of_keys({key: key for key in fold.deletes})
+        if len(plan.key) == 1:
+            keys = ([key] for key in keys)
+        columns = [statements.new(column) for column in plan.key]
+        deleted = await self._stage_and_run(
+            statements, columns, keys, OP_DELETE, statement=statements.delete
+        )
+        _check_count(deleted, len(fold.deletes))
+        if plan.type is not TableType.APPEND and plan.filter is None:
+            self._transaction.count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
+
+    async def _write_whole(
+        self, plan: ApplyPlan, statements: Statements, rows: list[PendingRow]
     ) -> int:
-        """Update rows; insert those that are missing, if they are whole, and return how many."""
-        update = statements.update(op, unchanged)
-        columns, positions = staged_values(plan, statements, unchanged)
-        await self._copy_stage(statements, columns, rows, op, positions)
-        await self._check_unique(statements, op)
-        is_filtered = plan.filter is not None
-        if (delete := statements.delete_filtered_out(op)) is not None:
-            await self._transaction.target.execute(delete)
-        if update is None and not is_filtered:
-            return 0
-        updated = await self._transaction.target.execute(update) if update is not None else 0
+        """Update rows, insert those that are missing, and return how many that were."""
+        op = OP_FIRST_UPDATED
+        columns, positions = staged_values(plan, statements, frozenset())
+        updated = await self._stage_and_run(
+            statements, columns, rows, op, positions, statement=statements.update(op)
+        )
         _check_count(updated, len(rows))
-        if updated == len(rows):
+        if updated == len(rows) or (statements.update(op) is None and plan.filter is None):
             return 0
-        if unchanged:
-            key = await self._transaction.target.fetch_value(statements.missing_key(op))
-            if is_filtered and key is None:
-                return 0
+        return await self._transaction.target.execute(statements.insert_missing(op))
+
+    async def _write_partial(
+        self, plan: ApplyPlan, statements: Statements, rows: list[PendingRow]
+    ) -> None:
+        """Update rows that lack unchanged values, which the target's rows keep."""
+        op = OP_FIRST_UPDATED + 1
+        lacking = [unchanged_positions(row) for row in rows]
+        update = statements.update(
+            op, frozenset.intersection(*lacking), masked=frozenset.union(*lacking)
+        )
+        columns, _ = staged_values(plan, statements, frozenset())
+        updated = await self._stage_and_run(
+            statements, ["mask", *columns], masked_rows(plan, rows), op, statement=update
+        )
+        _check_count(updated, len(rows))
+        if updated == len(rows) or (update is None and plan.filter is None):
+            return
+        key = await self._transaction.target.fetch_value(statements.missing_key(op))
+        if plan.filter is None or key is not None:
             raise ConflictError(
                 f"the row to update is missing, and its unchanged values with it: Key {key}",
                 kind="update_missing",
             )
-        return await self._transaction.target.execute(statements.insert_missing(op))
+
+    async def _stage_and_run(
+        self,
+        statements: Statements,
+        columns: list[str],
+        rows: Iterable[Any],
+        op: int,
+        positions: tuple[int, ...] | None = None,
+        *,
+        statement: str | None,
+    ) -> int:
+        """Stage rows as *op*, and write them by *statement*; return how many rows that touched.
+
+        That is one message, unless the target has to be asked for something in between.
+        """
+        target = self._transaction.target
+        delete = statements.delete_filtered_out(op) if op != OP_DELETE else None
+        if statement is not None and delete is None and statements.plan.key_is_indexed:
+            return await self._copy_stage(statements, columns, rows, op, positions, then=statement)
+        await self._copy_stage(statements, columns, rows, op, positions)
+        await self._check_unique(statements, op)
+        if delete is not None:
+            await target.execute(delete)
+        return 0 if statement is None else await target.execute(statement)
 
     async def _check_unique(self, statements: Statements, op: int) -> None:
         """Refuse keys staged as *op* that several rows of the target have, unless an index of the
@@ -296,18 +327,21 @@ class Writer:
         rows: Iterable[Any],
         op: int,
         positions: tuple[int, ...] | None = None,
-    ) -> None:
+        *,
+        then: str = "",
+    ) -> int:
         binary = statements.plan.binary
         # Without positions, rows have the staged values alone.
         count = len(columns) if positions is None else len(statements.plan.relation.columns)
         prefix = (constant(op, binary=binary, int_size=2),)
         chunks = encode_rows(rows, RowLayout(count, binary, positions, prefix))
-        await self._transaction.target.copy_in(
+        return await self._transaction.target.copy_in(
             statements.stage,
             ["op", *columns],
             paced(chunks),
             namespace="pg_temp",
             binary=binary,
+            then=then,
         )
 
     async def _copy_inserts(self, mapped: MappedRelation, fold: Fold) -> None:
@@ -322,24 +356,8 @@ class Writer:
             paced(chunks),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
+            then=mapped.statements(plan).plain.require_types if plan.binary else "",
         )
-        if plan.binary:
-            await self._check_types(plan)
-
-    async def _check_types(self, plan: ApplyPlan) -> None:
-        """Make sure that values arrived with the type that they were sent as.
-
-        The target rejects a text that does not fit, but four bytes are an integer and a float
-        alike. Tables that COPY has locked cannot change any more before the transaction ends.
-        """
-        unchanged = await self._transaction.target.fetch_value(
-            _SAME_TYPES_SQL,
-            plan.table,
-            [column.name for column in plan.columns],
-            [column.target.type_oid for column in plan.columns],
-        )
-        if not unchanged:
-            raise TargetSchemaError(f'target table "{plan.target.name}" was changed meanwhile')
 
     async def write_ordered(
         self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int
@@ -415,6 +433,19 @@ class Writer:
         await self._transaction.target.copy_in(
             table, columns, paced(chunks), namespace="pg_temp", binary=binary
         )
+
+
+def in_order_of_keys(changes: dict[Any, T]) -> list[T]:
+    """Return the values of *changes* in an order in which the target finds their keys faster.
+
+    Neighbours in an index are often neighbours in memory: writing in their order costs the target's
+    backend a third to a half less. The order has no other meaning. Keys that cannot be compared,
+    such as large ones, keep the order in which they came.
+    """
+    try:
+        return [changes[key] for key in sorted(changes)]
+    except TypeError:
+        return list(changes.values())
 
 
 def _name_column(error: StreamerError, plan: ApplyPlan) -> None:

@@ -25,7 +25,8 @@ TABLES: Final = (
     "installation",
     "migration",
 )
-"""All that is ours in the schema."""
+FUNCTIONS: Final = ("set_progress", "require_types")
+"""All that is ours in the schema: `TABLES` and these."""
 
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
 _DROP_SCHEMA_SQL: Final = """
@@ -93,6 +94,8 @@ async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
         if not await connection.fetch_value("select exists (select from streamer.source)"):
             tables = ", ".join(f"streamer.{name}" for name in TABLES)
             await connection.execute(f"drop table if exists {tables}")
-            await connection.execute("drop function if exists streamer.set_progress")
+            await connection.execute(
+                "drop function if exists streamer.set_progress, streamer.require_types"
+            )
             await connection.execute(_DROP_SCHEMA_SQL)
             await connection.execute(origin.DROP_SQL)

@@ -48,6 +48,8 @@ FENCED_STATE: Final = "STR01"
 """SQLSTATE of ``streamer.set_progress``: the stored progress is another than it was told. The
 error's detail has the ids of the relations concerned.
 """
+CHANGED_STATE: Final = "STR02"
+"""SQLSTATE of ``streamer.require_types``: a column is of another type than it was planned for."""
 
 # Parameters that asyncpg reads from a connection URI as libpq does.
 _PASSED: Final = frozenset(
@@ -174,6 +176,8 @@ def _translate(error: BaseException) -> StreamerError:
     if state == FENCED_STATE:
         ids = (getattr(error, "detail", None) or "").split(",")
         return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
+    if state == CHANGED_STATE:
+        return TargetSchemaError(f"target: {first_line(error)}")
     context = getattr(error, "context", None)
     message = f"target: {quoted_unless_known(first_line(error), state, context)}"
     match meaning(state, getattr(error, "severity_en", None), first_line(error)):

@@ -108,7 +108,7 @@ async def test_a_row_beyond_the_target_s_limit_is_named(
     monkeypatch.setattr(copydata, "ROW_BYTES_MAX", 3 * 1024 * 1024)
     for table in ("t", "other"):
         source.execute(f"create table {table} (id int primary key, big text)")
-    async with stream("t:\nother:") as streamer:
+    async with stream("t:\nother:", group="transport: text") as streamer:
         await streamer.caught_up()
         source.execute(f"insert into t values (1, 'small'), (7, {value(chr(92), 2)}), (8, 'more')")
         source.execute("insert into other values (1, 'goes on')")

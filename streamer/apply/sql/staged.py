@@ -58,9 +58,7 @@ class OrderedRun:
             new = [change.new[position] for position in new_positions]
             if is_partial(change.new):
                 self.is_partial = True
-                letters = "".join("u" if value is UNCHANGED else "." for value in new)
-                mask = constant(letters, binary=binary)
-                new = [null if value is UNCHANGED else value for value in new]
+                mask, *new = _masked(new, binary)
         old = [null] * len(old_positions)
         finds = change.old if change.old is not None else change.new
         if finds is not None and op != OP_INSERT and plan.identity is not Identity.NONE:
@@ -91,12 +89,8 @@ class OrderedRun:
     def _positions(self) -> tuple[list[int], list[int]]:
         """The positions of staged values: of new rows, and of old ones."""
         plan = self.plan
-        new = [column.position for column in plan.plain_columns]
         old = [column.position for column in plan.staged_key]
-        return (
-            new + [i.position for i in plan.inputs],
-            old + [i.position for i in plan.old_inputs],
-        )
+        return _new_positions(plan), old + [i.position for i in plan.old_inputs]
 
     def key_of(self, change_number: int) -> str | None:
         """Name the row of change *change_number*, if its values came as text."""
@@ -185,6 +179,29 @@ def by_unchanged(
     if whole:
         groups[frozenset()] = whole
     return groups.items()
+
+
+def _new_positions(plan: ApplyPlan) -> list[int]:
+    """Return where the values are that are staged of a new row."""
+    return [c.position for c in plan.plain_columns] + [i.position for i in plan.inputs]
+
+
+def _masked(values: list[Value], binary: bool) -> Row:
+    """Return *values* behind their mask, NULL where they are unchanged."""
+    letters = "".join("u" if value is UNCHANGED else "." for value in values)
+    null = constant(None, binary=binary)
+    return [
+        constant(letters, binary=binary),
+        *(null if value is UNCHANGED else value for value in values),
+    ]
+
+
+def masked_rows(plan: ApplyPlan, rows: Iterable[PendingRow]) -> Iterator[Row]:
+    """Yield rows that lack values as they are staged: all new values behind a mask."""
+    positions = _new_positions(plan)
+    for row in rows:
+        assert not isinstance(row, bytes), "a whole row"
+        yield _masked([row[position] for position in positions], plan.binary)
 
 
 def staged_values(

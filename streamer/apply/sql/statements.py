@@ -113,6 +113,20 @@ class Statements:
         sid = [SID] if self.plan.sid is not None else []
         return sid + [column.name for column in self.plan.columns]
 
+    @cached_property
+    def require_types(self) -> str:
+        """Make sure that values arrived with the type that they were sent as.
+
+        The target rejects a text that does not fit, but four bytes are an integer and a float
+        alike. Tables that COPY has locked cannot change any more before the transaction ends.
+        """
+        names = ", ".join(quote_literal(column.name) for column in self.plan.columns)
+        oids = ", ".join(str(column.target.type_oid) for column in self.plan.columns)
+        return (
+            f"select streamer.require_types({quote_literal(self.plan.table)}, "
+            f"array[{names}]::text[], array[{oids}]::int8[])"
+        )
+
     def _sid_matches(self, table: str) -> str:
         if self.plan.sid is None:
             return ""
@@ -140,13 +154,22 @@ class Statements:
             f"where s.op = {OP_DELETE} and {self._matches_new_key}"
         )
 
-    def update(self, op: int, unchanged: frozenset[int] = frozenset()) -> str | None:
-        """Update from rows staged as *op*, except for the positions *unchanged*; None if that is
-        all.
+    def update(
+        self,
+        op: int,
+        unchanged: frozenset[int] = frozenset(),
+        masked: frozenset[int] = frozenset(),
+    ) -> str | None:
+        """Update from rows staged as *op*; None if nothing is to be written.
+
+        All of these rows lack the values at positions *unchanged*. Some lack those at *masked*, as
+        their mask tells; the target's row keeps these.
         """
+        by_mask = self._values(bool(masked), "t")
         assignments = [
-            f"{quote_identifier(column.name)} = {self.value(column)}"
-            for column in self.plan.columns
+            f"{quote_identifier(column.name)} = "
+            f"{value if self.plan.uses(column, masked) else self.value(column)}"
+            for column, value in zip(self.plan.columns, by_mask, strict=True)
             if column not in self.plan.key and not self.plan.is_unchanged(column, unchanged)
         ]
         if not assignments:
