@@ -3,7 +3,7 @@
 Only the server's statements are compared: the client encodes beforehand. Rows come in binary; the
 variants of a profile take turns, each in a transaction of its own. The figure is the microseconds
 of processor time that the backend needs for one row (``/proc/<pid>/schedstat``), as the median of
-the rounds. ``BENCH_BINDIR`` chooses the server.
+the rounds.
 """
 
 import argparse
@@ -19,12 +19,16 @@ from typing import Any
 import psycopg
 from psycopg.types.numeric import Int8
 
-from benchmarks.servers import ITEMS, SETTINGS, binaries
+from benchmarks.servers import find_binaries, settings_for
 from streamer.commands.embedded import Server
 
 Rows = list[tuple[Any, ...]]
 Variant = Callable[[psycopg.Connection, Rows, Rows], None]
 
+ITEMS = (
+    "create table items (id bigint primary key, name text, amount numeric(12,2), at timestamptz,"
+    " note text) with (fillfactor = 90, autovacuum_enabled = off)"
+)
 TYPES = ["int8", "text", "numeric", "timestamptz", "text"]
 NAMES = ["id", "name", "amount", "at", "note"]
 AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -238,10 +242,12 @@ def main() -> None:
     parser.add_argument("--table", type=int, default=300_000, help="rows of the table")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=int, action="append", help="changes of a transaction")
+    parser.add_argument("--postgres", default="machine", help="as `find_binaries` takes it")
     options = parser.parse_args()
+    binaries = find_binaries(options.postgres)
     with tempfile.TemporaryDirectory(prefix="streamer-bench-") as directory:
         Path(directory).chmod(0o755)
-        server = Server(Path(directory) / "target", binaries(), SETTINGS)
+        server = Server(Path(directory) / "target", binaries, settings_for(binaries))
         server.create()
         server.start()
         try:
@@ -256,7 +262,7 @@ def main() -> None:
 
 
 def prepare(connection: psycopg.Connection, size: int) -> None:
-    connection.execute(f"{ITEMS} with (fillfactor = 90, autovacuum_enabled = off)")
+    connection.execute(ITEMS)
     copy_items(connection, [row(key) for key in range(1, size + 1)])
     connection.execute("vacuum analyze items")
     connection.execute(STAGE)

@@ -293,7 +293,8 @@ class Pipeline:
             if not budget.has_room(tables):
                 await budget.wait_for_room(tables)
             elif count:
-                await asyncio.sleep(GATHER_SECONDS if count >= LOAD_MESSAGES else REST_SECONDS)
+                may_rest = count < LOAD_MESSAGES and not session.acknowledgement.is_awaited
+                await asyncio.sleep(REST_SECONDS if may_rest else GATHER_SECONDS)
             else:
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
