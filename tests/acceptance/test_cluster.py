@@ -258,6 +258,36 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
         assert VALUE not in text
 
 
+def test_a_comparison_on_a_cluster_ships_its_code_and_leaves_no_value_behind(
+    cluster: Cluster, source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute(f"insert into t select g, '{VALUE}' || g from generate_series(1, 500) g")
+    for db in (source, target):
+        db.parameters = f"password={SECRET}"
+    config = tmp_path / "config.yaml"
+    settings = f"sync: {{spark_master: '{cluster.url}', jobs: 2}}"
+    write_config(config, source, target, "t:", settings=settings)
+    with Process(config, spark=False) as process:
+        caught_up(process, 120)
+        target.execute("update t set v = 'other' where id = 7; delete from t where id = 8")
+        compared = subprocess.run(
+            [sys.executable, "-m", "streamer", "-c", config, "compare", "--json"],
+            env=os.environ | cluster.environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert process.terminate() == 0
+    assert compared.returncode == 1, compared.stderr
+    (table,) = json.loads(compared.stdout)["tables"]
+    assert (table["missing"], table["extra"], table["different"]) == (1, 0, 1), compared.stderr
+    recorded = written(cluster.work, cluster.directory / "events")
+    for text in (compared.stdout, compared.stderr, recorded):
+        assert SECRET not in text
+        assert VALUE not in text
+
+
 async def make_bookkeeping(target: Database) -> None:
     bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
     await migrate(bookkeeping)
