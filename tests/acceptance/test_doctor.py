@@ -139,7 +139,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
     content = path.read_bytes()
     again = command(config, "doctor", "--bundle", str(path))
     assert (again.returncode, path.read_bytes()) == (2, content)
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
     nowhere = command(config, "doctor", "--bundle", str(tmp_path / "no" / "bundle.zip"))
     assert nowhere.returncode == 2
     assert "cannot write" in nowhere.stderr
