@@ -18,6 +18,7 @@ from streamer.commands.check.target_facts import (
     TargetFacts,
     TargetServer,
 )
+from streamer.mapping.rules import RelationName
 from streamer.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_check_capacity import SERVER as SOURCE
@@ -127,3 +128,7 @@ def test_a_table_that_would_be_written_to_itself() -> None:
         (replace(same, system_identifier="2"), 0),
     ):
         assert len(list(check_loops(TargetFacts(server, NOTHING), [source]))) == count
+    source.mappings = [
+        replace(mapping, target=RelationName("copies", "t")) for mapping in source.mappings
+    ]
+    assert list(check_loops(TargetFacts(same, NOTHING), [source])) == []
