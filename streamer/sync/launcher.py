@@ -153,29 +153,33 @@ class SparkLauncher:
         )
         for path in self._waiting:
             self._send("run", path)
-        # Java tells its version while the process imports its modules.
-        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
-            await self._stop()
-            self._fail_waiting(SparkJobError(obstacle, hint=FIX))
-            return False
         last_words: list[str] = []
         assert self._process.stderr is not None
         listening = asyncio.create_task(
             _keep_last(self._process.stderr, last_words), name="spark-stderr"
         )
-        is_idle = False
+        is_idle, obstacle = False, None
         try:
-            is_idle = await self._follow(self._process)
+            # Java tells its version while the process imports its modules.
+            obstacle = await asyncio.to_thread(find_obstacle)
+            if obstacle is None:
+                is_idle = await self._follow(self._process)
         finally:
+            process = self._process
             await self._stop()
-            # The last line says why the process ended. It may not have been read yet.
+            # The last line says why the process ended. The launcher may not have read it yet.
             await asyncio.wait([listening], timeout=STOP_SECONDS)
+            if not listening.done():  # the JVM outlives its driver, and may wait for a task
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait([listening], timeout=STOP_SECONDS)
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
             # A job that came at the last moment is for the next process.
-            failed = not is_idle and self._fail_waiting(
-                SparkJobError(f"the Spark process ended: {words}")
-            )
+            error = SparkJobError(f"the Spark process ended: {words}")
+            if obstacle is not None:
+                error = SparkJobError(obstacle, hint=FIX)
+            failed = not is_idle and self._fail_waiting(error)
         return not failed
 
     def _fail_waiting(self, error: SparkJobError) -> bool:

@@ -361,8 +361,10 @@ class TargetConnection:
     async def set_up_origin(self) -> None:
         """Tag the session's later transactions as replicated, if the role may.
 
-        Callers end such transactions with `commit`.
+        Callers end such transactions with `commit`. A session that has an origin keeps it.
         """
+        if self._has_origin:
+            return
         with translating():
             await self._connection.execute(origin.SET_UP_SQL)
             row = await self._connection.fetchrow(origin.RESULT_SQL)

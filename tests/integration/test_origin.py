@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from streamer.commands.embedded import Server
+from streamer.mapping.rules import Secret
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_identifier
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from tests.support.postgres import Database, assert_same, database, running, versions
 from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
@@ -244,3 +246,18 @@ def test_places_of_dropped_databases_are_taken_when_there_are_no_others(
             ended(kept, 1)
             kept.execute(origin.DROP_SQL)
             assert len(own_origins(kept)) == 1, "what is in use is left"
+
+
+async def test_a_session_that_has_an_origin_keeps_it(target: Database) -> None:
+    """A round finishes several copies over one session, and each asks for an origin."""
+    target.execute("create table t (id int)")
+    session = await TargetConnection.connect(TargetAddress.parse(Secret(target.url)), "streamer")
+    try:
+        for number in range(2):
+            await session.set_up_origin()
+            async with transaction(session):
+                await session.execute(f"insert into public.t values ({number})")
+            (row,) = await session.fetch(origin.RESULT_SQL)
+            assert row["tagged"]
+    finally:
+        await session.close()
