@@ -9,6 +9,7 @@ transactions and connections.
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument("--postgres", default="machine")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    # Ended by a signal, the servers stop too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     with (
         source_and_target(find_binaries(options.postgres), SETTINGS) as (source, target),
         tempfile.TemporaryDirectory() as directory,

@@ -12,7 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.decode.pgoutput import from_datetime
@@ -20,6 +27,9 @@ from streamer.errors import StreamerError
 from streamer.mapping.rules import SourceLabel
 
 log = structlog.get_logger()
+
+# The time when each counter began would double the series of a busy table.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 

@@ -28,3 +28,11 @@ async def test_a_scrape_reads_in_the_event_loop_and_renders_in_a_thread() -> Non
     here = threading.get_ident()
     assert read_in == [here]
     assert built_in != [here]
+
+
+async def test_a_busy_table_has_one_series_for_each_operation() -> None:
+    metrics = Metrics()
+    counts = {"insert": 1, "update": 2, "delete": 3, "truncate": 0}
+    metrics.count_changes(("shop", "", "public.orders"), counts)
+    lines = (await metrics.render()).decode().splitlines()
+    assert len([line for line in lines if 'table="public.orders"' in line]) == len(counts)
