@@ -133,6 +133,10 @@ class SparkLauncher:
 
     async def _run_process(self) -> bool:
         """Run a process to its end; return whether it did its work."""
+        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
+            self._fail_waiting(SparkJobError(obstacle, hint=FIX))
+            self._wanted.clear()  # until a submitter asks again
+            return False
         arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
@@ -158,12 +162,9 @@ class SparkLauncher:
         listening = asyncio.create_task(
             _keep_last(self._process.stderr, last_words), name="spark-stderr"
         )
-        is_idle, obstacle = False, None
+        is_idle = False
         try:
-            # Java tells its version while the process imports its modules.
-            obstacle = await asyncio.to_thread(find_obstacle)
-            if obstacle is None:
-                is_idle = await self._follow(self._process)
+            is_idle = await self._follow(self._process)
         finally:
             process = self._process
             await self._stop()
@@ -177,8 +178,6 @@ class SparkLauncher:
             words = self._last_error or (last_words[-1] if last_words else "no message")
             # A job that came at the last moment is for the next process.
             error = SparkJobError(f"the Spark process ended: {words}")
-            if obstacle is not None:
-                error = SparkJobError(obstacle, hint=FIX)
             failed = not is_idle and self._fail_waiting(error)
         return not failed
 

@@ -3,10 +3,8 @@ why.
 """
 
 import asyncio
-import contextlib
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same
@@ -16,17 +14,6 @@ TASKS = (
     "select pid from pg_stat_activity"
     " where application_name like 'streamer copy%' and datname = current_database()"
 )
-
-
-def spark_processes() -> list[int]:
-    """Return the JVMs and drivers below this process."""
-    names = ("streamer.sync.spark_job", "org.apache.spark", "streamer.sync.class_archive")
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any(name in " ".join(child.cmdline()) for name in names):
-                found.append(child.pid)
-    return found
 
 
 async def test_a_round_that_is_given_up_makes_room_for_the_next(
@@ -81,9 +68,3 @@ async def test_a_spark_that_cannot_start_is_said_and_tried_again(
             await asyncio.wait_for(streamer.caught_up(90), 100)
             assert_same(source, target, "t")
             assert (await streamer.table("public.t"))["error"] is None
-
-            async def has_ended() -> bool:
-                return not spark_processes()
-
-            assert spark_processes()
-            await streamer.eventually(has_ended, 30)
