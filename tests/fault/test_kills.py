@@ -6,19 +6,29 @@ from pathlib import Path
 import pytest
 
 from streamer.failpoints import NAMES
+from streamer.progress.requests import CHANNEL
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, status
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
-STREAMING = sorted(name for name in NAMES if not name.startswith(("sync.", "indexes.", "journal.")))
+_OTHERS = ("sync.", "indexes.", "journal.", "compare.")
+STREAMING = sorted(name for name in NAMES if not name.startswith(_OTHERS))
 
 
 def write_large(source: Database) -> None:
     """The transactions that a drainer applies in pieces."""
     source.execute(
         "insert into keyless select g % 3, repeat('x', 300) from generate_series(1, 40000) g"
+    )
+
+
+def request_all(target: Database) -> None:
+    """An operator's requests, which change nothing."""
+    target.execute(
+        "insert into streamer.request (relation_id, action) select id, 'resume'"
+        f" from streamer.relation; notify {CHANNEL}"
     )
 
 
@@ -41,6 +51,8 @@ def test_killed_at(
             write(source, first, first + 5)
             if name == "drain.piece_written" and first == 40:
                 write_large(source)
+            if name == "requests.taken":
+                request_all(target)
             first += 5
         assert process.process.returncode == -9
     write(source, first, first + 20)
