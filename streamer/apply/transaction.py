@@ -34,6 +34,12 @@ from streamer.target.connection import TargetAddress, TargetConnection
 
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
+DELETED_ROWS_MAX: Final = 2000
+"""A staging table with more rows, dead ones included, is emptied by TRUNCATE instead of DELETE.
+
+TRUNCATE costs a new file and catalog rows. ON COMMIT DELETE ROWS would truncate all staging tables
+of the session in every transaction that touches a temporary table.
+"""
 
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
@@ -65,8 +71,10 @@ class TargetTransaction:
         self._metrics = metrics
         self._lock_seconds = lock_seconds
         self._connection: TargetConnection | None = None
-        self._stages: OrderedDict[str, Statements] = OrderedDict()
-        self._used_stages: set[str] = set()
+        self._stages: OrderedDict[str, tuple[Statements, int]] = OrderedDict()
+        """The session's staging tables by name, each with the rows written since its TRUNCATE."""
+        self._may_have_others = False
+        """The session may have staging tables that `_stages` lacks, with any rows in them."""
         self._given_up: int | None = None
         self._claims: Collection[Claim] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
@@ -115,6 +123,7 @@ class TargetTransaction:
 
     async def _open(self) -> None:
         self._forget_stages()
+        self._may_have_others = False
         connection = await TargetConnection.connect(self._address, self._name, applies=True)
         try:
             milliseconds = int(self._lock_seconds * 1000)
@@ -147,15 +156,15 @@ class TargetTransaction:
     # ---- the transaction -----------------------------------------------------------------------
 
     async def begin(self) -> None:
-        self._used_stages.clear()
         self._conflicts.clear()
         # A deferrable constraint is checked at the source's commit at the latest, not before.
         self.target.begin("begin; set constraints all deferred")
 
     def _forget_stages(self) -> None:
-        # Staging tables made in a transaction go with it; asking for them again is cheap.
+        # A rollback removes the staging tables that its transaction made, and gives others the rows
+        # back that they held before.
         self._stages.clear()
-        self._used_stages.clear()
+        self._may_have_others = True
 
     async def rollback(self) -> None:
         """Roll back; a connection that is lost has done so already."""
@@ -164,7 +173,7 @@ class TargetTransaction:
             self.disconnect()
             return
         try:
-            await self._connection.execute("rollback")
+            await self._connection.rollback()
         except TargetError:
             self.disconnect()
 
@@ -176,7 +185,7 @@ class TargetTransaction:
 
     async def rollback_to_savepoint(self) -> None:
         self._forget_stages()
-        await self.target.execute("rollback to savepoint streamer")
+        await self.target.rollback("streamer")
 
     async def check_constraints(self) -> None:
         """Make deferred constraints speak now."""
@@ -190,7 +199,9 @@ class TargetTransaction:
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
         self._committing = dict(moved)
-        last = _progress_sql(moved, self._claims) if moved else ""
+        last = "; ".join(
+            [*self._empty_large_stages(), *([_progress_sql(moved, self._claims)] if moved else [])]
+        )
         # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
         committing = asyncio.ensure_future(self.target.commit(last))
         try:
@@ -249,19 +260,34 @@ class TargetTransaction:
 
     # ---- for writers ---------------------------------------------------------------------------
 
-    async def stage(self, statements: Statements) -> None:
-        """Create the staging table of *statements*, or empty it."""
-        stage = statements.stage
-        if stage not in self._stages:
+    def stage(self, statements: Statements, count: int | None = None) -> None:
+        """Have an empty staging table of *statements* for *count* small rows, or for any rows.
+
+        The server makes or empties it together with the next message.
+        """
+        target, stage = self.target, statements.stage
+        known = self._stages.pop(stage, None)
+        rows = 0
+        if known is None:
             while len(self._stages) >= STAGES_MAX:
-                _, oldest = self._stages.popitem(last=False)
-                await self.target.execute(oldest.drop_stage)
-            await self.target.execute(statements.create_stage)
-            self._stages[stage] = statements
-        self._stages.move_to_end(stage)
-        if stage in self._used_stages:
-            await self.target.execute(statements.truncate_stage)
-        self._used_stages.add(stage)
+                _, (oldest, _) = self._stages.popitem(last=False)
+                target.send_before_next(oldest.drop_stage)
+            target.send_before_next(statements.create_stage)
+            if self._may_have_others:
+                target.send_before_next(statements.truncate_stage)
+        elif known[1] <= DELETED_ROWS_MAX:
+            rows = known[1]
+            target.send_before_next(statements.delete_stage)
+        else:
+            target.send_before_next(statements.truncate_stage)
+        self._stages[stage] = statements, rows + (DELETED_ROWS_MAX + 1 if count is None else count)
+
+    def _empty_large_stages(self) -> list[str]:
+        """Return statements that free the space of large staging tables."""
+        large = [each for each in self._stages.values() if each[1] > DELETED_ROWS_MAX]
+        for statements, _ in large:
+            self._stages[statements.stage] = statements, 0
+        return [statements.truncate_stage for statements, _ in large]
 
     def count_conflict(self, mapped: MappedRelation, kind: str, number: int) -> None:
         """Count conflicts in the metrics after their commit."""

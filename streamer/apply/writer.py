@@ -45,6 +45,9 @@ HAS_DEFERRED_SQL: Final = """
 select exists (select from streamer.deferred_index where target = $1)
 """
 
+LARGE_WINDOW_BYTES: Final = 1024 * 1024
+"""The server frees the space of staged rows at the end of a window that is larger."""
+
 WriteOrdered = Callable[[LaneWindow, MappedRelation, int, int], Awaitable[None]]
 """Writes one relation's changes of some shares in exact order."""
 
@@ -60,6 +63,8 @@ class Writer:
     ) -> None:
         self._transaction = transaction
         self._write_ordered = write_ordered or self.write_ordered
+        self._is_large = False
+        """Whether the present window is large, so that its staging tables take much space."""
 
     async def write(self, window: LaneWindow) -> None:
         """Write a window as sets where that gives the same result, else in exact order.
@@ -67,6 +72,7 @@ class Writer:
         In tables that foreign keys connect, write referenced rows before those that refer to them,
         and remove them after those.
         """
+        self._is_large = window.size > LARGE_WINDOW_BYTES
         if not self.orders_by_keys(window):
             for relation in window.relations.values():
                 await self._write_relation(window, relation)
@@ -86,6 +92,9 @@ class Writer:
             else:
                 await self._write_fold(relation.mapped, relation.folds[0].additions())
         await self._remove(step for step in reversed(steps) if step[1] is Removal.LAST)
+
+    def _small(self, count: int) -> int | None:
+        return None if self._is_large else count
 
     def orders_by_keys(self, window: LaneWindow) -> bool:
         return self._transaction.target.checks_foreign_keys and is_connected(window)
@@ -131,7 +140,7 @@ class Writer:
         is_staged = plan.has_expressions  # rows without updates or deletes, too
         if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
             statements = mapped.statements(plan).sets
-            await self._transaction.stage(statements)
+            self._transaction.stage(statements, self._small(fold.row_count))
             async with self.planned_for(mapped, plan):
                 await self._write_changes(mapped, fold, statements)
         if fold.inserts and not is_staged:
@@ -157,7 +166,7 @@ class Writer:
     ) -> None:
         """Have the table hold the rows inserted after a TRUNCATE, and no others."""
         statements = mapped.statements(fold.plan).sets
-        await self._transaction.stage(statements)
+        self._transaction.stage(statements, self._small(len(fold.inserts)))
         async with self.planned_for(mapped, fold.plan):
             columns, positions = staged_values(fold.plan, statements, frozenset())
             rows = fold.inserts.values()
@@ -387,7 +396,7 @@ class Writer:
             if isinstance(statements, SplitStatements):
                 await self._write_split(run, statements)
                 return
-            await self._transaction.stage(statements)
+            self._transaction.stage(statements)
             await self.copy_staged(statements, run.rows())
             await self._transaction.target.execute(statements.ordered(partial=run.is_partial))
         except StreamerError as exc:
@@ -404,7 +413,7 @@ class Writer:
         rows = run.rows()
         done = 0
         while some := list(islice(rows, statements.rows_max)):
-            await self._transaction.stage(statements)
+            self._transaction.stage(statements)
             try:
                 await self.copy_staged(statements, some)
             except StreamerError as exc:

@@ -258,7 +258,7 @@ class TargetConnection:
 
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
-        self._begin = ""
+        self._before = ""
         self._has_origin = False
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows written here."""
@@ -374,11 +374,20 @@ class TargetConnection:
 
     def begin(self, sql: str) -> None:
         """Begin a transaction by *sql*, which the server gets together with the next statement."""
-        self._begin = f"{sql}; "
+        self._before = f"{sql}; "
 
-    def _take_begin(self) -> str:
-        begin, self._begin = self._begin, ""
-        return begin
+    def send_before_next(self, sql: str) -> None:
+        """Send a statement without parameters together with the next one, before it."""
+        self._before += f"{sql}; "
+
+    def _take_before(self) -> str:
+        before, self._before = self._before, ""
+        return before
+
+    async def rollback(self, savepoint: str | None = None) -> None:
+        """Roll back, to *savepoint* if that is given. Statements not sent yet are not run."""
+        self._before = ""
+        await self.execute(f"rollback to savepoint {savepoint}" if savepoint else "rollback")
 
     async def commit(self, last: str = "") -> None:
         """Run the statement *last* and commit, in one message.
@@ -388,7 +397,7 @@ class TargetConnection:
         stamp = origin.STAMP_SQL if self._has_origin else ""
         sql = "; ".join(filter(None, [last, stamp, "commit"]))
         with translating(), self._watch.waiting():
-            status: str = await self._connection.execute(self._take_begin() + sql)
+            status: str = await self._connection.execute(self._take_before() + sql)
         if status != "COMMIT":
             # COMMIT of a transaction in which a statement failed is no error to the server.
             raise TargetError(f'target: the answer to COMMIT was "{status}"')
@@ -406,28 +415,28 @@ class TargetConnection:
         """Run a statement, or several without parameters; return how many rows the last touched."""
         with translating(), self._watch.waiting():
             if parameters:
-                await self._begin_alone()
+                await self._send_before()
             else:
-                sql = self._take_begin() + sql
+                sql = self._take_before() + sql
             status: str = await self._connection.execute(sql, *parameters)
         return _row_count(status)
 
-    async def _begin_alone(self) -> None:
+    async def _send_before(self) -> None:
         # A message with parameters has one statement.
-        if self._begin:
-            await self._connection.execute(self._take_begin())
+        if self._before:
+            await self._connection.execute(self._take_before())
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
         """Run a query and return its rows."""
         with translating(), self._watch.waiting():
-            await self._begin_alone()
+            await self._send_before()
             rows: list[Record] = await self._connection.fetch(sql, *parameters)
         return rows
 
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:
         """Run a query and return the first column of its first row, or None."""
         with translating(), self._watch.waiting():
-            await self._begin_alone()
+            await self._send_before()
             return await self._connection.fetchval(sql, *parameters)
 
     async def describe(self, sql: str) -> str:
@@ -466,7 +475,7 @@ class TargetConnection:
         listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
         options = "format binary" if binary else "format text"
         copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
-        sql = self._take_begin() + "; ".join(filter(None, [copy, then]))
+        sql = self._take_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
             # asyncpg's copy_to_table calls this with one statement; it skips the answers of others.
             status: str = await self._connection._copy_in(sql, watched(), None)

@@ -79,6 +79,7 @@ def all_statements(plan: ApplyPlan) -> list[str]:
     statements = Statements(plan)
     texts = [
         statements.create_stage,
+        statements.delete_stage,
         statements.truncate_stage,
         statements.drop_stage,
         statements.truncate,
@@ -86,6 +87,7 @@ def all_statements(plan: ApplyPlan) -> list[str]:
         statements.ordered(partial=True),
         statements.insert_moved(OP_FIRST_MOVED),
         SplitStatements(plan).create_stage,
+        SplitStatements(plan).delete_stage,
         SplitStatements(plan).truncate_stage,
         SplitStatements(plan).drop_stage,
         SplitStatements(plan).ordered(partial=True),
@@ -213,7 +215,7 @@ def test_the_staging_table_has_plain_types_and_a_name_of_the_plans_own() -> None
     assert statements.stage == "streamer_stage_42"
     assert statements.create_stage == (
         "create temporary table if not exists streamer_stage_42 (seq integer, op smallint, mask text, "
-        "at timestamptz, o_0 bigint, c_0 bigint, c_1 integer) on commit delete rows"
+        "at timestamptz, o_0 bigint, c_0 bigint, c_1 integer)"
     )
 
 

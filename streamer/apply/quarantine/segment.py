@@ -76,7 +76,7 @@ class SegmentWriter:
 
     async def _write_some(self, statements: Statements, segment: _ItemRun) -> None:
         plan, blocked, items = segment.plan, segment.blocked, segment.items
-        await self._transaction.stage(statements)
+        self._transaction.stage(statements)
         run = OrderedRun(plan)
         await self._stage_segment(statements, segment, run)
         if segment.staged:

@@ -31,7 +31,7 @@ REFUSED: Final = "streamer_refused"
 """A temporary table: staged changes that the target refused, with why, and those that follow."""
 CREATE_REFUSED: Final = (
     f"create temporary table if not exists {REFUSED} "
-    "(seq integer, state text, message text, detail text) on commit delete rows; "
+    "(seq integer, state text, message text, detail text) on commit drop; "
     f"truncate pg_temp.{REFUSED}"
 )
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
@@ -94,10 +94,11 @@ class Statements:
     def create_stage(self) -> str:
         columns = ["seq integer", "op smallint", "mask text", "at timestamptz"]
         columns += [f"{name} {kind}" for name, kind in self.staged]
-        return (
-            f"create temporary table if not exists {self.stage} ({', '.join(columns)}) "
-            "on commit delete rows"
-        )
+        return f"create temporary table if not exists {self.stage} ({', '.join(columns)})"
+
+    @property
+    def delete_stage(self) -> str:
+        return f"delete from pg_temp.{self.stage}"
 
     @property
     def truncate_stage(self) -> str:

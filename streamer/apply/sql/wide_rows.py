@@ -65,9 +65,7 @@ class Part:
     @property
     def create(self) -> str:
         columns = ", ".join(f"{n} {t}" for n, t in zip(self.columns, self.types, strict=True))
-        return (
-            f"create temporary table if not exists {self.table} ({columns}) on commit delete rows"
-        )
+        return f"create temporary table if not exists {self.table} ({columns})"
 
     def rows(self, staged: Sequence[Row]) -> Iterator[Row]:
         """Take this part's values out of *staged* rows, each behind its ``seq``."""
@@ -128,6 +126,10 @@ class SplitStatements(Statements):
     @cached_property
     def create_stage(self) -> str:
         return "; ".join(part.create for part in self.parts)
+
+    @property
+    def delete_stage(self) -> str:
+        return "; ".join(f"delete from pg_temp.{part.table}" for part in self.parts)
 
     @property
     def truncate_stage(self) -> str:
