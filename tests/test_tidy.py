@@ -221,13 +221,16 @@ DRIVERS = {
         *("sync.spark_job", "sync.spark_start", "sync.spark_worker"),
         "compare.spark_program",
     },
-    # Beside source/ and sync/: connection strings are libpq's, so it reads them, and commands speak
-    # to servers for a person, not for the stream.
-    "psycopg": {"source", "sync", "compare", "commands", "postgres.conninfo"},
+    # Beside source/ and sync/: connection strings are libpq's, so it reads them. psycopg knows the
+    # binary formats. Commands speak to servers for a person, not for the stream.
+    "psycopg": {
+        *("source", "sync", "compare", "commands"),
+        *("postgres.conninfo", "postgres.binary_values"),
+    },
     "aiosqlite": {"admin.rows", "admin.store"},
 }
-PARSERS = {"postgres.conninfo": {"psycopg"}}
-"""Pure modules that use a driver nevertheless: libpq reads a string for them."""
+PARSERS = {"postgres.conninfo": {"psycopg"}, "postgres.binary_values": {"psycopg"}}
+"""Pure modules that use a driver nevertheless: it reads a string or a value for them."""
 
 
 def reached(module: Module) -> Iterator[Module]:

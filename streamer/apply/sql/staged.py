@@ -18,6 +18,7 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import (
     NULL,
+    NULL_BINARY,
     UNCHANGED,
     PendingRow,
     Row,
@@ -25,7 +26,10 @@ from streamer.decode.tuples import (
     is_partial,
     unchanged_positions,
 )
+from streamer.postgres.binary_values import binary_text
 
+_SHOWN_MAX: Final = 100
+"""Characters of a key's value in a message."""
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 
@@ -81,9 +85,7 @@ class OrderedRun:
         table = f'target table "{plan.mapping.target}"'
         if row is None or plan.identity is not Identity.KEY:
             return table
-        names = ", ".join(column.name for column in plan.key)
-        values = ", ".join(_shown(row[column.position], plan.binary) for column in plan.key)
-        return f"{table}, Key ({names})=({values})"
+        return f"{table}, {key_text(plan.key, _texts(plan, row))}"
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[int]]:
@@ -93,9 +95,9 @@ class OrderedRun:
         return _new_positions(plan), old + [i.position for i in plan.old_inputs]
 
     def key_of(self, change_number: int) -> str | None:
-        """Name the row of change *change_number*, if its values came as text."""
+        """Name the row of change *change_number*."""
         plan = self.plan
-        if plan.binary or plan.identity is not Identity.KEY:
+        if plan.identity is not Identity.KEY:
             return None
         change = self._change(change_number)
         if change is None:
@@ -145,18 +147,17 @@ def _is_utf8(value: Value) -> bool:
     return True
 
 
-def _shown(value: Value, binary: bool) -> str:
-    """Return a key's value for a message; of one in binary, an integer or its text."""
-    data = bytes(value)[4:] if binary else bytes(value)
-    if binary and len(data) in (2, 4, 8):
-        return str(int.from_bytes(data, "big", signed=True))
-    return data.decode("utf-8", "backslashreplace")[:100]
-
-
 def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
+    """Yield the values of the key as text; of a type without a text here, in hexadecimal."""
     for column in plan.key:
         value = row[column.position]
-        yield None if value is NULL else value.decode("utf-8", "replace")
+        if value is NULL or value is NULL_BINARY:
+            yield None
+        elif plan.binary:
+            type_oid = plan.relation.columns[column.position].type_oid
+            yield binary_text(bytes(value)[4:], type_oid)[:_SHOWN_MAX]
+        else:
+            yield bytes(value).decode("utf-8", "backslashreplace")[:_SHOWN_MAX]
 
 
 def commit_time_value(commit_time: int, binary: bool) -> Value:
