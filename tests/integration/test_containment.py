@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -57,18 +57,24 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
     for db in (source, target):
         db.execute(DDL)
     monkeypatch.setattr(supervisor, "MANUAL_RETRY_SECONDS", 0.2)
-    dispatch = Dispatcher._dispatch
     broken = [True]
 
-    def fails(self: Dispatcher, piece: Any) -> Dispatched:
-        if broken:
-            broken.clear()
-            raise KeyError("a defect")
-        return dispatch(self, piece)
+    def breaks_once(name: str) -> None:
+        whole = getattr(Dispatcher, name)
+
+        def fails(self: Dispatcher, *arguments: Any) -> Dispatched:
+            if broken:
+                broken.clear()
+                raise KeyError("a defect")
+            return cast("Dispatched", whole(self, *arguments))
+
+        monkeypatch.setattr(Dispatcher, name, fails)
 
     async with stream(TABLES) as streamer:
         await streamer.caught_up(SECONDS)
-        monkeypatch.setattr(Dispatcher, "_dispatch", fails)
+        # A transaction is dispatched alone or in a block.
+        breaks_once("_dispatch")
+        breaks_once("_dispatch_block")
         source.execute("insert into t values (1, 'one')")
         await streamer.caught_up(SECONDS)
         assert not broken
