@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, command
+from tests.support.process import SPARK_PYTHON, Process, caught_up, command
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
@@ -87,7 +87,7 @@ def test_a_large_table_joins(source: Database, target: Database, tmp_path: Path)
         with writing(source):
             # Both parts of Spark die as well, each with the program running on.
             resync(target, process)
-            for part in ("java", "pyspark.daemon"):
+            for part in ("java", SPARK_PYTHON):
                 eventually(lambda: target.execute(copying), 120, f"copies\n{process.output}")
                 found = eventually(partial(process.children, part))
                 psutil.Process(found[0].pid).kill()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database, assert_same, contents
-from tests.support.process import Process, caught_up, command, status
+from tests.support.process import SPARK_PYTHON, Process, caught_up, command, status
 from tests.support.streamer import write_config
 from tests.support.values import ROWS, TYPES, UPDATES
 from tests.support.waiting import eventually
@@ -197,7 +197,7 @@ def test_a_table_with_foreign_rows_is_not_emptied_without_consent(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("victims", [("pyspark.daemon", "java"), ("run",)], ids=["spark", "run"])
+@pytest.mark.parametrize("victims", [(SPARK_PYTHON, "java"), ("run",)], ids=["spark", "run"])
 def test_killing_any_part_of_a_copy_ends_equal(
     source: Database, target: Database, tmp_path: Path, victims: tuple[str, ...]
 ) -> None:

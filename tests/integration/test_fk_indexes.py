@@ -233,7 +233,12 @@ async def test_a_truncate_that_meets_a_build_passes(
 
             await streamer.eventually(is_waiting)
             source.execute("truncate orders; insert into orders values (2), (3)")
-            truncating = "select pid from pg_stat_activity where query ilike 'truncate%' and wait_event_type = 'Lock' and datname = current_database()"
+            # The worker sends BEGIN and TRUNCATE as one query.
+            truncating = (
+                "select pid from pg_stat_activity where datname = current_database()"
+                " and application_name like 'streamer %' and wait_event_type = 'Lock'"
+                """ and query ilike '%truncate "public"."orders"%'"""
+            )
 
             async def is_truncating() -> bool:
                 return bool(target.execute(truncating))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 
@@ -19,6 +19,7 @@ from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.mapping.rules import Mapping
+from streamer.sync.spark_start import WORKER_SETTINGS
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 
@@ -88,6 +89,10 @@ class Process:
 
     def wait(self, seconds: float) -> int:
         return self.process.wait(seconds)
+
+
+SPARK_PYTHON: Final = f"-m {WORKER_SETTINGS['spark.python.daemon.module']}"
+"""In the command line of Spark's Python processes. The JVM's has the module's name only."""
 
 
 def command(
