@@ -212,8 +212,8 @@ class SlotCheck:
         if slot is not None and slot.active_pid is not None:
             raise SlotInUseError(f"{problem}: another process reads it, into its journal")
         raise SourceDivergedError(
-            f"{problem}: the target went back in time, a session moved the slot, or another "
-            "machine has the journal with the missing changes"
+            f"{problem}: the target was restored to an earlier time, a session moved the slot, or "
+            "another machine has the journal with the missing changes"
         )
 
     def another_history(self) -> SourceDivergedError:
