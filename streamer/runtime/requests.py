@@ -47,6 +47,7 @@ class Requests:
                 match request.action:
                     case "pause":
                         self._relations.set_state(mapped, State.PAUSED)
+                        self._coordinator.ask_no_more(mapped)
                         self._pause(request.relation_id)
                     case "resume":
                         await self._resume(mapped)
@@ -74,6 +75,7 @@ class Requests:
     async def _resume(self, mapped: MappedRelation) -> None:
         lane = self._relations.lane(mapped)
         if self._coordinator.is_at(mapped):
+            self._coordinator.ask_again(mapped)
             self._relations.set_state(mapped, State.COPYING)
         elif Hold.SYNC in lane.hold or mapped.is_set_aside:
             if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
@@ -87,11 +89,12 @@ class Requests:
         self._end_pause(lane)
 
     async def _resync(self, mapped: MappedRelation, request: Request) -> None:
+        mapped.resync = request.resync
         if self._coordinator.is_at(mapped):
+            self._coordinator.ask_again(mapped)
             self._relations.set_state(mapped, State.COPYING)
             self._relations.lane(mapped).release(Hold.PAUSED)
             return
-        mapped.resync = request.resync
         self._relations.set_state(mapped, State.INIT)
         through_lsn = self._tracker.newest_lsn
         before = self._relations.lane(mapped)

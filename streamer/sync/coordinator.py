@@ -47,6 +47,14 @@ class SyncCoordinator:
         self._queue.request(mapped)
         self._wanted.set()
 
+    def ask_again(self, mapped: MappedRelation) -> None:
+        """An operator asks for the copy of *mapped* while it is wanted or under way."""
+        self._queue.ask_again(mapped)
+
+    def ask_no_more(self, mapped: MappedRelation) -> None:
+        """An operator pauses *mapped*: it gets no second copy if the one under way fails."""
+        self._queue.ask_no_more(mapped)
+
     def give_up(self, mapped: MappedRelation) -> None:
         """End the copy of *mapped* that is wanted or under way, without an error."""
         self._queue.give_up(mapped)
@@ -78,6 +86,8 @@ class SyncCoordinator:
                     backoff = Backoff(first=0.5)
                 except StreamerError as exc:
                     await self._end_early(batch, exc, backoff)
+                if self._queue.waiting:  # failed copies that an operator asked for again
+                    self._wanted.set()
         finally:
             if self._snapshot is not None:
                 await self._snapshot.close()

@@ -19,6 +19,8 @@ class CopyQueue:
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
         """Taken, and neither handed over nor in error."""
+        self._asked_again: set[MappedRelation] = set()
+        """An operator asked for the copy after the round took them."""
         self._rewrites: Counter[MappedRelation] = Counter()
 
     def request(self, mapped: "MappedRelation") -> None:
@@ -30,7 +32,29 @@ class CopyQueue:
         batch = [mapped for mapped in self._waiting if not mapped.is_set_aside]
         self._waiting.clear()
         self._copying.update(batch)
+        self._asked_again.clear()
         return batch
+
+    def ask_again(self, mapped: "MappedRelation") -> None:
+        """An operator asks for *mapped*, which a round copies: its failure begins another copy.
+
+        The operator may have removed the cause of the failure, behind the snapshot of the round.
+        """
+        if mapped in self._copying:
+            self._asked_again.add(mapped)
+
+    def ask_no_more(self, mapped: "MappedRelation") -> None:
+        """An operator asks for no copy of *mapped* behind the one under way."""
+        self._asked_again.discard(mapped)
+
+    def failed(self, mapped: "MappedRelation") -> bool:
+        """The copy of *mapped* has failed; return whether the next round tries again."""
+        is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
+        self._asked_again.discard(mapped)
+        self.remove(mapped)
+        if is_asked_again:
+            self.request(mapped)
+        return is_asked_again
 
     def remove(self, mapped: "MappedRelation") -> None:
         """The copy of *mapped* under way is over."""

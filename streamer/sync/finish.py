@@ -19,7 +19,7 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.progress.copies import hand_over, is_handed_over
-from streamer.progress.relations import fail_copy
+from streamer.progress.relations import demand_copy, fail_copy
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy, exchange_of
@@ -52,7 +52,7 @@ class Finisher:
         """Restore the target, then report the reason of the failure.
 
         In this order: a table in state "error" has its indexes, unless the server refuses to build
-        them.
+        them. If an operator asked for the copy after it began, the next round tries again.
         """
         try:
             async with self._context.target() as target:
@@ -64,7 +64,15 @@ class Finisher:
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
-        self._queue.remove(mapped)
+        if self._queue.failed(mapped):
+            await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+            log.warning(
+                "a copy failed and begins again, because an operator asked for it meanwhile",
+                source=self._context.source.label,
+                table=str(mapped.mapping.source),
+                error=error.text,
+            )
+            return
         self._context.events.copy_failed(mapped, error)
 
     async def declare(self, target: TargetConnection, copy: TableCopy) -> None:

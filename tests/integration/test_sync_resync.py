@@ -532,3 +532,34 @@ async def test_killed_meanwhile_the_old_rows_stay(
         assert {count for (count,) in seen} <= {100, 101}
         assert_same(source, target, "t")
         assert stages(target) == []
+
+
+async def test_a_resync_during_a_copy_that_fails_begins_another(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator corrects a row behind the snapshot of the copy, and asks for a resync."""
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'bad')")
+    target.execute("create table t (id int primary key, v text check (v <> 'bad'))")
+    has_snapshot, is_corrected, is_asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    submit = SparkLauncher.submit
+
+    async def wait_and_submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        has_snapshot.set()
+        await is_asked.wait()
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", wait_and_submit)
+
+    def taken(_: str) -> None:
+        # The engine looks for requests at its start, too. It fulfils them before other tasks run.
+        if is_corrected.is_set():
+            is_asked.set()
+
+    monkeypatch.setattr("streamer.runtime.requests.failpoint", taken)
+    async with stream("t:") as streamer:
+        await asyncio.wait_for(has_snapshot.wait(), 60)
+        source.execute("update t set v = 'good'")
+        is_corrected.set()
+        await ask(streamer)
+        await streamer.caught_up()
+        assert contents(target, "t") == [("(1,good)",)]

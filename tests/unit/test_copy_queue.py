@@ -25,6 +25,23 @@ def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
     assert queue.unfinished(batch) == [batch[2]]
 
 
+def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    queue.request(mapped)
+    queue.ask_again(mapped)
+    queue.take()
+    assert not queue.failed(mapped), "the round began after the operator asked"
+    queue.request(mapped)
+    queue.take()
+    queue.ask_again(mapped)
+    assert queue.failed(mapped)
+    assert queue.take() == [mapped]
+    queue.ask_again(mapped)
+    queue.ask_no_more(mapped)
+    assert not queue.failed(mapped)
+    assert queue.is_empty
+
+
 def test_a_relation_that_was_set_aside_leaves_the_queue() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
