@@ -66,9 +66,11 @@ class Finishing:
                 task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
             for kept in self._free:
                 await kept.close()
+        finally:  # a cancelled close would leave a session behind
+            for kept in self._free:
+                kept.terminate()
 
     async def _finish(self, copy: TableCopy, rows: int, size: int) -> None:
         async with self._places:

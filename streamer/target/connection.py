@@ -587,6 +587,12 @@ class KeptConnection:
             await self._connection.close()
             self._connection = None
 
+    def terminate(self) -> None:
+        """Close the connection without waiting for the server."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
 
 @asynccontextmanager
 async def transaction(connection: TargetConnection) -> AsyncIterator[None]:

@@ -95,8 +95,10 @@ def test_told_to_stop_while_it_spools(
         write(source, 0, 20)
 
         def is_spooling() -> bool:
-            fill(source)
-            return bool(journal_files(tmp_path)) and unconfirmed_bytes(source) < 1024 * 1024
+            if journal_files(tmp_path) and unconfirmed_bytes(source) < 1024 * 1024:
+                return True
+            fill(source)  # more than that
+            return False
 
         eventually(is_spooling, 60, process.output)
         assert process.terminate() == 0, process.output
