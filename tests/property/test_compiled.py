@@ -15,13 +15,13 @@ from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError
 from streamer.hot import choice
 from tests.property import encode
+from tests.support.compiled import compiled, needs_compiled
 from tests.unit.build import apply_plan
 
 RELID = 16385
 COLUMNS = ("a", "b", "c")
 
-compiled, _ = choice.choose("")
-pytestmark = pytest.mark.skipif(compiled is None, reason="the extension module was not built")
+pytestmark = needs_compiled
 
 
 def with_implementation(module: Any, patch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,15 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.hot import choice
+from tests.support.compiled import compiled, needs_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-compiled, _ = choice.choose("")
-pytestmark = pytest.mark.skipif(compiled is None, reason="the extension module was not built")
+pytestmark = needs_compiled
 
 _GET = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int
