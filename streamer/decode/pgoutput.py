@@ -39,6 +39,11 @@ KEY_TUPLE: Final = ord("K")
 OLD_TUPLE: Final = ord("O")
 NEW_TUPLE: Final = ord("N")
 
+OWN_PREFIX: Final = "streamer."
+"""Begins the prefix of every logical message that is an instruction to streamer."""
+DDL_PREFIX: Final = f"{OWN_PREFIX}ddl"
+EXECUTE_PREFIX: Final = f"{OWN_PREFIX}execute"
+
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -117,6 +122,11 @@ class LogicalMessage:
     message_lsn: Lsn
     prefix: str
     content: bytes
+
+    @property
+    def is_instruction(self) -> bool:
+        """Whether it belongs to streamer and has a place among the changes of its transaction."""
+        return self.transactional and self.prefix.startswith(OWN_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,17 +211,26 @@ class _Cursor:
     def lsn(self) -> Lsn:
         return Lsn(int.from_bytes(self._take(8), "big"))
 
-    def string(self) -> str:
+    def _terminated(self) -> bytes:
         end = self._data.find(b"\0", self._position)
         if end < 0:
             raise self.error("truncated")
         data = self._data[self._position : end]
-        try:
-            text = data.decode() if self._conversion is None else self._conversion.name(data)
-        except UnicodeDecodeError:
-            raise self.error("undecodable text in") from None
         self._position = end + 1
-        return text
+        return data
+
+    def string(self) -> str:
+        start = self._position
+        data = self._terminated()
+        try:
+            return data.decode() if self._conversion is None else self._conversion.name(data)
+        except UnicodeDecodeError:
+            self._position = start
+            raise self.error("undecodable text in") from None
+
+    def prefix(self) -> str:
+        """The prefix of a message of any program: the source does not check its encoding."""
+        return self._terminated().decode(errors="replace")
 
     def content(self) -> bytes:
         return self._take(self.int32())
@@ -304,7 +323,7 @@ def _message(cursor: _Cursor) -> LogicalMessage:
     flags = cursor.int8()
     if flags > 1:
         raise cursor.error("unknown flags in")
-    return LogicalMessage(flags == 1, cursor.lsn(), cursor.string(), cursor.content())
+    return LogicalMessage(flags == 1, cursor.lsn(), cursor.prefix(), cursor.content())
 
 
 def _stream_start(cursor: _Cursor) -> StreamStart:

@@ -11,6 +11,11 @@ ABORT of a subtransaction removes exactly the messages with its xid. These inclu
 messages: the source rolled back their definition as well, and sends the valid one before the next
 change (`cleanup_rel_sync_cache` in pgoutput.c).
 
+A transactional logical message whose prefix begins with `pgoutput.OWN_PREFIX` is an *instruction*.
+It keeps its place among the changes: those behind it go into other lists. Its transaction is in no
+block. A streamed one carries the xid of the top-level transaction (pgoutput_message in
+pgoutput.c), so STREAM ABORT of its subtransaction does not remove it.
+
 Pure, apart from the given spool.
 """
 
@@ -20,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from streamer.decode import pgoutput
-from streamer.decode.pgoutput import Relation
+from streamer.decode.pgoutput import LogicalMessage, Relation
 from streamer.errors import ProtocolError
 from streamer.hot import choice
 from streamer.lsn import Lsn
@@ -69,6 +74,14 @@ class Transaction:
     commit_time: int
 
 
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A logical message to streamer. ``place``: so many `Changes` of its piece come before it."""
+
+    place: int
+    message: LogicalMessage
+
+
 @dataclass(slots=True)
 class TransactionPiece:
     """Some changes of a transaction; only the last piece has an ``end_lsn``."""
@@ -76,6 +89,8 @@ class TransactionPiece:
     transaction: Transaction
     changes: list[Changes]
     end_lsn: Lsn | None
+    instructions: list[Instruction] = field(default_factory=list)
+    """Logical messages to streamer, in their order."""
 
 
 @dataclass(slots=True)
@@ -256,7 +271,7 @@ class TransactionAssembler:
             self._opened,
             begun,
             is_foreign=self._is_foreign,
-            takes_commit=not self._in_pieces and not self._former,
+            takes_commit=not (self._in_pieces or self._former or self._instructions),
         )
         if left is not begun:
             self._size = 0
@@ -281,7 +296,7 @@ class TransactionAssembler:
                 f"COMMIT at {commit.commit_lsn} does not belong to the transaction "
                 f"that was to commit at {transaction.final_lsn}"
             )
-        if self._in_pieces:
+        if self._in_pieces or self._instructions:
             yield self._finish_piece(commit.end_lsn)
             self._transaction = None
             return
@@ -316,8 +331,13 @@ class TransactionAssembler:
             case pgoutput.Truncate():
                 self._expect_transaction(kind)
                 self._handle_truncate(message, payload)
-            case pgoutput.Type() | pgoutput.LogicalMessage():
-                pass  # Types are matched by name in the catalogs; messages are for others.
+            case pgoutput.Type():
+                pass  # Types are matched by name in the catalogs.
+            case LogicalMessage():
+                if message.is_instruction:
+                    self._expect_transaction(kind)
+                    yield from self._take_block()  # the piece then has this transaction alone
+                    self._add_instruction(message)
             case pgoutput.StreamStart():
                 self._expect_no_transaction(kind)
                 self._handle_stream_start(message)
@@ -347,7 +367,10 @@ class TransactionAssembler:
         self._opened: dict[bytes, Changes] = {}
         self._touched: dict[bytes, Changes] = {}
         self._former: list[Changes] = []
-        """The same, under definitions that the present transaction has changed."""
+        """The same, under definitions that the present transaction has changed, and in front of an
+        instruction."""
+        self._instructions: list[Instruction] = []
+        """Those of the present transaction, which then is alone in the block."""
 
     def _take_block(self) -> Iterator[TransactionBlock]:
         """Yield the block if it has transactions; changes of the present one stay behind."""
@@ -380,7 +403,9 @@ class TransactionAssembler:
     def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
         """Return the changes of the present transaction; the block has no other."""
         assert self._transaction is not None
-        piece = TransactionPiece(self._transaction, self._block.changes, end_lsn)
+        piece = TransactionPiece(
+            self._transaction, self._block.changes, end_lsn, self._instructions
+        )
         self._start_block()
         self._size = 0
         self._in_pieces = end_lsn is None
@@ -417,6 +442,15 @@ class TransactionAssembler:
         if (changes := self._touched.pop(relid, None)) is not None:
             self._former.append(changes)
 
+    def _add_instruction(self, message: LogicalMessage) -> None:
+        if self._is_foreign:
+            return
+        self._instructions.append(Instruction(len(self._block.changes), message))
+        # Later changes come behind the instruction: they go into other lists.
+        self._opened.clear()
+        self._former += self._touched.values()
+        self._touched.clear()
+
     def _handle_truncate(self, message: pgoutput.Truncate, payload: bytes) -> None:
         for number in message.relids:
             relid = number.to_bytes(4, "big")
@@ -442,8 +476,11 @@ class TransactionAssembler:
                 self._in_stream = None
             case pgoutput.Origin():
                 streamed.has_origin = True
-            case pgoutput.Type() | pgoutput.LogicalMessage():
+            case pgoutput.Type():
                 pass
+            case LogicalMessage() as message:
+                if message.is_instruction:
+                    self._kept.append(bytes(payload))
             case _:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a stream")
 
@@ -518,6 +555,10 @@ class TransactionAssembler:
                 truncate = pgoutput.parse(plain)
                 assert isinstance(truncate, pgoutput.Truncate)
                 self._handle_truncate(truncate, plain)
+            elif kind == pgoutput.MESSAGE:
+                instruction = pgoutput.parse(plain)
+                assert isinstance(instruction, LogicalMessage)
+                self._add_instruction(instruction)
             else:
                 relid = plain[1:5]
                 changes = self._touched.get(relid) or self._touch(relid)

@@ -52,6 +52,8 @@ _lsn_at = struct.Struct(">Q").unpack_from
 
 _UNIX_TO_POSTGRES_SECONDS: Final = 946_684_800
 
+MESSAGES_VERSION: Final = 14_00_00
+"""The first server version whose pgoutput sends logical messages."""
 BURST_FRAMES_MAX: Final = 2000
 BURST_BYTES_MAX: Final = 1024 * 1024
 """How much is taken in one turn of the event loop: about two milliseconds of work."""
@@ -66,6 +68,7 @@ class StreamOptions:
     streaming: bool = False
     origin_none: bool = False
     binary: bool = False
+    messages: bool = False
 
     @classmethod
     def for_version(
@@ -77,8 +80,8 @@ class StreamOptions:
         binary: bool = False,
         streaming: bool = True,
     ) -> "StreamOptions":
-        """Return the options that *version* supports: *streaming* and *binary* from 14, origin from
-        16.
+        """Return the options that *version* supports: *streaming*, *binary* and messages from 14,
+        origin from 16.
         """
         return cls(
             publications,
@@ -86,6 +89,7 @@ class StreamOptions:
             streaming=version >= 14_00_00 and source.streaming and streaming,
             origin_none=version >= 16_00_00 and not source.forward_origins,
             binary=version >= 14_00_00 and binary,
+            messages=version >= MESSAGES_VERSION,
         )
 
     def sql(self) -> str:
@@ -95,6 +99,8 @@ class StreamOptions:
             options.append("streaming 'on'")
         if self.binary:
             options.append("binary 'true'")
+        if self.messages:
+            options.append("messages 'true'")
         if self.origin_none:
             options.append("origin 'none'")
         return ", ".join(options)

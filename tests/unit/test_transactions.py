@@ -396,6 +396,74 @@ def test_types_and_messages_of_a_stream_are_passed_over() -> None:
     assert flat(piece.changes) == [(T, 1, [row("1")])]
 
 
+# ---- instructions ------------------------------------------------------------------------------
+
+
+def order(xid: int | None = None, content: bytes = b"x", flags: int = 1) -> bytes:
+    return encode.message(flags, 1, "streamer.execute", content, xid=xid)
+
+
+def placed(piece: TransactionPiece) -> list[tuple[int, str, bytes]]:
+    return [(i.place, i.message.prefix, i.message.content) for i in piece.instructions]
+
+
+def test_an_instruction_keeps_its_place_among_the_changes_of_its_transaction() -> None:
+    pieces = Assembler().feed(
+        *(begin(1, 100), define(), row("1"), commit(100, 110)),
+        *(begin(2, 200), row("2"), order(content=b"a"), row("3"), order(content=b"b")),
+        *(commit(200, 210), begin(3, 300), row("4"), commit(300, 310)),
+    )
+    assert [flat(piece.changes) for piece in pieces] == [
+        [(T, 1, [row("1")])],
+        [(T, 1, [row("2")]), (T, 1, [row("3")])],
+        [(T, 1, [row("4")])],
+    ]
+    assert [placed(piece) for piece in pieces] == [
+        [],
+        [(1, "streamer.execute", b"a"), (2, "streamer.execute", b"b")],
+        [],
+    ]
+    assert [piece.end_lsn for piece in pieces] == [110, 210, 310]
+
+
+def test_a_transaction_of_an_instruction_alone_is_a_piece() -> None:
+    (piece,) = Assembler().feed_each(begin(), order(), commit())
+    assert (piece.changes, len(piece.instructions), piece.end_lsn) == ([], 1, 110)
+
+
+def test_messages_of_other_programs_and_untransactional_ones_are_no_instructions() -> None:
+    (piece,) = Assembler().feed(
+        *(begin(), order(flags=0), encode.message(1, 1, "streamer", b""), define(), row("1")),
+        *(encode.message(1, 1, "debezium", b"c"), b"M\1" + bytes(8) + b"\xff\0" + bytes(4)),
+        *(row("2"), commit()),
+    )
+    assert (flat(piece.changes), piece.instructions) == ([(T, 1, [row("1"), row("2")])], [])
+
+
+def test_an_instruction_that_was_itself_replicated_is_none() -> None:
+    (piece,) = Assembler().feed(begin(), encode.origin(5, "x"), order(), commit())
+    assert piece.instructions == []
+
+
+def test_an_instruction_of_a_streamed_transaction_comes_with_its_commit() -> None:
+    assembler = Assembler()
+    begun = [start(5), define(xid=5), row("1", xid=5), order(5), row("2", xid=5), STOP]
+    assert assembler.feed(*begun) == []
+    (piece,) = assembler.feed(stream_commit(5))
+    assert flat(piece.changes) == [(T, 1, [row("1")]), (T, 1, [row("2")])]
+    assert placed(piece) == [(1, "streamer.execute", b"x")]
+
+
+def test_instructions_of_a_large_transaction_come_with_the_piece_that_has_them() -> None:
+    pieces = Assembler(piece_bytes_max=1).feed_each(
+        begin(), define(), row("1"), order(), row("2"), commit()
+    )
+    assert [len(piece.instructions) for piece in pieces if piece.instructions] == [1]
+    payloads = [p for piece in pieces for changes in piece.changes for p in changes.payloads]
+    assert payloads == [row("1"), row("2")]
+    assert pieces[-1].end_lsn == 110
+
+
 # ---- a lost connection -------------------------------------------------------------------------
 
 
