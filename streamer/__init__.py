@@ -6,6 +6,7 @@ mapping/        3 MAP: which relation goes to which target relation            p
 apply/          4 APPLY: windows of changes, folded, staged, written
                 5 COMMIT: changes and their progress rows in one transaction
 target/         the subscriber: connections, catalogs, columns and indexes added there
+definitions/    indexes, constraints and defaults of source tables, rendered for their targets
 progress/       6 ACKNOWLEDGE durable changes; the bookkeeping tables
 sync/           the bulk copy beside the stream, on Spark
 compare/        the rows of sources and target compared while both change, on Spark

@@ -164,7 +164,7 @@ LAYERS = [
     {"postgres"},
     {"decode", "mapping"},
     {"source", "target", "config", "observability"},
-    {"progress"},
+    {"progress", "definitions"},
     {"apply"},
     {"sync", "indexes"},
     {"compare"},

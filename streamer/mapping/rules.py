@@ -54,6 +54,14 @@ class OnColumnAdded(enum.StrEnum):
     IGNORE = "ignore"
 
 
+class Create(enum.StrEnum):
+    """How much of a source table's definition a target table gets that streamer creates."""
+
+    COLUMNS = "columns"
+    KEYS = "keys"
+    ALL = "all"
+
+
 class Transport(enum.StrEnum):
     """How the stream brings values."""
 
@@ -198,6 +206,7 @@ class TableRule:
     initial: Initial = Initial.COPY
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
+    create: Create = Create.COLUMNS
 
     @property
     def expressions(self) -> tuple[Expression, ...]:

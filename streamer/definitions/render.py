@@ -1,0 +1,557 @@
+"""Renders the definition of a source's table as statements for its target table.
+
+`Renderer` knows one table: its definition, and where the mapping puts it. Each of its methods
+renders one object and returns a `Planned`; `plan` renders all that a level of `target.create` asks
+for. Names of columns go through the mapping. Where a column ``sid`` tells the sources of a table
+apart, it leads every unique key, exclusion constraint and foreign key.
+
+An object that the target cannot have is planned, too, with the reason and the SQL of the source:
+
+* it needs a column that the target does not get, or that `set` computes and uniqueness needs;
+* a foreign key of a table that is no clone, or that refers to one which lacks rows by its rules;
+* an action that would change ``sid``.
+
+Rows of `append` and `history` tables outlive those of the source. Unique indexes become plain ones
+there. Pure.
+"""
+
+import enum
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamer.definitions.model import (
+    ColumnDefinition,
+    ConstraintDefinition,
+    IndexDefinition,
+    IndexKey,
+    TableDefinition,
+)
+from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.mapping.rules import NAME_BYTES_MAX, Create, RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import (
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
+from streamer.target.conventions import SID
+
+
+class ObjectKind(enum.StrEnum):
+    """What a planned definition is."""
+
+    COMMENT = "comment"
+    DEFAULT = "default"
+    STATISTICS = "statistics"
+    UNIQUE = "unique"
+    INDEX = "index"
+    EXCLUSION = "exclusion"
+    CHECK = "check"
+    FOREIGN_KEY = "foreign key"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlace:
+    """Where a source's table goes.
+
+    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the columns that
+    the target has; None while it is not there, and then the mapping alone tells.
+    """
+
+    mapping: RelationMapping
+    has_sid: bool
+    columns: frozenset[str] | None = None
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    def column(self, source_column: str) -> str | None:
+        """Return the target's name for a column; None if the target does not get it."""
+        name = self.mapping.target_column(source_column)
+        if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
+            return None
+        return name if self.columns is None or name in self.columns else None
+
+
+Places = Callable[[RelationName], TargetPlace | None]
+"""Returns where another table of the same source goes; None if it is not replicated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A definition for the target, in two ways to make it.
+
+    ``statements`` are right while no other session uses the table; each runs in the same
+    transaction. ``online`` do the same without long locks; each runs in a transaction of its own,
+    because ``create index concurrently`` allows no other. ``name``: of the index, constraint or
+    column; the table's for its comment. ``index``: the index that ``online`` builds concurrently,
+    which a build that dies leaves invalid. ``reason``: why it cannot be made; then there are no
+    statements, and ``source_sql`` is all there is.
+    """
+
+    kind: ObjectKind
+    name: str
+    statements: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+    index: str | None = None
+    source_sql: str = ""
+    reason: str | None = None
+
+    @property
+    def sql(self) -> str:
+        """The SQL to show to a person."""
+        return "; ".join(self.online or self.statements) or self.source_sql
+
+
+class _UnmadeError(Exception):
+    """The target cannot have an object; the text says why."""
+
+
+_ACTIONS: Final = {
+    "a": "no action",
+    "r": "restrict",
+    "c": "cascade",
+    "n": "set null",
+    "d": "set default",
+}
+
+
+def other_name(name: str, target: RelationName) -> str:
+    """Return a name for an index whose own name another table of the schema has."""
+    mark = "_" + hashlib.sha256(f"{target}\0{name}".encode()).hexdigest()[:8]
+    room = NAME_BYTES_MAX - len(mark)
+    return name.encode()[:room].decode(errors="ignore") + mark
+
+
+class Renderer:
+    """Renders the objects of one table; see the module.
+
+    *taken*: names of the target's schema that other relations have.
+    """
+
+    def __init__(
+        self,
+        definition: TableDefinition,
+        place: TargetPlace,
+        places: Places,
+        taken: frozenset[str] = frozenset(),
+    ) -> None:
+        self._definition = definition
+        self._place = place
+        self._places = places
+        self._taken = taken
+
+    # ---- all of a table ------------------------------------------------------------------------
+
+    def plan(self, create: Create) -> list[Planned]:
+        """Return all that *create* asks for, foreign keys last."""
+        if create is Create.COLUMNS:
+            return []
+        planned = [
+            self.index(index)
+            for index in self._definition.indexes
+            if index.is_valid and index.constraint is None
+        ]
+        constraints = self._definition.constraints
+        planned += [self.constraint(each) for each in constraints if each.kind in "ux"]
+        if create is Create.ALL:
+            planned += [found for c in self._definition.columns if (found := self.default(c))]
+            planned += [found for c in self._definition.columns if (found := self.statistics(c))]
+            planned += [self.constraint(each) for each in constraints if each.kind == "c"]
+            planned += self.comments()
+            planned += [self.constraint(each) for each in constraints if each.kind == "f"]
+        return planned
+
+    # ---- columns -------------------------------------------------------------------------------
+
+    def column(self, name: str) -> str:
+        """Return the target's name for a column, quoted. Raises KeyError if it has none."""
+        found = self._place.column(name)
+        if found is None:
+            raise KeyError(name)
+        return quote_identifier(found)
+
+    def expression(self, text: str, uses: Iterable[str]) -> str:
+        """Return an expression over the target's columns.
+
+        *uses*: its columns at the source. Raises UnclearExpressionError, KeyError for a column that
+        the target does not get.
+        """
+        names = {}
+        for name in uses:
+            found = self._place.column(name)
+            if found is None:
+                raise KeyError(name)
+            names[name] = found
+        return rename_columns(text, names)
+
+    def default(self, column: ColumnDefinition) -> Planned | None:
+        """Render the default of a column, its identity, or its sequence; None if it has none."""
+        if column.generated or not (column.default or column.identity):
+            return None
+        name = self._place.column(column.name)
+        if name is None or self._place.mapping.is_computed(name):
+            return None
+        table, quoted = self._place.quoted, quote_identifier(name)
+        alter = f"alter table {table} alter column {quoted}"
+        sequence = column.sequence
+        statements: list[str] = []
+        if column.identity:
+            how = "always" if column.identity == "a" else "by default"
+            options = f" ({sequence.options})" if sequence else ""
+            statements = [f"{alter} add generated {how} as identity{options}"]
+        elif sequence is not None and _draws_from(column):
+            its = self._sequence_name(sequence.name.name)
+            statements = [
+                f"create sequence {its} as {sequence.type} {sequence.options}",
+                f"alter sequence {its} owned by {table}.{quoted}",
+                f"{alter} set default nextval({quote_literal(its)}::regclass)",
+            ]
+        else:
+            statements = [f"{alter} set default {column.default}"]
+        source_sql = f"{alter} set default {column.default}" if column.default else ""
+        made = tuple(statements)
+        # A sequence without the default that draws from it would be in the way of the next attempt.
+        return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
+
+    def _sequence_name(self, name: str) -> str:
+        target = self._place.mapping.target
+        free = other_name(name, target) if name in self._taken else name
+        return quote_qualified(target.namespace, free)
+
+    def statistics(self, column: ColumnDefinition) -> Planned | None:
+        """Render the statistics target of a column; None if it has none of its own."""
+        name = self._place.column(column.name)
+        if column.statistics is None or name is None:
+            return None
+        alter = f"alter table {self._place.quoted} alter column {quote_identifier(name)}"
+        made = (f"{alter} set statistics {column.statistics}",)
+        return Planned(ObjectKind.STATISTICS, name, made, made)
+
+    def comments(self) -> list[Planned]:
+        """Render the comments of the table and its columns."""
+        table = self._place.quoted
+        found: list[Planned] = []
+        if self._definition.comment is not None:
+            made = (f"comment on table {table} is {quote_literal(self._definition.comment)}",)
+            found.append(Planned(ObjectKind.COMMENT, self._place.mapping.target.name, made, made))
+        for column in self._definition.columns:
+            name = self._place.column(column.name)
+            if column.comment is not None and name is not None:
+                there = f"{table}.{quote_identifier(name)}"
+                made = (f"comment on column {there} is {quote_literal(column.comment)}",)
+                found.append(Planned(ObjectKind.COMMENT, name, made, made))
+        return found
+
+    # ---- indexes -------------------------------------------------------------------------------
+
+    def index(self, index: IndexDefinition) -> Planned:
+        """Render an index that belongs to no constraint."""
+        try:
+            return self._index(index)
+        except _UnmadeError as exc:
+            return Planned(
+                ObjectKind.INDEX, index.name, reason=str(exc), source_sql=_summary(index)
+            )
+
+    def _index(self, index: IndexDefinition) -> Planned:
+        name = self._free(index.name)
+        is_unique = index.is_unique and self._is_clone
+        if is_unique:
+            self._refuse_computed(index)
+        body = self._index_body(index, is_unique=is_unique)
+        unique = "unique " if is_unique else ""
+        quoted = quote_identifier(name)
+        after = self._index_extras(index, name)
+        return Planned(
+            ObjectKind.INDEX,
+            name,
+            (f"create {unique}index {quoted} on {self._place.quoted} {body}", *after),
+            (f"create {unique}index concurrently {quoted} on {self._place.quoted} {body}", *after),
+            index=name,
+            source_sql=_summary(index),
+        )
+
+    def _index_extras(self, index: IndexDefinition, name: str) -> list[str]:
+        its = quote_qualified(self._place.mapping.target.namespace, name)
+        shift = 2 if self._leads(index) else 1
+        found = [
+            f"alter index {its} alter column {n + shift} set statistics {key.statistics}"
+            for n, key in enumerate(index.keys)
+            if key.statistics is not None
+        ]
+        if index.comment is not None:
+            found.append(f"comment on index {its} is {quote_literal(index.comment)}")
+        return found
+
+    @property
+    def _is_clone(self) -> bool:
+        return self._place.mapping.type is TableType.CLONE
+
+    def _leads(self, index: IndexDefinition) -> bool:
+        """Whether sid is the first key of the target's index."""
+        is_key = (index.is_unique and self._is_clone) or any(k.operator for k in index.keys)
+        return self._place.has_sid and is_key
+
+    def _index_body(self, index: IndexDefinition, *, is_unique: bool) -> str:
+        """Return the definition from USING on."""
+        keys = [self._key(key, index) for key in index.keys]
+        if self._place.has_sid and is_unique:
+            keys.insert(0, quote_identifier(SID))
+        parts = [f"using {quote_identifier(index.method)} ({', '.join(keys)})"]
+        return " ".join([*parts, *self._index_tail(index, is_unique=is_unique)])
+
+    def _index_tail(self, index: IndexDefinition, *, is_unique: bool) -> list[str]:
+        """Return the clauses after the keys."""
+        parts = []
+        if index.included:
+            parts.append(f"include ({quote_columns(map(self._mapped, index.included))})")
+        if index.nulls_not_distinct and is_unique:
+            parts.append("nulls not distinct")
+        if index.options:
+            parts.append(f"with ({_options(index.options)})")
+        if index.predicate is not None:
+            parts.append(f"where ({self._renamed(index.predicate, index.uses)})")
+        return parts
+
+    def _key(self, key: IndexKey, index: IndexDefinition) -> str:
+        if key.column is not None:
+            parts = [quote_identifier(self._mapped(key.column))]
+        else:
+            parts = [f"({self._renamed(key.expression or '', index.uses)})"]
+        if key.collation is not None:
+            parts.append(f"collate {key.collation}")
+        if key.opclass is not None:
+            options = f" ({_options(key.opclass_options)})" if key.opclass_options else ""
+            parts.append(f"{key.opclass}{options}")
+        if key.descending:
+            parts.append("desc")
+        if key.nulls_first != key.descending:  # the default goes with the direction
+            parts.append("nulls first" if key.nulls_first else "nulls last")
+        if key.operator is not None:
+            parts.append(f"with {key.operator}")
+        return " ".join(parts)
+
+    def _mapped(self, column: str) -> str:
+        name = self._place.column(column)
+        if name is None:
+            raise _UnmadeError(f'the target does not get column "{column}"')
+        return name
+
+    def _renamed(self, text: str, uses: Iterable[str]) -> str:
+        try:
+            return self.expression(text, uses)
+        except KeyError as exc:
+            raise _UnmadeError(f'the target does not get column "{exc.args[0]}"') from None
+        except UnclearExpressionError as exc:
+            raise _UnmadeError(str(exc)) from None
+
+    def _refuse_computed(self, index: IndexDefinition) -> None:
+        for column in {*index.uses, *(key.column for key in index.keys if key.column)}:
+            name = self._place.column(column)
+            if name is not None and self._place.mapping.is_computed(name):
+                raise _UnmadeError(f'`set` computes column "{name}", so it may not be unique')
+
+    def _free(self, name: str) -> str:
+        return other_name(name, self._place.mapping.target) if name in self._taken else name
+
+    # ---- constraints ---------------------------------------------------------------------------
+
+    def constraint(self, constraint: ConstraintDefinition) -> Planned:
+        """Render a unique, exclusion, check or foreign key constraint."""
+        kinds = {
+            "u": (ObjectKind.UNIQUE, self._unique),
+            "p": (ObjectKind.UNIQUE, self._unique),
+            "x": (ObjectKind.EXCLUSION, self._exclusion),
+            "c": (ObjectKind.CHECK, self._check),
+            "f": (ObjectKind.FOREIGN_KEY, self._foreign_key),
+        }
+        kind, render = kinds[constraint.kind]
+        source_sql = (
+            f"alter table {self._place.quoted} add constraint "
+            f"{quote_identifier(constraint.name)} {constraint.definition}"
+        )
+        try:
+            planned = render(constraint)
+        except _UnmadeError as exc:
+            return Planned(kind, constraint.name, reason=str(exc), source_sql=source_sql)
+        if constraint.comment is not None and planned.kind is not ObjectKind.INDEX:
+            comment = (
+                f"comment on constraint {quote_identifier(planned.name)} on {self._place.quoted}"
+                f" is {quote_literal(constraint.comment)}"
+            )
+            planned = replace(
+                planned,
+                statements=(*planned.statements, comment),
+                online=(*planned.online, comment),
+            )
+        return replace(planned, source_sql=source_sql)
+
+    def _index_of(self, constraint: ConstraintDefinition) -> IndexDefinition:
+        index = self._definition.index(constraint.index or "")
+        if index is None:
+            raise _UnmadeError("its index is missing at the source")
+        return index
+
+    def _unique(self, constraint: ConstraintDefinition) -> Planned:
+        index = self._index_of(constraint)
+        if not self._is_clone:
+            return self._index(replace(index, constraint=None))
+        self._refuse_computed(index)
+        name = self._free(constraint.name)
+        add = f"alter table {self._place.quoted} add constraint {quote_identifier(name)}"
+        timing = _timing(constraint)
+        names = [quote_identifier(self._mapped(column)) for column in constraint.columns]
+        if constraint.period:
+            names[-1] += " without overlaps"
+        if self._place.has_sid:
+            names.insert(0, quote_identifier(SID))
+        distinct = "nulls not distinct " if index.nulls_not_distinct else ""
+        tail = " ".join(self._index_tail(replace(index, nulls_not_distinct=False), is_unique=True))
+        plain = f"{add} unique {distinct}({', '.join(names)}) {tail}".rstrip() + timing
+        extras = self._index_extras(index, name)
+        online = [plain, *extras]
+        if not constraint.period:
+            body = self._index_body(index, is_unique=True)
+            quoted = quote_identifier(name)
+            online = [
+                f"create unique index concurrently {quoted} on {self._place.quoted} {body}",
+                f"{add} unique using index {quoted}{timing}",
+                *extras,
+            ]
+        built = None if constraint.period else name
+        return Planned(ObjectKind.UNIQUE, name, (plain, *extras), tuple(online), index=built)
+
+    def _exclusion(self, constraint: ConstraintDefinition) -> Planned:
+        index = self._index_of(constraint)
+        if not self._is_clone:
+            without = tuple(replace(key, operator=None) for key in index.keys)
+            return self._index(replace(index, keys=without, constraint=None))
+        self._refuse_computed(index)
+        name = self._free(constraint.name)
+        keys = [self._key(key, index) for key in index.keys]
+        if self._place.has_sid:
+            keys.insert(0, f"{quote_identifier(SID)} with operator(pg_catalog.=)")
+        tail = " ".join(self._index_tail(index, is_unique=False))
+        made = (
+            f"alter table {self._place.quoted} add constraint {quote_identifier(name)} "
+            f"exclude using {quote_identifier(index.method)} ({', '.join(keys)}) {tail}".rstrip()
+            + _timing(constraint),
+            *self._index_extras(index, name),
+        )
+        return Planned(ObjectKind.EXCLUSION, name, made, made)
+
+    def _check(self, constraint: ConstraintDefinition) -> Planned:
+        for column in constraint.columns:
+            if self._place.mapping.is_computed(self._mapped(column)):
+                raise _UnmadeError(f'`set` computes column "{column}"')
+        condition = self._renamed(constraint.expression or "", constraint.columns)
+        add = (
+            f"alter table {self._place.quoted} add constraint {quote_identifier(constraint.name)} "
+            f"check ({condition}){' no inherit' if constraint.no_inherit else ''}"
+        )
+        return self._validated(ObjectKind.CHECK, constraint, add)
+
+    def _validated(self, kind: ObjectKind, constraint: ConstraintDefinition, add: str) -> Planned:
+        """Return a constraint that is added without a look at the rows, which comes after."""
+        if not constraint.enforced:
+            made = (f"{add} not enforced",)
+            return Planned(kind, constraint.name, made, made)
+        if not constraint.validated:
+            made = (f"{add} not valid",)
+            return Planned(kind, constraint.name, made, made)
+        name = quote_identifier(constraint.name)
+        online = (
+            f"{add} not valid",
+            f"alter table {self._place.quoted} validate constraint {name}",
+        )
+        return Planned(kind, constraint.name, (add,), online)
+
+    def _foreign_key(self, constraint: ConstraintDefinition) -> Planned:
+        assert constraint.referenced is not None
+        there = self._places(constraint.referenced)
+        self._check_reference(constraint.referenced, there)
+        assert there is not None
+        own = [quote_identifier(self._mapped(column)) for column in constraint.columns]
+        refers = []
+        for column in constraint.referenced_columns:
+            name = there.column(column)
+            if name is None or there.mapping.is_computed(name):
+                raise _UnmadeError(f'table "{there.mapping.target}" has no column "{column}"')
+            refers.append(quote_identifier(name))
+        for column in constraint.columns:
+            if self._place.mapping.is_computed(self._mapped(column)):
+                raise _UnmadeError(f'`set` computes column "{column}"')
+        if constraint.period:
+            own[-1], refers[-1] = f"period {own[-1]}", f"period {refers[-1]}"
+        actions = self._actions(constraint)
+        match = " match full" if constraint.match == "f" else ""
+        if there.has_sid:
+            own.insert(0, quote_identifier(SID))
+            refers.insert(0, quote_identifier(SID))
+            match = ""  # sid is never null, and MATCH FULL would refuse nulls beside it
+        add = (
+            f"alter table {self._place.quoted} add constraint {quote_identifier(constraint.name)} "
+            f"foreign key ({', '.join(own)}) references {there.quoted} ({', '.join(refers)})"
+            f"{match}{actions}{_timing(constraint)}"
+        )
+        return self._validated(ObjectKind.FOREIGN_KEY, constraint, add)
+
+    def _check_reference(self, referenced: RelationName, there: TargetPlace | None) -> None:
+        if there is None:
+            raise _UnmadeError(f'table "{referenced}", which it refers to, is not replicated')
+        if not self._is_clone:
+            raise _UnmadeError(f"rows of a table of type {self._place.mapping.type} outlive it")
+        if there.mapping.type is TableType.HISTORY:
+            raise _UnmadeError(f'"{there.mapping.target}" is a history: its key is not unique')
+        if there.mapping.rule.filter is not None:
+            raise _UnmadeError(f'`filter` keeps rows out of "{there.mapping.target}"')
+        if there.has_sid and not self._place.has_sid:
+            raise _UnmadeError(f'only "{there.mapping.target}" has a column sid')
+
+    def _actions(self, constraint: ConstraintDefinition) -> str:
+        by_sid = self._place.has_sid
+        parts = []
+        if constraint.on_update != "a":
+            if by_sid and constraint.on_update in "nd":
+                raise _UnmadeError(f"ON UPDATE {_ACTIONS[constraint.on_update]} would change sid")
+            parts.append(f" on update {_ACTIONS[constraint.on_update]}")
+        if constraint.on_delete != "a":
+            parts.append(f" on delete {_ACTIONS[constraint.on_delete]}")
+            columns: Sequence[str] = constraint.on_delete_columns
+            if by_sid and constraint.on_delete in "nd":
+                columns = columns or constraint.columns
+            if columns:
+                parts.append(f" ({quote_columns(map(self._mapped, columns))})")
+        return "".join(parts)
+
+
+def _timing(constraint: ConstraintDefinition) -> str:
+    if not constraint.deferrable:
+        return ""
+    return " deferrable initially deferred" if constraint.deferred else " deferrable"
+
+
+def _draws_from(column: ColumnDefinition) -> bool:
+    """Whether the default is nextval of the sequence that the column owns."""
+    text = column.default or ""
+    return text.startswith("nextval(") and text.endswith("::regclass)")
+
+
+def _options(options: Iterable[str]) -> str:
+    """Return storage parameters as SQL: ``fillfactor='70'``."""
+    pairs = (option.partition("=") for option in options)
+    return ", ".join(f"{quote_identifier(n)}={quote_literal(v).strip()}" for n, _, v in pairs)
+
+
+def _summary(index: IndexDefinition) -> str:
+    """Return an index of the source in words close to its SQL."""
+    keys = ", ".join(key.column or f"({key.expression})" for key in index.keys)
+    unique = "unique " if index.is_unique else ""
+    where = f" where {index.predicate}" if index.predicate else ""
+    return (
+        f"create {unique}index {quote_identifier(index.name)} using {index.method} ({keys}){where}"
+    )

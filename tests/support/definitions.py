@@ -1,0 +1,35 @@
+"""Definitions of tables in a test's databases, read as the program reads them."""
+
+from psycopg.rows import dict_row
+
+from streamer.definitions.model import TableDefinition
+from streamer.definitions.read import definition_of, definitions_sql
+from streamer.postgres.quoting import quote_literal
+from tests.support.postgres import Database
+
+
+def read_definition(database: Database, table: str) -> TableDefinition:
+    """Return the definition of *table*, given as SQL."""
+    with database.connect() as connection:
+        connection.execute("select set_config('search_path', '', false)")
+        cursor = connection.cursor(row_factory=dict_row)
+        cursor.execute(definitions_sql(f"array[{quote_literal(table)}::regclass::oid]").encode())
+        (row,) = cursor.fetchall()
+    return definition_of(row)
+
+
+def described(database: Database, table: str) -> dict[str, list[str]]:
+    """Return what PostgreSQL itself says of a table's indexes, constraints, columns, comments."""
+    oid = f"{quote_literal(table)}::regclass"
+    queries = {
+        "indexes": f"select pg_get_indexdef(indexrelid) || case when indisvalid then '' else ' INVALID' end from pg_index where indrelid = {oid}",
+        "constraints": f"select conname || ' ' || pg_get_constraintdef(oid) from pg_constraint where conrelid = {oid} and contype <> 'n'",
+        "columns": f"select attname || ' ' || coalesce(pg_get_expr(adbin, adrelid), '-') || ' ' || attidentity::text || ' ' || coalesce(nullif(attstattarget, -1)::text, '-') from pg_attribute left join pg_attrdef on adrelid = attrelid and adnum = attnum where attrelid = {oid} and attnum > 0 and not attisdropped",
+        "comments": f"select description from pg_description where (classoid, objoid) in (select 'pg_class'::regclass, {oid}::oid union all select 'pg_class'::regclass, indexrelid from pg_index where indrelid = {oid} union all select 'pg_constraint'::regclass, oid from pg_constraint where conrelid = {oid})",
+    }
+    with database.connect() as connection:
+        connection.execute("select set_config('search_path', '', false)")
+        return {
+            name: sorted(str(text) for (text,) in connection.execute(sql.encode()).fetchall())
+            for name, sql in queries.items()
+        }

@@ -1,0 +1,150 @@
+"""What the target cannot have is planned with the reason, and names are found in deparsed SQL."""
+
+import pytest
+
+from streamer.definitions.model import (
+    ColumnDefinition,
+    ConstraintDefinition,
+    IndexDefinition,
+    IndexKey,
+    TableDefinition,
+)
+from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.definitions.render import Planned, Renderer, TargetPlace, other_name
+from streamer.mapping.expressions import parse_expression
+from streamer.mapping.rules import (
+    Create,
+    RelationMapping,
+    RelationName,
+    RelationPattern,
+    TableRule,
+    TableType,
+)
+
+NAMES = {"year": "Y", "at": "when", "name": "n", "a b": "c", "text": "t", "zone": "z"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(year > 3)", '("Y" > 3)'),
+        ("lower((name)::text)", 'lower(("n")::text)'),
+        ("EXTRACT(year FROM at)", 'EXTRACT(year FROM "when")'),
+        ("(at AT TIME ZONE zone)", '("when" AT TIME ZONE "z")'),
+        ("\"a b\" || 'year \"a b\" it''s' || E'\\\\''name'", None),
+        ("text(name) = public.name(year)", 'text("n") = public.name("Y")'),
+        ("((row_).name)", "((row_).name)"),
+        ("(year)::timestamp without time zone", '("Y")::timestamp without time zone'),
+        ('(name COLLATE "C")', '("n" COLLATE "C")'),
+        ("make_interval(secs => year)", 'make_interval(secs => "Y")'),
+        ("(year OPERATOR(public.=) ANY (ARRAY[1]))", '("Y" OPERATOR(public.=) ANY (ARRAY[1]))'),
+        ("xmlserialize(CONTENT name AS text)", 'xmlserialize(CONTENT "n" AS text)'),
+    ],
+)
+def test_columns_are_renamed_and_nothing_else(text: str, expected: str | None) -> None:
+    expected = expected or "\"c\" || 'year \"a b\" it''s' || E'\\\\''name'"
+    assert rename_columns(text, NAMES) == expected
+
+
+def test_an_expression_with_a_whole_row_is_unclear() -> None:
+    with pytest.raises(UnclearExpressionError):
+        rename_columns("(t.* IS NOT NULL)", {"a": "a"})
+
+
+T, OTHER = RelationName("public", "t"), RelationName("public", "other")
+
+
+def place(
+    name: RelationName = T,
+    type: TableType = TableType.CLONE,
+    *,
+    has_sid: bool = True,
+    exclude: str = "",
+    filter: str | None = None,
+    set: str | None = None,
+) -> TargetPlace:
+    rule = TableRule(
+        RelationPattern(name.namespace, name.name),
+        type=type,
+        exclude=frozenset(exclude.split()),
+        filter=None if filter is None else parse_expression(filter),
+        set=() if set is None else ((set, parse_expression("'x'")),),
+    )
+    return TargetPlace(RelationMapping(name, name, rule), has_sid)
+
+
+DEFINITION = TableDefinition(
+    T,
+    tuple(ColumnDefinition(name, "int4", not_null=False) for name in "abc"),
+    (
+        IndexDefinition("t_a_key", "btree", (IndexKey("a"),), is_unique=True, constraint="t_a_key"),
+        IndexDefinition(
+            "lower_b", "btree", (IndexKey(None, "lower(b)"),), is_unique=True, uses=frozenset("b")
+        ),
+        IndexDefinition("half", "btree", (IndexKey("c"),), is_valid=False),
+    ),
+    (
+        ConstraintDefinition("t_a_key", "u", "UNIQUE (a)", ("a",), index="t_a_key"),
+        ConstraintDefinition("c_ok", "c", "CHECK (c > 0)", ("c",), expression="(c > 0)"),
+        ConstraintDefinition(
+            "fk",
+            "f",
+            "FOREIGN KEY (b) REFERENCES other(id)",
+            ("b",),
+            referenced=OTHER,
+            referenced_columns=("id",),
+            on_delete="n",
+        ),
+    ),
+)
+
+
+def plan(
+    here: TargetPlace, there: TargetPlace | None = None, definition: TableDefinition = DEFINITION
+) -> dict[str, Planned]:
+    planned = Renderer(definition, here, {OTHER: there}.get).plan(Create.ALL)
+    return {each.name: each for each in planned}
+
+
+def test_reasons_name_what_the_target_lacks() -> None:
+    assert {n: p.reason for n, p in plan(place(exclude="b")).items()} == {
+        "lower_b": 'the target does not get column "b"',
+        "t_a_key": None,
+        "c_ok": None,
+        "fk": 'table "public.other", which it refers to, is not replicated',
+    }
+    computed = plan(place(set="c"), place(OTHER, filter="id > 0"))
+    assert computed["c_ok"].reason == '`set` computes column "c"'
+    assert computed["fk"].reason == '`filter` keeps rows out of "public.other"'
+    assert computed["fk"].sql == (
+        'alter table "public"."t" add constraint "fk" FOREIGN KEY (b) REFERENCES other(id)'
+    )
+    assert plan(place(set="a"))["t_a_key"].reason is not None
+    assert plan(place(), place(OTHER, TableType.HISTORY))["fk"].reason is not None
+    assert plan(place(has_sid=False), place(OTHER))["fk"].reason is not None
+
+
+def test_sid_leads_foreign_keys_and_no_action_changes_it() -> None:
+    made = plan(place(), place(OTHER))["fk"]
+    assert made.online == (
+        (
+            'alter table "public"."t" add constraint "fk" foreign key ("sid", "b") references'
+            ' "public"."other" ("sid", "id") on delete set null ("b") not valid'
+        ),
+        'alter table "public"."t" validate constraint "fk"',
+    )
+
+
+def test_rows_that_outlive_their_source_need_not_be_unique() -> None:
+    made = plan(place(type=TableType.APPEND), place(OTHER))
+    assert made["t_a_key"].statements == (
+        'create index "t_a_key" on "public"."t" using "btree" ("a")',
+    )
+    assert made["lower_b"].online[0].startswith("create index concurrently")
+    assert made["fk"].reason == "rows of a table of type append outlive it"
+
+
+def test_another_name_is_the_same_each_time_and_fits() -> None:
+    name = other_name("ü" * 31, T)
+    assert name == other_name("ü" * 31, T) != other_name("ü" * 31, OTHER)
+    assert len(name.encode()) <= 63
