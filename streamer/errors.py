@@ -498,6 +498,15 @@ class ComparisonError(StreamerError):
     runbook = "tables-differ"
 
 
+class ScriptError(StreamerError):
+    """A script of `streamer execute` failed, or the target waits for one."""
+
+    code = "script"
+    retry = Retry.MANUAL
+    advice = "Correct the cause that the message names; the script runs again within seconds."
+    runbook = "script-fails"
+
+
 class SpoolError(StreamerError):
     """streamer cannot write held changes to disk."""
 

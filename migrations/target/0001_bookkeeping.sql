@@ -235,6 +235,27 @@ create table streamer.sequence (
     primary key (source_id, source)
 );
 
+-- Scripts of `streamer execute`, each once for each source. A row exists before the source commits
+-- the transaction that carries its script, and has the number of that transaction by then.
+create table streamer.script (
+    source_id bigint not null references streamer.source on delete cascade,
+    id text not null,
+    script text not null,
+    -- What the target runs in place of it, if an operator gave that.
+    replacement text,
+    side text not null check (side in ('source', 'target', 'both')),
+    state text not null default 'waiting' check (state in ('waiting', 'error', 'done', 'skipped')),
+    -- The transaction's number at the source, in 64 bits.
+    source_xid bigint,
+    -- Where that transaction commits in the stream, once the target has run the script.
+    lsn pg_lsn,
+    -- Why the target refuses the script.
+    error text,
+    requested_at timestamptz not null default pg_catalog.clock_timestamp(),
+    finished_at timestamptz,
+    primary key (source_id, id)
+);
+
 -- Changes that wait in the memory or the spool of the process, which reports them every few seconds.
 create table streamer.held (
     relation_id bigint primary key references streamer.relation on delete cascade,

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from streamer import __version__
 from streamer.cli import mapping as mapping_commands
+from streamer.cli import scripts as scripts_command
 from streamer.cli import users as user_commands
 from streamer.cli.options import (
     ACCESS,
@@ -714,6 +715,11 @@ def demo(
         raise typer.Exit(code)
 
 
+app.command(
+    "execute",
+    rich_help_panel=STREAM,
+    epilog=example("streamer execute 2026-11-add-note.sql --id 2026-11-add-note --on both"),
+)(scripts_command.execute)
 app.add_typer(mapping_commands.app)
 app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)

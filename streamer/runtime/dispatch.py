@@ -8,6 +8,9 @@ A keepalive moves the position only between transactions.
 A block goes to the lanes as a whole where no transaction of it needs a look of its own. Otherwise
 the dispatcher takes its transactions one by one, which is the reference.
 
+A transaction may carry a message of ``streamer execute``. The dispatcher then yields
+`ScriptsReached` before it records or dispatches anything of that transaction.
+
 With a stop condition, the dispatcher ignores the first transaction that commits at or behind the
 stop position, and everything after it.
 
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
+from streamer.decode.pgoutput import EXECUTE_PREFIX
 from streamer.decode.transactions import TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.progress.tracker import LanePending, Run
@@ -26,7 +30,7 @@ from streamer.source.history import HistoryCheck, Landmark
 
 if TYPE_CHECKING:
     from streamer.apply.lane import Lane, MappedRelation
-    from streamer.decode.pgoutput import Relation
+    from streamer.decode.pgoutput import LogicalMessage, Relation
     from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
     from streamer.progress.tracker import ProgressTracker
 
@@ -54,6 +58,18 @@ class Dispatched:
     end_lsn: Lsn | None
     parts: "dict[Lane, LaneTransaction]"
     is_new: bool = True
+
+
+@dataclass(slots=True)
+class ScriptsReached:
+    """The stream has reached a transaction with messages of ``streamer execute``.
+
+    Everything in front of it is dispatched, and nothing of it. ``lsn``: where it commits.
+    """
+
+    xid: int
+    lsn: Lsn
+    messages: "list[LogicalMessage]"
 
 
 class Dispatcher:
@@ -89,21 +105,22 @@ class Dispatcher:
         self._open_lanes: dict[Lane, None] = {}
         """Lanes with a piece of the present transaction, of which more is to come."""
 
-    def feed(self, payloads: list[bytes]) -> Iterator[Dispatched]:
+    def feed(self, payloads: list[bytes]) -> Iterator[Dispatched | ScriptsReached]:
         """Take a burst of messages; yield the transactions that they complete, also those without
         parts.
 
-        The caller gives each part to its lane before it asks for the next ones. Raises
+        The caller gives each part to its lane, or runs the scripts, before it asks for the next
+        ones. Raises
         AnotherHistory and ProtocolError.
         """
         for found in self._assembler.feed(payloads):
             if not isinstance(found, TransactionBlock):
-                yield self._dispatch(found)
+                yield from self._dispatch(found)
             elif (parts := self._share_out(found)) is not None:
                 yield self._dispatch_block(found, parts)
             else:
                 for piece in found.pieces():
-                    yield self._dispatch(piece)
+                    yield from self._dispatch(piece)
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
         """Take the position that the source has reached.
@@ -202,22 +219,28 @@ class Dispatcher:
             self._with_origins,
         )
 
-    def _dispatch(self, piece: "TransactionPiece") -> Dispatched:
+    def _dispatch(self, piece: "TransactionPiece") -> Iterator[Dispatched | ScriptsReached]:
         transaction, end_lsn = piece.transaction, piece.end_lsn
         if end_lsn is not None:
             self._check_history(piece, end_lsn)
         # A commit record before the newest position: this transaction was dispatched before.
         if transaction.final_lsn < self._tracker.newest_lsn or self.has_passed_stop:
-            return Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
+            yield Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
+            return
         if self.stop_lsn is not None and transaction.final_lsn >= self.stop_lsn:
             self.has_passed_stop = True
-            return Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
+            yield Dispatched(transaction.commit_time, end_lsn, {}, is_new=False)
+            return
+        scripts = [i.message for i in piece.instructions if i.message.prefix == EXECUTE_PREFIX]
+        if scripts:
+            yield ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
         parts: dict[Lane, LaneTransaction] = {}
         for changes in piece.changes:
             self._add(parts, changes, piece)
         if end_lsn is None:
             self._open_lanes.update(dict.fromkeys(parts))
-            return Dispatched(transaction.commit_time, None, parts)
+            yield Dispatched(transaction.commit_time, None, parts)
+            return
         for lane in self._open_lanes:
             if lane not in parts:
                 parts[lane] = LaneTransaction(transaction, [], end_lsn, 0)
@@ -227,7 +250,7 @@ class Dispatcher:
             part.is_lead = is_lead
             is_lead = False
         self._tracker.dispatched(end_lsn, [lane.pending for lane in parts], transaction.commit_time)
-        return Dispatched(transaction.commit_time, end_lsn, parts)
+        yield Dispatched(transaction.commit_time, end_lsn, parts)
 
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction

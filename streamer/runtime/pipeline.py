@@ -33,7 +33,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import set_waiting
 from streamer.progress.sources import set_source_state
-from streamer.runtime.dispatch import AnotherHistory, Dispatched
+from streamer.runtime.dispatch import AnotherHistory, Dispatched, ScriptsReached
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.reload import change_rules
 from streamer.runtime.requests import Requests
@@ -302,6 +302,9 @@ class Pipeline:
     async def _dispatch(self, session: Session, payloads: list[bytes]) -> None:
         """Give each lane its parts of the transactions that *payloads* complete."""
         for dispatched in session.dispatcher.feed(payloads):
+            if isinstance(dispatched, ScriptsReached):
+                await session.scripts.run(dispatched)
+                continue
             for lane, part in dispatched.parts.items():
                 lane.dispatch(part)
             if dispatched.end_lsn is None:

@@ -27,6 +27,7 @@ from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
 from streamer.runtime.published import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
+from streamer.runtime.scripts import Scripts
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.source_guard import SourceWatch
@@ -97,6 +98,7 @@ class Session:
     slot_check: SlotCheck
     stream: "ChangeStream"
     dispatcher: Dispatcher
+    scripts: Scripts
     lag: Lag
     acknowledgement: Acknowledgement
     coordinator: SyncCoordinator
@@ -307,6 +309,9 @@ class _Opening:
                 replaced=settled.watch.replaced,
                 with_origins=source.forward_origins,
                 stop_lsn=self._attempt.stop_lsn,
+            ),
+            scripts=Scripts(
+                source, tables.claim, services.address, services.bookkeeping, tables.relations
             ),
             lag=Lag(tables.tracker),
             acknowledgement=Acknowledgement(

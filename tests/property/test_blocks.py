@@ -14,7 +14,7 @@ from streamer.errors import ProtocolError
 from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.progress.tracker import LanePending, ProgressTracker
-from streamer.runtime.dispatch import Dispatcher
+from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.source.history import HistoryCheck
 from tests.property import encode
 from tests.property.test_transactions import ListSpool
@@ -183,6 +183,7 @@ class _World:
 
     def feed(self, burst: list[bytes]) -> None:
         for dispatched in self.dispatcher.feed(burst):
+            assert isinstance(dispatched, Dispatched)
             for lane, part in dispatched.parts.items():
                 found: Any = lane
                 found.shares += part.split()

@@ -20,7 +20,7 @@ from streamer.decode.transactions import TransactionAssembler
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime import relations
-from streamer.runtime.dispatch import Dispatcher
+from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health
 from streamer.source.history import HistoryCheck
@@ -195,6 +195,7 @@ class Dispatching(Transactions):
             size = data.draw(st.integers(1, len(self.out)))
             burst, self.out = self.out[:size], self.out[size:]
             for dispatched in self.dispatcher.feed(burst):
+                assert isinstance(dispatched, Dispatched)
                 for lane, part in dispatched.parts.items():
                     if part.end_lsn is not None:
                         self.count_leads(part)
@@ -239,6 +240,7 @@ class Dispatching(Transactions):
         if self.last_sent and self.last_sent[0][:1] == b"B":
             self.out = list(self.last_sent)
             for dispatched in self.dispatcher.feed(self.out):
+                assert isinstance(dispatched, Dispatched)
                 assert not dispatched.parts
                 assert not dispatched.is_new
             self.out = []

@@ -1,0 +1,148 @@
+"""The command ``execute``: a script once, at one point of the stream."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamer.cli.options import DatabaseOption, JsonOption, SidOption
+from streamer.cli.terminal import fail, load, print_json, run_to_end
+from streamer.commands import execute as execute_command
+from streamer.config.settings import Settings
+from streamer.errors import StreamerError
+from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.progress.scripts import ScriptSide, ScriptState
+from streamer.target.connection import TargetAddress
+
+
+def execute(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="File with SQL; - for standard input.", metavar="FILE"),
+    ] = None,
+    script_id: Annotated[
+        str | None, typer.Option("--id", help="Name of the script; it runs once.", metavar="NAME")
+    ] = None,
+    on: Annotated[
+        ScriptSide, typer.Option("--on", help="Where the script runs.")
+    ] = ScriptSide.BOTH,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds to wait for the target; then the exit code is 1.", min=0),
+    ] = 60,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Have the target run FILE for a script that waits."),
+    ] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Have the target go on without a script that waits.")
+    ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List the scripts and their states.")
+    ] = False,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an SQL script once, at one point of the stream.
+
+    At the source it runs in one transaction. The target runs it in one transaction when its stream
+    reaches that point: behind all changes that committed before, in front of all later ones. With
+    the same id the command does nothing again. A script that fails leaves nothing behind.
+
+    A script for the target stops the stream of its source while it fails there. --replace and
+    --skip let the stream go on.
+    """
+    settings, mapping = load(needs_sources=True)
+    address = TargetAddress.parse(settings.target.url)
+    if list_all:
+        _list(address, _choose(mapping, database, sid, ScriptSide.SOURCE), as_json)
+        return
+    if script_id is None or not script_id.strip():
+        fail("give the script a name with --id", 2)
+    if skip:
+        sources = _choose(mapping, database, sid, ScriptSide.TARGET)
+        run_to_end(execute_command.change(address, sources, script_id, None))
+        _print_change("skipped", script_id, as_json)
+        return
+    text = _read(file)
+    if replace:
+        sources = _choose(mapping, database, sid, ScriptSide.TARGET)
+        run_to_end(execute_command.change(address, sources, script_id, text))
+        _print_change("replaced", script_id, as_json)
+        return
+    script = execute_command.Script(script_id, text, on)
+    _run(settings, address, _choose(mapping, database, sid, on), script, timeout, as_json)
+
+
+def _choose(
+    mapping: Mapping, database: str | None, sid: str | None, side: ScriptSide
+) -> list[SourceMapping]:
+    try:
+        return execute_command.choose(mapping, database, sid, side)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+
+
+def _read(file: Path | None) -> str:
+    if file is None:
+        fail("give a FILE with the script, or - for standard input", 2)
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        text = data.decode()
+    except OSError as exc:
+        fail(f"{file}: {exc.strerror}", 2)
+    except UnicodeDecodeError:
+        fail(f"{file}: the script is not UTF-8", 2)
+    if not text.strip() or "\0" in text:
+        fail(f"{file}: there is no SQL in it", 2)
+    return text
+
+
+def _run(
+    settings: Settings,
+    address: TargetAddress,
+    sources: list[SourceMapping],
+    script: execute_command.Script,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    results = run_to_end(
+        execute_command.execute(
+            address, sources, script, seconds=seconds, target_namespace=settings.target.schema_
+        )
+    )
+    if as_json:
+        print_json({"scripts": [result.to_json() for result in results]})
+    for result in results:
+        if result.record.state is ScriptState.ERROR:
+            fail(execute_command.describe(result), 4)
+        if not result.record.has_ended:
+            fail(f"after {seconds:g} s: {execute_command.describe(result)}", 1)
+        if not as_json:
+            typer.echo(execute_command.describe(result))
+
+
+def _print_change(action: str, script_id: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": script_id, "action": action})
+    else:
+        typer.echo(f'script "{script_id}" {action}; the stream goes on within seconds')
+
+
+def _list(address: TargetAddress, sources: list[SourceMapping], as_json: bool) -> None:
+    results = run_to_end(execute_command.list_scripts(address, sources))
+    if as_json:
+        print_json({"scripts": [result.to_json() for result in results]})
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("source", "id", "on", "state", "lsn", "error"):
+        table.add_column(name)
+    for result in results:
+        fields = result.to_json()
+        names = ("id", "on", "state", "lsn", "error")
+        table.add_row(result.label, *(str(fields[name] or "") for name in names))
+    Console(markup=False).print(table)

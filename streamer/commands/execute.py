@@ -1,0 +1,320 @@
+"""``streamer execute``: a script once, at one point of the stream.
+
+The command stores the script in the target's bookkeeping, opens a transaction at the source, and
+stores its number, too. The transaction emits the message, runs the script and commits. After a kill
+at any step, a command with the same id reads the outcome of that transaction from the source. The
+process that streams runs the script at the target (`streamer.runtime.scripts`).
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamer.errors import MappingError, ScriptError
+from streamer.failpoints import failpoint
+from streamer.lsn import NOTHING
+from streamer.mapping.rules import (
+    Mapping,
+    RelationName,
+    SourceMapping,
+    TableType,
+    find_source,
+    resolve,
+)
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.schema import is_installed
+from streamer.progress.scripts import (
+    ScriptRecord,
+    ScriptSide,
+    ScriptState,
+    add_script,
+    end_script,
+    read_scripts,
+    replace_script,
+    set_script_xid,
+)
+from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.source.catalog import read_relation_names, read_relations
+from streamer.source.connection import Connection, connection, translating
+from streamer.source.scripts import ScriptRun, begin_script, current_xid, has_committed, run_script
+from streamer.source.stream import MESSAGES_VERSION
+from streamer.target.connection import TargetAddress
+
+POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The arguments of the command."""
+
+    id: str
+    text: str
+    side: ScriptSide
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResult:
+    """The outcome for one source. ``is_new``: this command ran or announced the script there."""
+
+    database: str
+    sid: str | None
+    label: str
+    record: ScriptRecord
+    is_new: bool
+
+    def to_json(self) -> dict[str, Any]:
+        record = self.record
+        return {
+            "database": self.database,
+            "sid": self.sid,
+            "id": record.id,
+            "on": record.side.value,
+            "state": record.state.value,
+            "lsn": None if record.lsn is None else str(record.lsn),
+            "error": record.error,
+        }
+
+
+def choose(
+    mapping: Mapping, database: str | None, sid: str | None, side: ScriptSide
+) -> list[SourceMapping]:
+    """Return the sources that are meant. Raises MappingError.
+
+    The target runs a script when one stream reaches it, so such a script belongs to one source.
+    """
+    found = [
+        source
+        for source in mapping.sources
+        if database in (None, source.database) and sid in (None, source.sid)
+    ]
+    if not found:
+        raise MappingError("no source has this database and sid")
+    if side is not ScriptSide.SOURCE and len(found) > 1:
+        labels = ", ".join(source.label for source in found)
+        raise MappingError(
+            f"the target would run the script once for each of {labels}",
+            hint="choose one of them with --database and --sid",
+        )
+    return found
+
+
+async def execute(
+    address: TargetAddress,
+    sources: Sequence[SourceMapping],
+    script: Script,
+    *,
+    seconds: float,
+    target_namespace: str,
+) -> list[ScriptResult]:
+    """Run *script* once for each source, and wait until the target has run it.
+
+    After *seconds* a script may still wait for its stream. Raises ScriptError, MappingError,
+    SourceError, TargetError.
+    """
+    bookkeeping = Bookkeeping(address, "streamer execute")
+    results = []
+    try:
+        for source in sources:
+            stored = await _source_record(bookkeeping, source)
+            one = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
+            is_new = await one.run()
+            record = await one.until_ended(seconds)
+            results.append(ScriptResult(source.database, source.sid, source.label, record, is_new))
+    finally:
+        await bookkeeping.close()
+    return results
+
+
+async def change(
+    address: TargetAddress, sources: Sequence[SourceMapping], script_id: str, text: str | None
+) -> None:
+    """Have the target run *text* in place of a stored script, or nothing if it is None.
+
+    Raises ScriptError if it has run, or was never stored.
+    """
+    bookkeeping = Bookkeeping(address, "streamer execute")
+    try:
+        for source in sources:
+            source_id = (await _source_record(bookkeeping, source)).source_id
+            if text is None:
+                has_changed = await end_script(
+                    bookkeeping, source_id, script_id, ScriptState.SKIPPED
+                )
+            else:
+                has_changed = await replace_script(bookkeeping, source_id, script_id, text)
+            if not has_changed:
+                raise ScriptError(
+                    f'no script "{script_id}" of source "{source.label}" waits',
+                    hint="`streamer execute --list` shows all of them",
+                )
+    finally:
+        await bookkeeping.close()
+
+
+async def list_scripts(
+    address: TargetAddress, sources: Sequence[SourceMapping]
+) -> list[ScriptResult]:
+    """Return the scripts of *sources*, oldest first."""
+    bookkeeping = Bookkeeping(address, "streamer execute")
+    try:
+        if not await is_installed(bookkeeping):
+            return []
+        records = await read_source_records(bookkeeping)
+        return [
+            ScriptResult(source.database, source.sid, source.label, script, is_new=False)
+            for source in sources
+            if (record := find_source(records, source.database, source.sid)) is not None
+            for script in await read_scripts(bookkeeping, record.source_id)
+        ]
+    finally:
+        await bookkeeping.close()
+
+
+async def _source_record(bookkeeping: Bookkeeping, source: SourceMapping) -> SourceRecord:
+    if await is_installed(bookkeeping):
+        records = await read_source_records(bookkeeping)
+        record = find_source(records, source.database, source.sid)
+        # Without a slot no stream would ever reach the script.
+        if record is not None and record.acknowledged_lsn != NOTHING:
+            return record
+    raise MappingError(
+        f'source "{source.label}" was never streamed', hint="start `streamer run` first"
+    )
+
+
+class _Execution:
+    """One script of one source."""
+
+    def __init__(
+        self,
+        bookkeeping: Bookkeeping,
+        source: SourceMapping,
+        source_id: int,
+        script: Script,
+        target_namespace: str,
+    ) -> None:
+        self._bookkeeping = bookkeeping
+        self._source = source
+        self._source_id = source_id
+        self._script = script
+        self._target_namespace = target_namespace
+
+    async def run(self) -> bool:
+        """Do the source's part; return False if an earlier command has done it."""
+        script, source = self._script, self._source
+        record = await add_script(
+            self._bookkeeping, self._source_id, script.id, script.text, script.side
+        )
+        failpoint("execute.stored")
+        self._check_same(record)
+        if record.has_ended:
+            return False
+        async with connection(source) as plain:
+            self._check_version(plain)
+            await begin_script(plain, script.id)
+            record = await self._read()
+            if record.has_ended:
+                return False
+            if record.source_xid is not None and await has_committed(plain, record.source_xid):
+                is_new = False
+            else:
+                await self._commit(plain)
+                is_new = True
+        if script.side is ScriptSide.SOURCE:
+            await end_script(self._bookkeeping, self._source_id, script.id, ScriptState.DONE)
+        return is_new
+
+    async def until_ended(self, seconds: float) -> ScriptRecord:
+        """Wait until the script has ended or the target refuses it, at most *seconds*."""
+        deadline = time.monotonic() + seconds
+        while True:
+            record = await self._read()
+            if record.has_ended or record.state is ScriptState.ERROR:
+                return record
+            if time.monotonic() >= deadline:
+                return record
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _read(self) -> ScriptRecord:
+        (record,) = await read_scripts(self._bookkeeping, self._source_id, self._script.id)
+        return record
+
+    def _check_same(self, record: ScriptRecord) -> None:
+        script = self._script
+        if record.side is script.side and record.script == script.text:
+            return
+        what = "another script" if record.side is script.side else f"--on {record.side.value}"
+        raise MappingError(
+            f'the id "{script.id}" was used for {what} of source "{self._source.label}"',
+            hint="give a script that is not the same an --id of its own",
+        )
+
+    def _check_version(self, plain: Connection) -> None:
+        if (
+            self._script.side is not ScriptSide.SOURCE
+            and plain.info.server_version < MESSAGES_VERSION
+        ):
+            raise ScriptError(
+                f'source "{self._source.label}": PostgreSQL before 14 does not send messages in '
+                "its stream, so a script has no place in it",
+                hint="pause the writers, run `streamer wait`, and run the script with psql",
+            )
+
+    async def _commit(self, plain: Connection) -> None:
+        script = self._script
+        await set_script_xid(
+            self._bookkeeping, self._source_id, script.id, await current_xid(plain)
+        )
+        failpoint("execute.announced")
+        run = ScriptRun(
+            script.id,
+            None if script.side is ScriptSide.TARGET else script.text,
+            emits=script.side is not ScriptSide.SOURCE,
+        )
+        changed = await run_script(plain, self._source.label, run)
+        if script.side is ScriptSide.BOTH:
+            await self._check_changed(plain, changed)
+        with translating(self._source.label):
+            await plain.execute("commit")
+        failpoint("execute.source_committed")
+
+    async def _check_changed(self, plain: Connection, changed: list[RelationName]) -> None:
+        """Refuse a script of both sides that changes rows the target would get twice.
+
+        The target runs it, and receives these changes as well. A clone's rows have a key, so there
+        the second time is harmless.
+        """
+        source = self._source
+        names = set(await read_relation_names(plain)) | source.exact_names.keys()
+        mappings = {
+            mapping.source: mapping
+            for mapping in resolve(source, names, self._target_namespace)
+            if mapping.source in changed
+        }
+        relations = await read_relations(plain, list(mappings))
+        for name, mapping in mappings.items():
+            relation = relations.get(name)
+            is_safe = mapping.type is TableType.CLONE and (relation is None or bool(relation.key))
+            if not is_safe:
+                raise ScriptError(
+                    f'script "{self._script.id}" changes rows of "{name}", which would reach the '
+                    "target twice; nothing of it took effect",
+                    hint="move these changes to a script of their own and run that "
+                    "with --on source: the stream carries them",
+                )
+
+
+def describe(result: ScriptResult) -> str:
+    """Return the outcome in words. Pure."""
+    record = result.record
+    where = f'script "{record.id}" of {result.label}'
+    if record.state is ScriptState.SKIPPED:
+        return f"{where} was skipped at the target"
+    if record.state is ScriptState.DONE:
+        at = "" if record.lsn is None else f", at {record.lsn} of the stream"
+        return f"{where} {'is done' if result.is_new else 'was done before'}{at}"
+    if record.state is ScriptState.ERROR:
+        return record.error or f"{where} failed at the target"
+    return f"{where} waits for its place in the stream: is `streamer run` running?"

@@ -1,0 +1,195 @@
+"""Runs scripts of ``streamer execute`` at the target, when the stream reaches them.
+
+The reader stops in front of the transaction that carries a script. Every lane makes durable what
+came before; then one transaction at the target runs the script and records it. After that the
+reader dispatches the transaction and goes on. A crash before the COMMIT of the script leaves
+nothing behind, and the source sends the message again. After it, the record shows that the script
+has run.
+
+A lane that waits for its copy does not count: the rows of that table are not those of one position.
+A table that is paused or in error does count, because its changes come before the script.
+
+If the target refuses the script, the source stops with a `ScriptError`. Each later attempt runs the
+script again, so a correction of the cause is enough.
+"""
+
+import json
+from typing import Final
+
+import structlog
+
+from streamer.apply.lane import Hold, Lane
+from streamer.decode.pgoutput import LogicalMessage
+from streamer.error_reports import ErrorReport
+from streamer.errors import Retry, ScriptError, StreamerError, TargetFencedError
+from streamer.failpoints import failpoint
+from streamer.hints import command
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.scripts import AFTER_SCRIPT_SQL, script_sql
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.scripts import (
+    ScriptRecord,
+    ScriptSide,
+    finish_script,
+    read_scripts,
+    set_script_error,
+)
+from streamer.progress.sources import set_source_state
+from streamer.runtime.dispatch import ScriptsReached
+from streamer.runtime.relations import Relations
+from streamer.source.scripts import place
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+REPORT_SECONDS: Final = 2.0
+"""How long a script waits for a table before status shows it."""
+
+# As strong as for all other changes: a script may weaken it.
+_DURABLE_SQL: Final = """
+select pg_catalog.set_config('synchronous_commit', 'on', true)
+where pg_catalog.current_setting('synchronous_commit') not in ('on', 'remote_apply')
+"""
+
+
+class Scripts:
+    """The scripts of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        claim: Claim,
+        address: TargetAddress,
+        bookkeeping: Bookkeeping,
+        relations: Relations,
+    ) -> None:
+        """*address*: under *claim*, so that a connection reaches the server of the lock."""
+        self._source = source
+        self._claim = claim
+        self._address = address
+        self._bookkeeping = bookkeeping
+        self._relations = relations
+
+    async def run(self, reached: ScriptsReached) -> None:
+        """Run the scripts of a transaction that have not run yet.
+
+        Raises ScriptError if the target refuses one, TargetError if it cannot be reached.
+        """
+        for message in reached.messages:
+            record = await self._find(message, reached.xid)
+            if record is None or not await self._drain(record):
+                continue
+            await self._run(record, reached.lsn)
+            # Tables may have other columns now.
+            for mapped in self._relations:
+                mapped.plan = None
+
+    async def _find(self, message: LogicalMessage, xid: int) -> ScriptRecord | None:
+        """Return the script that a message announces; None unless a command of ours wrote it."""
+        script_id = script_id_of(message.content)
+        found = []
+        if script_id is not None:
+            found = await read_scripts(self._bookkeeping, self._claim.source_id, script_id)
+        if not found or not found[0].is_of(xid):
+            log.warning(
+                "a message about a script is from another program and does nothing",
+                source=self._source.label,
+                xid=xid,
+            )
+            return None
+        return None if _needs_nothing(found[0]) else found[0]
+
+    async def _drain(self, record: ScriptRecord) -> bool:
+        """Wait until everything that was dispatched is durable; return whether to run the script
+        then. An operator may skip it meanwhile.
+        """
+        is_reported = False
+        for lane in self._relations.lanes():
+            while lane.pending and not lane.is_held_for_copy:
+                lane.queue.hurry()
+                lane.changed.clear()
+                if await wait_for_event(lane.changed, REPORT_SECONDS):
+                    continue
+                obstacle = _obstacle(lane)
+                if obstacle is not None and not is_reported:
+                    is_reported = True
+                    await self._report(f'script "{record.id}" waits for {obstacle}')
+                source_id = self._claim.source_id
+                now = await read_scripts(self._bookkeeping, source_id, record.id)
+                if not now or now[0].has_ended:
+                    await self._report(None)
+                    return False
+        if is_reported:
+            await self._report(None)
+        return True
+
+    async def _report(self, waits: str | None) -> None:
+        report = None if waits is None else ErrorReport(waits, ScriptError.code)
+        await set_source_state(self._bookkeeping, self._claim.source_id, "streaming", report)
+        if waits is not None:
+            log.warning(waits, source=self._source.label)
+
+    async def _run(self, record: ScriptRecord, lsn: Lsn) -> None:
+        log.info("a script runs at the target", source=self._source.label, script=record.id)
+        connection = await TargetConnection.connect(self._address, "streamer script", applies=True)
+        try:
+            connection.begin("begin")
+            await connection.execute(script_sql(record.target_script))
+            await connection.execute(AFTER_SCRIPT_SQL)
+            await connection.execute(_DURABLE_SQL)
+            if not await finish_script(connection, self._claim, record.id, lsn):
+                raise TargetFencedError(
+                    f'target: script "{record.id}" is no longer this process\'s to run'
+                )
+            failpoint("execute.before_commit")
+            await connection.commit()
+            failpoint("execute.after_commit")
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            error = self._refused(record, exc)
+            await set_script_error(
+                self._bookkeeping, self._claim.source_id, record.id, error.message
+            )
+            raise error from exc
+        finally:
+            connection.terminate()  # nothing later may run under the script's settings
+
+    def _refused(self, record: ScriptRecord, error: StreamerError) -> ScriptError:
+        where = place(record.target_script, error.__cause__)
+        name = ("--id", record.id)
+        database, sid = self._source.database, self._source.sid
+        skip = command("execute", None, *name, "--skip", database=database, sid=sid)
+        replace = command("execute", "FILE", *name, "--replace", database=database, sid=sid)
+        return ScriptError(
+            f'script "{record.id}" failed at the target{where}, and nothing behind it is applied: '
+            f"{error.message}",
+            hint=f"correct the cause, and the script runs again within seconds; or run "
+            f"`{replace}` with other text; or run `{skip}`",
+        )
+
+
+def _needs_nothing(record: ScriptRecord) -> bool:
+    return record.has_ended or record.side is ScriptSide.SOURCE
+
+
+def script_id_of(content: bytes) -> str | None:
+    """Return the id in a message about a script; None if it has none. Pure."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    script_id = found.get("id") if isinstance(found, dict) else None
+    return script_id if isinstance(script_id, str) else None
+
+
+def _obstacle(lane: Lane) -> str | None:
+    what = lane.table or "the tables"
+    if Hold.PAUSED in lane.hold:
+        return f'table "{what}", which is paused; run `streamer resume`'
+    if Hold.ERROR in lane.hold:
+        return f'table "{what}", which is in error: {lane.error}'
+    return None

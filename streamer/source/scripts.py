@@ -1,0 +1,105 @@
+"""A script of ``streamer execute`` at the source: the transaction that carries or runs it.
+
+A lock on the script's id keeps two commands apart. The command stores the number of the transaction
+before it commits, so a later command learns the outcome from the source itself. PostgreSQL
+documentation, "Transaction ID and Snapshot Information Functions".
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from streamer.decode.pgoutput import EXECUTE_PREFIX
+from streamer.errors import ScriptError, SourceError, StreamerError
+from streamer.mapping.rules import RelationName
+from streamer.postgres.scripts import AFTER_SCRIPT_SQL, line_of, script_sql
+from streamer.source.connection import Connection, fetch_all, fetch_one, translate
+
+_LOCK_SQL: Final = """
+select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))
+"""
+_EMIT_SQL: Final = "select pg_catalog.pg_logical_emit_message(true, %s::text, %s::text)"
+# Counted for each leaf of a partitioned table; the stream knows its root.
+_CHANGED_SQL: Final = """
+select distinct n.nspname as namespace, c.relname as name
+from pg_catalog.pg_stat_xact_user_tables s
+join pg_catalog.pg_class c
+  on c.oid = coalesce(pg_catalog.pg_partition_root(s.relid), s.relid)
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
+order by 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """How a script's transaction is made up. ``emits``: the target has to run it as well."""
+
+    script_id: str
+    script: str | None
+    emits: bool
+
+
+async def begin_script(plain: Connection, script_id: str) -> None:
+    """Open the transaction of a script, after any other of the same id has ended."""
+    await plain.execute("begin")
+    await fetch_all(plain, _LOCK_SQL, f"streamer execute {script_id}")
+
+
+async def current_xid(plain: Connection) -> int:
+    """Return the number of the present transaction, in 64 bits."""
+    return int((await fetch_one(plain, "select pg_catalog.txid_current() as xid"))["xid"])
+
+
+async def has_committed(plain: Connection, xid: int) -> bool:
+    """Return whether the source has committed transaction *xid*, which is no longer running.
+
+    Raises ScriptError if the source has forgotten it.
+    """
+    row = await fetch_one(plain, "select pg_catalog.txid_status(%s::int8) as status", xid)
+    if row["status"] is None:
+        raise ScriptError(
+            f"the source no longer knows whether transaction {xid} of this script has committed",
+            hint="look whether the script took effect there, then use another --id",
+        )
+    return bool(row["status"] == "committed")
+
+
+async def run_script(plain: Connection, label: str, run: ScriptRun) -> list[RelationName]:
+    """Run and announce a script in the open transaction; return the tables whose rows it changed.
+
+    The message comes first: the target runs the script before it applies changes that the script
+    makes here. Raises ScriptError, SourceError.
+    """
+    if run.emits:
+        await fetch_all(plain, _EMIT_SQL, EXECUTE_PREFIX, json.dumps({"id": run.script_id}))
+    if run.script is None:
+        return []
+    try:
+        await plain.execute(script_sql(run.script).encode())
+        await plain.execute(f"{AFTER_SCRIPT_SQL}; set local synchronous_commit to local")
+    except psycopg.Error as exc:
+        raise _failed(exc, label, run) from exc
+    rows = await fetch_all(plain, _CHANGED_SQL)
+    return [RelationName(row["namespace"], row["name"]) for row in rows]
+
+
+def _failed(exc: psycopg.Error, label: str, run: ScriptRun) -> StreamerError:
+    error = translate(exc, label)
+    if not isinstance(error, SourceError) or exc.sqlstate is None:
+        return error
+    return ScriptError(
+        f'script "{run.script_id}" failed{place(run.script, exc.diag)}, and nothing of it took '
+        f"effect: {error.message}",
+        hint="correct the script and run the command again with the same id",
+    )
+
+
+def place(script: str | None, diagnosis: object) -> str:
+    """Return the line of a script that an error of the server is about, in words. Pure."""
+    position = getattr(diagnosis, "internal_position", None)
+    if script is None or position is None or getattr(diagnosis, "internal_query", "") != script:
+        return ""
+    return f" in line {line_of(script, int(position))}"

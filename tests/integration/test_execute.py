@@ -1,0 +1,217 @@
+"""`streamer execute`: a script once, at its place among the changes of the stream."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands import execute as execute_command
+from streamer.commands.execute import Script
+from streamer.errors import MappingError, ScriptError, StreamerError
+from streamer.progress.scripts import ScriptSide, ScriptState
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, Streamer
+
+SECONDS = 60.0
+ADD_NOTE = "alter table t add column note text default 'old';\ncreate index on t (note)"
+
+
+async def execute(
+    streamer: Streamer,
+    name: str,
+    text: str,
+    side: ScriptSide = ScriptSide.BOTH,
+    seconds: float = SECONDS,
+) -> execute_command.ScriptResult:
+    sources = execute_command.choose(streamer.mapping, None, None, side)
+    (result,) = await execute_command.execute(
+        TargetAddress.parse(streamer.settings.target.url),
+        sources,
+        Script(name, text, side),
+        seconds=seconds,
+        target_namespace="public",
+    )
+    return result
+
+
+async def change(streamer: Streamer, name: str, text: str | None) -> None:
+    address = TargetAddress.parse(streamer.settings.target.url)
+    await execute_command.change(address, streamer.mapping.sources, name, text)
+
+
+def set_up(source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute(
+            "create table t (id int primary key, v text); create table u (id int primary key);"
+            "create table keyless (v int)"
+        )
+
+
+TABLES = """
+    t: {initial: none}
+    u: {initial: none}
+    keyless: {initial: none, type: append}
+"""
+
+
+async def test_a_script_runs_once_between_the_changes_before_and_after_it(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    source.execute("create table counted (at text)")
+    target.execute("create table counted (at text)")
+    async with stream(TABLES, settings="workers: 4") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t select g, 'x' from generate_series(1, 500) g")
+        source.execute("insert into u select generate_series(1, 500)")
+        result = await execute(streamer, "add note", ADD_NOTE)
+        assert (result.record.state, result.is_new) == (ScriptState.DONE, True)
+        source.execute("insert into t values (501, 'x', 'new'); update t set note = 'y' where id=1")
+        # Both sides count what a script of the target sees at its place in the stream.
+        count = "insert into counted select count(*) || ' ' || (select count(*) from u) from t"
+        await execute(streamer, "count", count, ScriptSide.BOTH)
+        source.execute("delete from u; delete from t where id > 10")
+        await execute(streamer, "count again", count, ScriptSide.TARGET)
+        again = await execute(streamer, "count", count, ScriptSide.BOTH)
+        assert not again.is_new
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        assert source.execute("select at from counted") == [("501 500",)]
+        assert target.execute("select at from counted order by 1") == [("10 0",), ("501 500",)]
+
+        # The stream carries the rows of a script at the source.
+        backfill = "update t set note = id::text"
+        result = await execute(streamer, "backfill", backfill, ScriptSide.SOURCE)
+        assert (result.record.state, result.is_new) == (ScriptState.DONE, True)
+        assert not (await execute(streamer, "backfill", backfill, ScriptSide.SOURCE)).is_new
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        with pytest.raises(MappingError, match="was used for another script"):
+            await execute(streamer, "backfill", "select 1", ScriptSide.SOURCE)
+
+
+async def test_a_script_that_fails_at_the_source_leaves_nothing_and_may_be_corrected(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        for script, problem in {
+            "create table made (id int);\nselect 1/0": "in line 2.*division by zero",
+            "create table made (id int); commit; select 1": "transaction commands",
+            "insert into keyless values (1)": "reach the target twice",
+        }.items():
+            with pytest.raises(ScriptError, match=problem):
+                await execute(streamer, problem, script)
+            assert source.value("select to_regclass('made')") is None
+            assert target.value("select to_regclass('made')") is None
+        # A script of the same id that never took effect can be run again as it was.
+        source.execute("create table later (id int)")
+        target.execute("create table later (id int)")
+        await streamer.caught_up()
+        assert source.value("select count(*) from keyless") == 0
+
+
+async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settled(
+    source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
+) -> None:
+    set_up(source, target)
+    target.execute("drop table u; create table other (id int primary key)")
+    async with stream("t: {initial: none}\nu: {initial: none, target: other}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'before')")
+        result = await execute(streamer, "it's wide", "alter table u add column w int")
+        assert result.record.state is ScriptState.ERROR
+        error = str(result.record.error)
+        assert 'relation "u" does not exist' in error
+        source.execute("insert into t values (2, 'after')")
+
+        async def has_stopped() -> bool:
+            shown = await streamer.status()
+            return shown["state"] == "error" and "--skip" in str(shown["error"])
+
+        await streamer.eventually(has_stopped)
+        assert target.execute("select id from t") == [(1,)]
+        command = str((await streamer.status())["error"])
+        assert "streamer execute --database shop --id 'it'\"'\"'s wide' --skip" in command
+        await change(streamer, "it's wide", "alter table other add column w int")
+        await streamer.caught_up()
+        assert target.execute("select id from t order by 1") == [(1,), (2,)]
+        source.execute("insert into u values (1, 5)")
+        await execute(streamer, "none", "select 1/(select count(*) - 1 from t)", ScriptSide.TARGET)
+        await streamer.caught_up()
+        assert target.execute("select id, w from other") == [(1, 5)]
+
+        result = await execute(streamer, "wrong", "select no_function()", ScriptSide.TARGET)
+        assert result.record.state is ScriptState.ERROR
+        await change(streamer, "wrong", None)
+        source.execute("insert into t values (3, 'on')")
+        await streamer.caught_up()
+        with pytest.raises(ScriptError, match="waits"):
+            await change(streamer, "wrong", None)
+
+
+async def test_a_message_of_another_role_never_becomes_sql_at_the_target(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        await execute(streamer, "known", "select 1", ScriptSide.TARGET)
+        for content in (
+            json.dumps({"id": "unknown", "script": "drop table t"}),
+            json.dumps({"id": "known", "script": "drop table t"}),
+            "[]",
+            "no json",
+        ):
+            source.execute(f"select pg_logical_emit_message(true, 'streamer.execute', '{content}')")
+        source.execute("insert into t values (1, 'x')")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_script_waits_for_a_table_that_is_paused_and_status_names_it(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        request(target, "public.u", "pause")
+        await streamer.table_state("public.u", "paused")
+        source.execute("insert into u values (1)")
+        result = await execute(
+            streamer, "count", "create table seen as select count(*) from u", ScriptSide.TARGET, 0
+        )
+        assert result.record.state is ScriptState.WAITING
+
+        async def is_named() -> bool:
+            return 'waits for table "public.u", which is paused' in str(
+                (await streamer.status())["error"]
+            )
+
+        await streamer.eventually(is_named)
+        request(target, "public.u", "resume")
+        await streamer.caught_up()
+        assert target.execute("select * from seen") == [(1,)]
+        assert (await streamer.status())["error"] is None
+
+
+def request(target: Database, table: str, action: str) -> None:
+    target.execute(
+        "insert into streamer.request (relation_id, action)"
+        f" select id, '{action}' from streamer.relation where source = '{table}'; notify streamer"
+    )
+
+
+def test_the_target_runs_a_script_of_one_source_only(tmp_path: Path) -> None:
+    mapping: Any = type("M", (), {})()
+    mapping.sources = [
+        type("S", (), {"database": "shop", "sid": sid, "label": f"shop:{sid}"})()
+        for sid in ("eu", "us")
+    ]
+    assert len(execute_command.choose(mapping, "shop", None, ScriptSide.SOURCE)) == 2
+    with pytest.raises(StreamerError, match="once for each of shop:eu, shop:us"):
+        execute_command.choose(mapping, "shop", None, ScriptSide.BOTH)
+    assert len(execute_command.choose(mapping, None, "us", ScriptSide.BOTH)) == 1
