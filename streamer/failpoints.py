@@ -51,6 +51,7 @@ NAMES: Final = frozenset(
         "sync.job_started",
         "sync.part_copied",
         "sync.copied",
+        "sync.at_point",
         "sync.exchanged",
         "sync.index_restored",
         "sync.catching_up",

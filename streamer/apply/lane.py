@@ -10,10 +10,25 @@ The others do not wait with it.
 
 Order never depends on worker and drainer. A drainer begins after the worker has settled all its
 shares of the lane, and a lane becomes live again only with an empty spool.
+
+A lane *held to a point* lets a copy bring some rows or columns of a relation that is in sync. The
+others are not in the copy, so no change of theirs may be dropped:
+
+1. ``keep(Hold.POINT)`` before the copy's snapshot exists: everything dispatched before is older.
+2. The snapshot has the consistent point P. ``drain_to(P)`` lets the drainer apply what commits
+   before P, and nothing else. The stream has delivered all of that once the tracker is at P.
+3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
+   may exchange rows for those of the snapshot. It stores P as the relation's position.
+4. ``release_point()`` lets the drainer apply the rest.
+
+`Relations.hold_to_point` does the first step, `SyncEvents.reach` the second, and it waits for the
+third. `SyncEvents.copy_finished` or ``copy_failed`` does the last. A process that dies before the
+commit has stored nothing but applied changes, so the relation is as it was.
 """
 
 import asyncio
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,6 +98,7 @@ class MappedRelation:
         "_confirmed",
         "_statements",
         "end_lsn",
+        "is_held_to_point",
         "is_set_aside",
         "is_to_declare",
         "mapping",
@@ -116,6 +132,8 @@ class MappedRelation:
         """Changes of transactions that end here or before are in the target already."""
         self.is_set_aside = False
         """Changes are missing, so later ones are of no use until an operator requests a copy."""
+        self.is_held_to_point = False
+        """It is in sync, and its lane is held to the point of a copy, see the module."""
         self.relid: int | None = None
         """Oid of the source's table that the target has; another one of that name is another table.
         """
@@ -168,6 +186,7 @@ class MappedRelation:
         """The target has everything up to *lsn*, and the stream brings the rest."""
         self.plan = None  # the copy may have changed the target's indexes
         self.end_lsn = self.skip_through_lsn = lsn
+        self.is_held_to_point = False
         self.is_to_declare = False
         self.resync = Resync()
 
@@ -221,6 +240,7 @@ class Hold(enum.Flag):
     BUSY = enum.auto()  # a lock or another transient obstacle at the target
     LARGE = enum.auto()  # a transaction larger than memory
     QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
+    POINT = enum.auto()  # a copy exchanges rows at a point: the drainer works up to there
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
@@ -342,6 +362,10 @@ class Lane:
     queues_since: float | None = None
     """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
     has_open_share: bool = False
+    point: Lsn | None = None
+    """Held to a point: only changes that commit before it are drained; None if it is not known."""
+    is_at_point: bool = False
+    """All changes before `point` that have arrived are durable."""
     is_ending: bool = False
     """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
     """
@@ -360,7 +384,9 @@ class Lane:
 
     @property
     def may_drain(self) -> bool:
-        return self.is_held and self.queued_count == 0 and not self.hold & BLOCKING
+        if not self.is_held or self.queued_count or self.hold & BLOCKING:
+            return False
+        return Hold.POINT not in self.hold or (self.point is not None and not self.is_at_point)
 
     def is_applying(self, through_lsn: Lsn) -> bool:
         """Whether something of transactions up to *through_lsn* may be on its way to the target."""
@@ -403,6 +429,8 @@ class Lane:
             return
         for single in share.split():
             self.spool.append(single)
+            if self._is_before_point(single):
+                self.is_at_point = False
         self.has_open_share = share.end_lsn is None
         self.changed.set()
 
@@ -425,6 +453,19 @@ class Lane:
         if reason & Hold.ERROR:
             self.error = None
         self.changed.set()
+
+    def drain_to(self, point: Lsn) -> None:
+        """Let the drainer apply changes that commit before *point*."""
+        self.point, self.is_at_point = point, False
+        self.changed.set()
+
+    def release_point(self) -> None:
+        """The copy for which the lane was held to a point is over."""
+        self.point, self.is_at_point = None, False
+        self.release(Hold.POINT)
+
+    def _is_before_point(self, share: LaneTransaction) -> bool:
+        return self.point is not None and share.transaction.final_lsn < self.point
 
     def ask(self, request: QuarantineRequest) -> None:
         """Queue *request* at its place in the order; the same request twice counts once."""
@@ -459,6 +500,7 @@ class Lane:
                     spool.append(single)
             # The worker gives back a window that it was committing after the shares behind it.
             self.returned.appendleft(spool)
+            self.is_at_point = False
         self._settle(len(shares))
 
     def _settle(self, count: int) -> None:
@@ -469,9 +511,20 @@ class Lane:
     def take(self, size: int) -> list[LaneTransaction]:
         """Return the next held shares, about *size* bytes, or a piece of one that is larger.
 
-        They stay here until `drained` is called. Raises OpenShareDiscarded.
+        They stay here until `drained` is called. A lane held to a point returns those before it.
+        Raises OpenShareDiscarded.
         """
-        return self.front.read(size) if self.is_held else []
+        if not self.is_held:
+            return []
+        shares = self.front.read(size)
+        if Hold.POINT not in self.hold:
+            return shares
+        shares = list(itertools.takewhile(self._is_before_point, shares))
+        if not shares:
+            self.front.rewind()
+            self.is_at_point = True
+            self.changed.set()
+        return shares
 
     def drained(self, count: int) -> None:
         """Drop the first *count* finished shares among those taken; the next `take` returns the
@@ -491,7 +544,9 @@ class Lane:
 
     def go_live(self) -> bool:
         """Return to the worker's queue if nothing is left to drain; tell whether it did."""
-        if self.hold & (BLOCKING | Hold.QUARANTINE) or self.has_backlog or self.has_open_share:
+        if self.hold & (BLOCKING | Hold.QUARANTINE | Hold.POINT):
+            return False
+        if self.has_backlog or self.has_open_share:
             return False
         self._close_spools()
         self.hold = Hold.NONE

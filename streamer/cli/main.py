@@ -51,7 +51,7 @@ from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.hot import choice
 from streamer.lsn import Lsn
-from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
@@ -390,8 +390,6 @@ def compare(
     """
     if repair and sql is not None:
         fail("--repair and --sql exclude each other", 2)
-    if repair and where is not None:
-        fail("--repair brings whole tables back in step: leave --where out", 2)
     options = {"with_values": values, "report": report, "sql": sql, "restart": restart}
     _compare(tables, where, database, sid, timeout, as_json, repairs=repair, **options)
 
@@ -413,8 +411,8 @@ def repair(
 ) -> None:
     """Bring rows of the target that differ from their source back in step.
 
-    The command compares the table, has the process that runs write the rows that differ, as in
-    `resync --mode diff`, and compares it again. The exit code is 0 if it is equal then.
+    The command compares the table, has the process that runs bring the keys that differ, as in
+    `resync --where`, and compares it again. The exit code is 0 if it is equal then.
     """
     _compare([table], None, database, sid, timeout, as_json, repairs=sql is None, sql=sql)
 
@@ -485,6 +483,13 @@ def resync(
     mode: Annotated[
         Mode, typer.Option(help="reload rewrites all rows, diff only those that differ.")
     ] = Mode.RELOAD,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Bring only rows for which this SQL over the source's columns is true.",
+            metavar="EXPR",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Copy without the columns that the target lacks.")
     ] = False,
@@ -495,7 +500,15 @@ def resync(
     The target stores the request: a running process acts at once, a stopped one at its next start.
     Readers of the target see the old rows until the new ones replace them in one transaction.
     """
-    options = Resync(mode, force).to_json()
+    from streamer.sync.scope import parse_condition
+
+    scope = None
+    if where is not None:
+        try:
+            scope = RowScope((str(parse_condition(where)),))
+        except StreamerError as exc:
+            fail(str(exc), exc.exit_code)
+    options = Resync(mode, force, scope).to_json()
     _request("resync", table, database, sid, as_json, options)
 
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
 from streamer.errors import MappingError
-from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
+from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import Mapping, SourceLabel
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.scope import parse_condition
 from streamer.target.connection import TargetAddress
 
 REPORT_SUFFIXES: Final = (".parquet", ".jsonl", ".ndjson", ".json")
@@ -27,10 +28,7 @@ def parse_where(text: str | None) -> Expression | None:
     """Read the condition of ``--where``. Raises MappingError."""
     if text is None:
         return None
-    try:
-        return parse_expression(text)
-    except ExpressionError as exc:
-        raise MappingError(f"--where: {exc}") from None
+    return parse_condition(text)
 
 
 def check_report(path: Path | None) -> None:

@@ -1,14 +1,15 @@
 """``streamer repair`` and ``streamer compare --repair``: bring tables that differ back in step.
 
-A repair is a resync that compares (``resync --mode diff``), of exactly the tables of those sources
-that differ. So it has the protocol of a resync: a snapshot with a position, and changes that wait
-meanwhile. One transaction writes the rows that differ and the new position. A repair that is killed
-leaves the table as it was, or repaired. The command then compares the same tables again.
+The comparison names the keys of the rows that differ, and a resync limited to them brings these
+(`streamer.mapping.resync.RowScope`). It has the protocol of a resync: changes wait at the position
+of a snapshot, and one transaction exchanges rows and stores the position. If the keys are too many,
+or rows have none, a resync that compares brings the rows of the whole table that differ. The
+command then compares the same rows again.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,15 +18,18 @@ from streamer.commands.requests import command_actor
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
 from streamer.errors import ComparisonError
-from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.expressions import Expression
+from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import Mapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.requests import make_requests
+from streamer.progress.requests import make_request
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.2
 REPAIR_SECONDS_MAX: Final = 24 * 3600.0
+KEYS_MAX: Final = 5000
+"""The bookkeeping stores the keys of a request. With more, the whole table is compared."""
 
 
 async def repair(
@@ -36,11 +40,12 @@ async def repair(
     Return the results of the last comparison of each table. Raises ComparisonError if a repair ends
     with an error, and the errors of `compare`.
     """
+    options = replace(options, keys_max=KEYS_MAX)
     results = await compare(settings, mapping, scope, options)
     different = [result for result in results if result.is_different]
     if not different:
         return results
-    await _repair_tables(TargetAddress.parse(settings.target.url), different)
+    await _repair_tables(TargetAddress.parse(settings.target.url), different, scope.where)
     again = await compare(
         settings,
         mapping,
@@ -51,19 +56,36 @@ async def repair(
     return [found.get(result.relation_id, result) for result in results]
 
 
-async def _repair_tables(address: TargetAddress, different: Sequence[TableResult]) -> None:
+def choose_resync(result: TableResult, where: Expression | None) -> Resync:
+    """Return the resync that brings the rows of *result* that differ. Pure.
+
+    *where*: the condition of the comparison.
+    """
+    if result.keys is not None:
+        return Resync(Mode.DIFF, scope=RowScope(keys=(result.keys,)))
+    if where is not None:
+        return Resync(Mode.DIFF, scope=RowScope((where.text,)))
+    return Resync(Mode.DIFF)
+
+
+async def _repair_tables(
+    address: TargetAddress, different: Sequence[TableResult], where: Expression | None
+) -> None:
     """Request a resync of tables, and wait for its end."""
-    ids = [result.relation_id for result in different]
+    wanted = {result.relation_id: choose_resync(result, where) for result in different}
     bookkeeping = Bookkeeping(address, "streamer repair")
     try:
-        before = await _read(bookkeeping, ids)
-        await make_requests(
-            bookkeeping, ids, "resync", Resync(Mode.DIFF).to_json(), actor=command_actor()
-        )
+        before = await _read(bookkeeping, wanted)
+        for reason in _refusals(before, wanted):
+            raise ComparisonError(reason, hint="run `streamer resync` for the whole table")
+        for relation_id, resync in wanted.items():
+            await make_request(
+                bookkeeping, relation_id, "resync", resync.to_json(), actor=command_actor()
+            )
         deadline = time.monotonic() + REPAIR_SECONDS_MAX
         while time.monotonic() < deadline:
-            now = await _read(bookkeeping, ids)
-            if all(is_repaired(before[i], now.get(i)) for i in ids):
+            now = await _read(bookkeeping, wanted)
+            if all(is_repaired(before[i], now.get(i)) for i in wanted):
                 return
             await asyncio.sleep(POLL_SECONDS)
     finally:
@@ -71,25 +93,31 @@ async def _repair_tables(address: TargetAddress, different: Sequence[TableResult
     raise ComparisonError("the repair has not ended", hint="see `streamer status`")
 
 
-async def _read(bookkeeping: Bookkeeping, ids: Sequence[int]) -> dict[int, RelationRecord]:
+def _refusals(before: dict[int, RelationRecord], wanted: dict[int, Resync]) -> Iterator[str]:
+    for relation_id, resync in wanted.items():
+        record = before[relation_id]
+        if resync.scope is not None and record.snapshot_lsn is None:
+            yield f'"{record.source}" is not in sync, so some rows cannot be repaired alone'
+
+
+async def _read(bookkeeping: Bookkeeping, wanted: dict[int, Resync]) -> dict[int, RelationRecord]:
     records = await read_relation_records(bookkeeping)
-    return {record.relation_id: record for record in records if record.relation_id in ids}
+    return {record.relation_id: record for record in records if record.relation_id in wanted}
 
 
 def is_repaired(before: RelationRecord, now: RelationRecord | None) -> bool:
     """Return whether the resync of a table that was *before* has ended. Pure.
 
-    Raises ComparisonError if the table is gone from the mapping or stopped with an error.
+    Raises ComparisonError if the table is gone from the mapping, or the resync failed.
     """
     if now is None:
         raise ComparisonError(f'table "{before.source}" is no longer streamed')
-    if now.attempt > before.attempt and now.state == "error":
+    if now.attempt <= before.attempt:
+        return False
+    has_ended = now.state in ("ready", "catching_up") and now.snapshot_lsn is not None
+    if now.error is not None and (now.state == "error" or has_ended):
         raise ComparisonError(
             f'the repair of "{now.source}" failed: {now.error}',
-            hint="correct that, then run `streamer resume` and repair again",
+            hint="correct that, and repair again",
         )
-    return (
-        now.attempt > before.attempt
-        and now.state in ("ready", "catching_up")
-        and now.snapshot_lsn is not None
-    )
+    return has_ended

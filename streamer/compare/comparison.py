@@ -23,6 +23,7 @@ from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.tables import ComparedTable
 from streamer.errors import ComparisonError, MappingError, StreamerError
 from streamer.mapping.expressions import Expression
+from streamer.mapping.resync import KeySet
 from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
@@ -93,6 +94,8 @@ class Options:
     sql: Path | None = None
     """The file for statements that would make the target equal."""
     restart: bool = False
+    keys_max: int = 0
+    """Results have the keys of the rows that differ, if no more than these."""
 
 
 @dataclass(slots=True)
@@ -116,6 +119,8 @@ class TableResult:
     seconds: float = 0.0
     error: str | None = None
     sample: list[dict[str, Any]] = field(default_factory=list)
+    keys: KeySet | None = None
+    """The keys of all rows that differ; None if they are too many, or rows have no key."""
 
     @property
     def is_different(self) -> bool:
@@ -126,7 +131,7 @@ class TableResult:
         return not (self.is_different or self.undecided or self.error)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "keys"}
         return {**dict(list(fields.items())[:4]), "equal": self.is_equal, **fields}
 
 
@@ -294,7 +299,13 @@ class Comparison:
             assert one.table is not None
             one.result.lsn = str(record.lsns[one.table.source_id])
         for row in results:
-            result = by_id[row.pop("relation_id")]
+            relation_id, keys = row.pop("relation_id"), row.pop("keys", None)
+            result = by_id[relation_id]
+            table = next(table for table in tables if table.relation_id == relation_id)
+            if keys is not None:
+                result.keys = KeySet(
+                    table.key_columns, table.key_types, tuple(tuple(key) for key in keys)
+                )
             for name, value in row.items():
                 setattr(result, name, value)
         for done in record.ranges:
@@ -363,6 +374,7 @@ class Comparison:
                 "comparison_id": record.comparison_id,
                 "seconds": options.seconds,
                 "values": options.with_values or options.sql is not None,
+                "keys_max": options.keys_max,
                 "report": None if report is None else str(report.absolute()),
                 "sql": None if options.sql is None else str(options.sql.absolute()),
             }

@@ -15,7 +15,7 @@ from streamer.compare.hashes import HashKind
 from streamer.compare.tables import ComparedTable, Side
 from streamer.decode.pgoutput import Relation
 from streamer.errors import MappingError
-from streamer.mapping.expressions import Expression
+from streamer.mapping.expressions import Expression, over_columns
 from streamer.mapping.rules import RelationMapping, TableType
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetColumn, TargetRelation
@@ -225,11 +225,7 @@ def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression)
             " hold unchanged",
             hint=f"use these: {', '.join(sorted(there))}",
         )
-    used = sorted(there.keys() & where.names)
-    columns = ", ".join(
-        f"t.{quote_identifier(there[name])} as {quote_identifier(name)}" for name in used
-    )
-    return f"(select ({where}) from (select {columns}) s)"
+    return over_columns(where, there, "t")
 
 
 def _side(table: str, listed: list[str], conditions: list[str]) -> Side:

@@ -252,8 +252,11 @@ class _Comparison:
     ) -> list[dict[str, Any]]:
         counted: dict[int, dict[str, Any]] = {}
         samples: dict[int, list[dict[str, Any]]] = {}
+        keys: dict[int, list[list[str]]] = {}
         if verdicts is not None:
             counted, samples = self._count(verdicts), self._sample(verdicts)
+            if self._job.get("keys_max"):
+                keys = self._find_keys_to_bring(verdicts)
         results = []
         for relation_id in self._tables:
             total = totals.get(relation_id, {})
@@ -265,6 +268,7 @@ class _Comparison:
                     "rows_target": total.get("rows_target") or 0,
                     "error": total.get("error") or count.get("error"),
                     "sample": samples.get(relation_id, []),
+                    "keys": keys.get(relation_id),
                     **{
                         name: count.get(name) or 0
                         for name in ("missing", "extra", "different", "undecided")
@@ -295,6 +299,20 @@ class _Comparison:
             table = self._tables[row["relation"]]
             samples.setdefault(row["relation"], []).append(shown(table, row.asDict()))
         return samples
+
+    def _find_keys_to_bring(self, verdicts: DataFrame) -> dict[int, list[list[str]]]:
+        """Return the keys of rows that differ, of tables that have keys and not too many of them.
+
+        They stay with the executors otherwise.
+        """
+        keyed = [i for i, table in self._tables.items() if table.key and table.key_types]
+        differ = verdicts.where(f.col("kind").isin("missing", "extra", "different"))
+        counts = differ.where(f.col("relation").isin(keyed)).groupBy("relation").count()
+        few = counts.where(f.col("count") <= self._job["keys_max"]).select("relation")
+        found: dict[int, list[list[str]]] = {}
+        for row in differ.join(few, "relation").select("relation", "key").collect():
+            found.setdefault(row["relation"], []).append(json.loads(row["key"]))
+        return found
 
     def _write_report(self, verdicts: DataFrame, path: Path) -> None:
         """Write one file: Parquet, or a line of JSON for each row."""

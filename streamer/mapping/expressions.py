@@ -13,7 +13,7 @@ catalogs when a table starts (`functions_sql`). Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -89,6 +89,17 @@ class ExpressionFacts:
             name: f"{kind} collate {self.collations[name]}" if name in self.collations else kind
             for name, kind in types.items()
         }
+
+
+def over_columns(expression: Expression, there: Mapping[str, str], table: str) -> str:
+    """Return *expression* over the columns of *table*, whose names *there* has by the
+    expression's own.
+    """
+    used = sorted(there.keys() & expression.names)
+    columns = ", ".join(
+        f"{table}.{quote_identifier(there[name])} as {quote_identifier(name)}" for name in used
+    )
+    return f"(select ({expression}) from (select {columns}) s)"  # noqa: S608  # a checked text
 
 
 # ---- tokens ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The options of a resync: the write mode, and the obstacles to ignore.
+"""The options of a resync: the write mode, the rows that it brings, and the obstacles to ignore.
 
 The bookkeeping keeps them as JSON until the resync ends. Pure.
 """
@@ -18,22 +18,86 @@ class Mode(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KeySet:
+    """Rows by their keys. ``columns``: those of the target, with ``types`` that both sides have;
+    ``rows``: the keys, as text.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"columns": self.columns, "types": self.types, "rows": self.rows}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Self:
+        rows = tuple(tuple(row) for row in stored["rows"])
+        return cls(tuple(stored["columns"]), tuple(stored["types"]), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScope:
+    """The rows to which a resync is limited: any condition or key may name a row.
+
+    ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
+    """
+
+    conditions: tuple[str, ...] = ()
+    keys: tuple[KeySet, ...] = ()
+
+    def union(self, other: "RowScope") -> "RowScope":
+        """Return the rows of either."""
+        return RowScope(
+            tuple(dict.fromkeys(self.conditions + other.conditions)),
+            tuple(dict.fromkeys(self.keys + other.keys)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"where": list(self.conditions), "keys": [keys.to_json() for keys in self.keys]}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Self:
+        return cls(
+            tuple(stored.get("where", ())),
+            tuple(KeySet.from_json(keys) for keys in stored.get("keys", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Resync:
-    """``force``: leave out columns that the target lacks."""
+    """``force``: leave out columns that the target lacks. ``scope``: bring only these rows."""
 
     mode: Mode = Mode.RELOAD
     force: bool = False
+    scope: RowScope | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether rows that are equal stay untouched."""
+        return self.mode is Mode.DIFF or self.scope is not None
+
+    def union(self, other: "Resync") -> "Resync":
+        """Return a resync that does for both."""
+        scope = None
+        if self.scope is not None and other.scope is not None:
+            scope = self.scope.union(other.scope)
+        return Resync(Mode.DIFF, self.force or other.force, scope)
 
     def to_json(self) -> dict[str, Any]:
         options: dict[str, Any] = {"mode": self.mode.value}
         if self.force:
             options["force"] = True
+        if self.scope is not None:
+            options["scope"] = self.scope.to_json()
         return options
 
     @classmethod
     def from_json(cls, options: dict[str, Any] | None) -> Self:
         options = options or {}
+        scope = options.get("scope")
         return cls(
             Mode(options.get("mode", Mode.RELOAD)),
             bool(options.get("force", False)),
+            None if scope is None else RowScope.from_json(scope),
         )

@@ -41,6 +41,36 @@ async def begin_copy(
     return BegunCopy(**rows[0])
 
 
+async def begin_part(connection: TargetConnection, relation_id: int) -> BegunCopy:
+    """Store a new attempt to copy some rows of a relation in sync. Raises TargetFencedError."""
+    rows = await connection.fetch(_BEGIN_PART_SQL, relation_id)
+    if not rows:
+        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
+    return BegunCopy(**rows[0])
+
+
+async def hand_over_part(
+    connection: TargetConnection,
+    relation_id: int,
+    lsn: Lsn,
+    *,
+    attempt: int,
+    end_lsn: Lsn,
+    is_whole: bool,
+) -> None:
+    """Rows of a relation in sync were exchanged at *lsn*, where its stream goes on.
+
+    *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
+    none is in quarantine any more. Raises TargetFencedError if another process has moved the
+    position, or the copy has begun again.
+    """
+    updated = await connection.execute(
+        _HAND_OVER_PART_SQL, relation_id, str(lsn), attempt, str(end_lsn), is_whole
+    )
+    if not updated:
+        raise TargetFencedError("a request or another process has begun this copy again")
+
+
 async def hand_over(
     connection: TargetConnection,
     relation_id: int,
@@ -227,6 +257,22 @@ update streamer.relation set
     changed_at = now()
 where id = $1 and not needs_resync
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
+"""
+_BEGIN_PART_SQL: Final = """
+update streamer.relation set
+    attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
+    error = null, error_code = null, waiting_for = null, changed_at = now()
+where id = $1 and not needs_resync and snapshot_lsn is not null and resync is not null
+returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
+"""
+_HAND_OVER_PART_SQL: Final = """
+with gone as (
+    delete from streamer.quarantine where relation_id = $1 and $5)
+update streamer.relation set
+    state = case state when 'paused' then state else 'catching_up' end,
+    snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
+    resync = null, error = null, error_code = null, waiting_for = null, changed_at = now()
+where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
 """
 # The copy includes the rows of changes in quarantine.
 _HAND_OVER_SQL: Final = """

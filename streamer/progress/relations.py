@@ -243,6 +243,19 @@ async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRepo
         )
 
 
+async def fail_part(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
+    """Record why a copy of some rows of a relation was given up; the relation is as it was."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set error = $2, error_code = $3, resync = null,"
+            " state = case state when 'paused' then state else 'ready' end,"
+            " waiting_for = null, changed_at = now() where id = $1 and snapshot_lsn is not null",
+            relation_id,
+            error.text,
+            error.code,
+        )
+
+
 async def set_waiting(
     bookkeeping: Bookkeeping, relation_ids: list[int], reason: str | None
 ) -> None:

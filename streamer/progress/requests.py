@@ -28,6 +28,8 @@ class Request:
     relation_id: int
     action: str
     options: dict[str, Any]
+    is_to_point: bool = False
+    """A resync of a table in sync, which applies changes up to the copy's point."""
 
     @property
     def resync(self) -> Resync:
@@ -49,11 +51,21 @@ update streamer.relation set
     snapshot_lsn = null
 where id = $1 returning resync::text
 """
+# A table in sync follows the stream up to the point of the copy.
+_TO_POINT_SQL: Final = """
+update streamer.relation set
+    state = 'copying', error = null, error_code = null, waiting_for = null, changed_at = now(),
+    resync = $2::text::jsonb, attempt = attempt + 1
+where id = $1 and snapshot_lsn is not null and not needs_resync
+  and ($3 or state in ('ready', 'catching_up', 'copying'))
+returning resync::text
+"""
 # A table whose copy never finished has no snapshot_lsn: resuming it begins the copy.
 _REQUESTED_STATE_SQL: Final = {
     "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
     "resume": "update streamer.relation set"
-    " state = case when snapshot_lsn is null or resync is not null then 'init' else 'ready' end,"
+    " state = case when snapshot_lsn is null then 'init'"
+    " when resync is not null then 'copying' else 'ready' end,"
     " error = null, error_code = null, needs_resync = false,"
     " changed_at = now() where id = $1 and state in ('paused', 'error')",
 }
@@ -121,7 +133,8 @@ async def take_requests(
         requests = []
         for request in sorted(map(_request, rows), key=lambda request: request.request_id):
             if request.action == "resync":
-                requests.append(await _take_resync(connection, request))
+                if (taken := await _take_resync(connection, request)) is not None:
+                    requests.append(taken)
                 continue
             if request.action == "pause":
                 pause(request.relation_id)
@@ -140,9 +153,32 @@ def _request(row: Any) -> Request:
     return Request(row["request_id"], row["relation_id"], row["action"], json.loads(row["options"]))
 
 
-async def _take_resync(connection: TargetConnection, request: Request) -> Request:
-    """Store the request for a resync; return its effect."""
+async def _take_resync(connection: TargetConnection, request: Request) -> Request | None:
+    """Store the request for a resync; return its effect.
+
+    None: it is limited to some rows of a table of which a copy has to bring all.
+    """
+    resync = request.resync
+    if resync.scope is not None:
+        before = await connection.fetch_value(
+            "select resync::text from streamer.relation where id = $1 and snapshot_lsn is not null",
+            request.relation_id,
+        )
+        if before is not None:
+            resync = resync.union(Resync.from_json(json.loads(before)))
+        return await _store_to_point(connection, request, resync)
     stored = await connection.fetch_value(
-        _RESYNC_SQL, request.relation_id, json.dumps(Resync.from_json(request.options).to_json())
+        _RESYNC_SQL, request.relation_id, json.dumps(resync.to_json())
     )
     return replace(request, options=json.loads(stored))
+
+
+async def _store_to_point(
+    connection: TargetConnection, request: Request, resync: Resync
+) -> Request | None:
+    stored = await connection.fetch_value(
+        _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.scope is not None
+    )
+    if stored is None:
+        return None
+    return replace(request, options=json.loads(stored), is_to_point=True)

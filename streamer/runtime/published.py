@@ -186,7 +186,7 @@ class Publishing:
         for mapped, error in verdicts.stopped.items():
             await require_resync(self._bookkeeping, mapped.relation_id, error)
         for mapped in verdicts.copied:
-            if not self.is_being_copied(mapped):
+            if not self.is_being_copied(mapped) or mapped.is_held_to_point:
                 mapped.resync = Resync()
             await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
 

@@ -16,7 +16,8 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.error_reports import ErrorReport
 from streamer.errors import MappingError
-from streamer.lsn import EVERYTHING, Lsn
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
@@ -51,6 +52,8 @@ class Relations:
         self._states: dict[MappedRelation, State] = {}
         self._shared_lanes: dict[RelationName | None, Lane] = {}
         """Lanes of several relations, by the first table of their group; None for all."""
+        self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
+        """The lane that a relation left, and the end of its changes there."""
         self._groups: Groups = {}
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
@@ -148,6 +151,11 @@ class Relations:
             if state is State.PAUSED:
                 self._lanes[mapped].keep(Hold.PAUSED)
             return
+        if record.resync.compares and state in (State.COPYING, State.PAUSED):
+            self.hold_to_point(mapped, NOTHING)  # its copy begins again
+            if state is State.PAUSED:
+                self._lanes[mapped].keep(Hold.PAUSED)
+            return
         lane = self._home_lane(mapped)
         self._lanes[mapped] = lane
         if record.quarantined:
@@ -187,11 +195,43 @@ class Relations:
     def awaits_copy(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* needs a copy, or a declaration to be in sync, and is not paused."""
         is_paused = self.state(mapped) is State.PAUSED
-        return not is_paused and mapped.skip_through_lsn == EVERYTHING
+        needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.is_held_to_point
+        return needs_copy and not is_paused
+
+    def hold_to_point(self, mapped: MappedRelation, through_lsn: Lsn) -> None:
+        """Hold the changes of *mapped*, which is in sync, to the point of a copy of some rows.
+
+        See `streamer.apply.lane`. *through_lsn*: the end of the dispatched changes.
+        """
+        before = self._lanes.get(mapped)
+        own = self._own_lane(mapped)
+        own.keep(Hold.POINT)
+        mapped.is_held_to_point = True
+        if before not in (None, own):
+            assert before is not None
+            self._followed[mapped] = (before, through_lsn)
+
+    def followed(self, mapped: MappedRelation) -> Lane | None:
+        """Return the lane that *mapped* has left, while that is not done with its changes."""
+        if mapped not in self._followed:
+            return None
+        lane, through_lsn = self._followed[mapped]
+        behind = lane.pending.flush_lsn_max
+        if behind is not None and behind < through_lsn:
+            return lane
+        del self._followed[mapped]
+        return None
+
+    def release_point(self, mapped: MappedRelation) -> None:
+        """The copy for which *mapped* was held to a point is over."""
+        mapped.is_held_to_point = False
+        self._followed.pop(mapped, None)
+        self._lanes[mapped].release_point()
 
     def hold_for_copy(self, mapped: MappedRelation) -> None:
         """Hold the changes of *mapped* from now on; they supersede those dispatched before."""
         self._own_lane(mapped).keep(Hold.SYNC)
+        self._give_up_point(mapped)
         mapped.skip_through_lsn = EVERYTHING
         mapped.is_set_aside = False
 
@@ -210,7 +250,14 @@ class Relations:
         """
         mapped.skip_through_lsn = EVERYTHING
         mapped.is_set_aside = True
+        self._give_up_point(mapped)
         self._own_lane(mapped).release(Hold.SYNC | Hold.PAUSED | Hold.ERROR)
+
+    def _give_up_point(self, mapped: MappedRelation) -> None:
+        """Only a copy of all rows helps now."""
+        if mapped.is_held_to_point:
+            mapped.resync = Resync()
+            self.release_point(mapped)
 
     def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)

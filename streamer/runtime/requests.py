@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from streamer.apply.lane import Hold, Lane, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
+from streamer.lsn import EVERYTHING
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import Request, read_quarantine_requests, take_requests
 from streamer.progress.sources import SourceRecord
@@ -77,6 +78,9 @@ class Requests:
         if self._coordinator.is_at(mapped):
             self._coordinator.ask_again(mapped)
             self._relations.set_state(mapped, State.COPYING)
+        elif mapped.is_held_to_point:
+            self._relations.set_state(mapped, State.COPYING)
+            self._coordinator.request(mapped)
         elif Hold.SYNC in lane.hold or mapped.is_set_aside:
             if self._relations.state(mapped) in (State.PAUSED, State.ERROR):
                 self._relations.set_state(mapped, State.INIT)
@@ -88,9 +92,27 @@ class Requests:
         lane.release(Hold.ERROR)
         self._end_pause(lane)
 
-    async def _resync(self, mapped: MappedRelation, request: Request) -> None:
+    def _resync_to_point(self, mapped: MappedRelation, request: Request) -> None:
+        """Copy some rows of a relation that stays in sync meanwhile."""
+        if mapped.skip_through_lsn == EVERYTHING:
+            return  # it has stopped meanwhile, and only a copy of all rows helps
+        self._coordinator.give_up(mapped)  # the new copy does for the one under way, too
         mapped.resync = request.resync
+        self._relations.set_state(mapped, State.COPYING)
+        before = self._relations.lane(mapped)
+        self._relations.hold_to_point(mapped, self._tracker.newest_lsn)
+        self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
+        self._end_pause(before)
+        self._coordinator.request(mapped)
+
+    async def _resync(self, mapped: MappedRelation, request: Request) -> None:
+        if request.is_to_point:
+            self._resync_to_point(mapped, request)
+            return
+        if mapped.is_held_to_point:
+            self._coordinator.give_up(mapped)
         if self._coordinator.is_at(mapped):
+            mapped.resync = request.resync
             self._coordinator.ask_again(mapped)
             self._relations.set_state(mapped, State.COPYING)
             self._relations.lane(mapped).release(Hold.PAUSED)
@@ -99,6 +121,7 @@ class Requests:
         through_lsn = self._tracker.newest_lsn
         before = self._relations.lane(mapped)
         self._relations.hold_for_copy(mapped)
+        mapped.resync = request.resync
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         self._end_pause(before)
         # A drainer that waits for more of a large transaction gives it up. Nothing of it may be on

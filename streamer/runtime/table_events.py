@@ -8,17 +8,19 @@ to stream the source has one, which owns the lanes.
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from streamer.apply.counting import count_shares
-from streamer.apply.lane import Hold, Lane, MappedRelation
+from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import StreamerError, TargetError
+from streamer.errors import StreamerError, SyncError, TargetError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.relations import set_streaming_state, set_waiting
 from streamer.progress.tracker import ProgressTracker
@@ -29,6 +31,9 @@ from streamer.sync.states import State
 from streamer.target.claim import Claim
 
 log = structlog.get_logger()
+
+REACH_SECONDS: Final = 0.1
+"""How often a copy checks whether the stream has reached its point; a keepalive wakes no lane."""
 
 
 class TableEvents:
@@ -167,12 +172,33 @@ class TableEvents:
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.COPYING)
+        if mapped.is_held_to_point:
+            return  # no copy has the rows of its changes
         mapped.skip_through_lsn = consistent_point
         self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
         self.has_progress = True
         self.advanced.set()
 
+    async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
+        lane = self.relations.lane(mapped)
+        while True:
+            if not mapped.is_held_to_point or self.relations.lane_now(mapped) is not lane:
+                raise SyncError("the copy was given up meanwhile")
+            before = self.relations.followed(mapped)
+            for each in (lane, before):
+                if each is not None and Hold.ERROR in each.hold:
+                    raise SyncError(f"changes before the copy cannot be applied: {each.error}")
+            if Hold.PAUSED in lane.hold:
+                raise SyncError("the table was paused", hint="resume it, and ask again")
+            if before is None and lane.point != point:
+                lane.drain_to(point)
+            if before is None and lane.is_at_point and self.tracker.newest_lsn >= point:
+                return
+            await until_changed(lane, REACH_SECONDS)
+
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        if mapped.is_held_to_point:
+            self.relations.release_point(mapped)
         mapped.handed_over(consistent_point)
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.CATCHING_UP)
@@ -190,9 +216,15 @@ class TableEvents:
         self.relations.missing.add(mapped)
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
-        self.relations.set_state(mapped, State.ERROR, error)
         table = str(mapped.mapping.source)
+        if mapped.is_held_to_point:
+            mapped.resync = Resync()
+            if self.relations.state(mapped) is not State.PAUSED:
+                self.relations.set_state(mapped, State.READY, error)
+            self.relations.release_point(mapped)
+        else:
+            mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
+            self.relations.set_state(mapped, State.ERROR, error)
         log.error(
             "table cannot be copied",
             source=self.source.label,

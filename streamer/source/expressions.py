@@ -45,7 +45,8 @@ async def describe_expressions(
             check_functions(expression, rows)
         except ExpressionError as exc:
             raise MappingError(f'{place} of table "{mapping.source}": {exc}') from None
-        oid = await _read(plain, mapping, relation, place, expression)
+        is_filter = expression is mapping.rule.filter
+        oid = await _read(plain, mapping, relation, place, expression, is_condition=is_filter)
         if oid is not None:
             oids[place.removeprefix("set ")] = oid
     return ExpressionFacts(
@@ -58,19 +59,37 @@ async def describe_expressions(
     )
 
 
+async def describe_condition(
+    plain: Connection,
+    mapping: RelationMapping,
+    relation: SourceRelation,
+    condition: Expression,
+    place: str,
+) -> None:
+    """Let the source check a condition over the rows of *relation*. Raises MappingError."""
+    functions = functions_sql((condition,))
+    rows = await fetch_all(plain, functions) if functions is not None else []
+    try:
+        check_functions(condition, rows)
+    except ExpressionError as exc:
+        raise MappingError(f'{place} of table "{mapping.source}": {exc}') from None
+    await _read(plain, mapping, relation, place, condition, is_condition=True)
+
+
 async def _read(
     plain: Connection,
     mapping: RelationMapping,
     relation: SourceRelation,
     place: str,
     expression: Expression,
+    *,
+    is_condition: bool,
 ) -> int | None:
     """Have the source parse one expression; return the type of its value."""
     quoted = quote_qualified(relation.name.namespace, relation.name.name)
     only = "" if relation.is_partitioned else "only "
-    is_filter = expression is mapping.rule.filter
     sql = f"select ({expression}) from {only}{quoted} limit 0"
-    if is_filter:
+    if is_condition:
         sql = f"select from {only}{quoted} where ({expression}) limit 0"
     try:
         cursor: Any = await plain.execute(sql.encode())
@@ -83,7 +102,7 @@ async def _read(
             f'{place} of table "{mapping.source}" is refused by the source: {first_line(exc)}',
             hint="correct the expression",
         ) from exc
-    return None if is_filter else int(cursor.description[0].type_code)
+    return None if is_condition else int(cursor.description[0].type_code)
 
 
 async def _type_names(plain: Connection, oids: dict[str, int]) -> dict[str, str]:

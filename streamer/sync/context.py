@@ -45,6 +45,14 @@ class SyncEvents(Protocol):
         """Changes up to *consistent_point* need not be held any more: the copy will have them."""
         ...
 
+    async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
+        """Apply the changes of *mapped* that commit before *point*, the copy's consistent point.
+
+        Returns when all of them are durable. The lane keeps the others until `copy_finished` or
+        `copy_failed`. *mapped* is held to a point. Raises SyncError if it cannot be reached.
+        """
+        ...
+
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
     def table_missing(self, mapped: MappedRelation) -> None:

@@ -38,6 +38,8 @@ class CopyOrder:
     destination: str
     heaps: tuple[Heap, ...]
     can_split: bool
+    scope: str | None = None
+    """A condition over the source's columns for the rows to copy."""
 
 
 class _Selection:
@@ -74,11 +76,14 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     if order.mapping.type is TableType.HISTORY:
         _add_history(selection, order.target)
     rule = order.mapping.rule
+    conditions = [] if rule.filter is None else [rule.filter.text]
+    if order.scope is not None:
+        conditions.append(order.scope)
     return CopySource(
         relation_id=order.relation_id,
         attempt=order.attempt,
         select_list=", ".join(selection.expressions),
-        condition=None if rule.filter is None else rule.filter.text,
+        condition=") and (".join(conditions) or None,
         into=(order.destination, quote_columns(selection.names)),
         binary=selection.is_binary and bool(selection.names),
         heaps=order.heaps,

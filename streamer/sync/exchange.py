@@ -39,7 +39,9 @@ class Exchange:
 
     ``columns``: the columns that a copy writes, with the sid and a history's columns. ``key``:
     columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
-    no UPDATE may set. ``is_history``: only open versions are compared. ``at``: the source's time.
+    no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
+    The staging table has the rows of the source that it names, and may have others.
+    ``is_history``: only open versions are compared. ``at``: the source's time.
     """
 
     table: str
@@ -50,6 +52,7 @@ class Exchange:
     sid: str | None
     is_history: bool
     at: str
+    scope: str = "true"
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class Exchange:
         return (
             f"with here as (select streamer_relid, streamer_ctid, streamer_hash, {number} "
             f"from (select t.tableoid as streamer_relid, t.ctid as streamer_ctid, {here} "
-            f"from {self.table} t where {self._current}) r), "
+            f"from {self.table} t where {self._current} and {self.scope}) r), "
             f"there as (select streamer_ctid, streamer_hash, {number} from ({stage}) r)"
         )
 
@@ -110,6 +113,11 @@ class Exchange:
 
     _AT_PLACE = "t.tableoid = here.streamer_relid and t.ctid = here.streamer_ctid"
 
+    def stray_keys_sql(self) -> str:
+        """Return a query of the keys, as text, of rows in the scope that are not staged."""
+        keys = ", ".join(f"t.{quote_identifier(name)}::text" for name, _ in self.key)
+        return f"select array[{keys}] as k from {self.table} t where {self._is_gone}"
+
     # ---- whole tables --------------------------------------------------------------------------
 
     def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
@@ -119,7 +127,8 @@ class Exchange:
         constraint may reject the updates.
         """
         if mode is WriteMode.REPLACE:
-            return [f"delete from {self.table} t where {self._own}", self._insert("true")]
+            delete = f"delete from {self.table} t where {self._own} and {self.scope}"
+            return [delete, self._insert("true")]
         deletes = mode is not WriteMode.KEEP
         if self.is_history:
             return list(self._history(deletes))
@@ -141,7 +150,7 @@ class Exchange:
     def _is_gone(self) -> str:
         """The condition for rows that the source no longer has."""
         lost = f"not exists (select from {self.stage} s where {self._same_key})"
-        return f"{self._current} and {lost}"
+        return f"{self._current} and {self.scope} and {lost}"
 
     def _by_key(self, deletes: bool, by_update: bool) -> Iterator[str]:
         if deletes:

@@ -16,13 +16,23 @@ import structlog
 from streamer.apply.counting import table_labels
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
-from streamer.errors import Retry, StreamerError, TargetContentionError, TargetFencedError
+from streamer.errors import (
+    Retry,
+    StreamerError,
+    SyncError,
+    TargetContentionError,
+    TargetFencedError,
+)
 from streamer.failpoints import failpoint
-from streamer.progress.copies import hand_over, is_handed_over
-from streamer.progress.relations import demand_copy, fail_copy
+from streamer.mapping.resync import KeySet, RowScope
+from streamer.progress.copies import hand_over, hand_over_part, is_handed_over
+from streamer.progress.relations import demand_copy, fail_copy, fail_part
 from streamer.sync.context import CopyContext
+from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
-from streamer.sync.prepare import TableCopy, exchange_of
+from streamer.sync.plan import CopyPart, cut
+from streamer.sync.prepare import TableCopy, add_parts, exchange_of
+from streamer.sync.scope import cut_keys, source_condition
 from streamer.sync.stage import LOCK_SECONDS, drop_stage, exchange_rows
 from streamer.target.connection import KeptConnection, TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
@@ -63,6 +73,9 @@ class Finisher:
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
+        if mapped.is_held_to_point:
+            await self._fail_part(mapped, error)
+            return
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         if self._queue.failed(mapped):
             await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
@@ -73,6 +86,12 @@ class Finisher:
                 error=error.text,
             )
             return
+        self._context.events.copy_failed(mapped, error)
+
+    async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        if self._queue.failed(mapped):
+            return  # an operator asked for it meanwhile: the next round tries again
+        await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         self._context.events.copy_failed(mapped, error)
 
     async def declare(self, target: TargetConnection, copy: TableCopy) -> None:
@@ -100,7 +119,12 @@ class Finisher:
         """
         failpoint("sync.copied")
         try:
+            if copy.is_to_point:
+                await self._context.events.reach(copy.mapped, copy.consistent_point)
+                failpoint("sync.at_point")
             async with _using(kept) as target:
+                if copy.is_to_point and await self._plan_strays(target, copy):
+                    return  # their parts come first
                 if copy.is_staged:
                     await target.set_up_origin()
                     await self._exchange(target, copy, rows, size)
@@ -127,7 +151,13 @@ class Finisher:
 
     def _handed_over(self, copy: TableCopy, rows: int, size: int) -> None:
         failpoint("sync.catching_up")
-        copy.mapped.quarantine.forget(0)
+        if copy.is_to_point and not self._queue.is_copying(copy.mapped):
+            # Another request came after the commit: the lane stays held for that.
+            copy.is_done = True
+            copy.mapped.end_lsn = copy.mapped.skip_through_lsn = copy.consistent_point
+            return
+        if copy.resync.scope is None:
+            copy.mapped.quarantine.forget(0)
         copy.is_done = True
         self._queue.copied(copy.mapped)
         self._context.metrics.count_copied(table_labels(copy.mapped), rows, size)
@@ -152,8 +182,40 @@ class Finisher:
                 target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
             )
             failpoint("sync.exchanged")
-            await _hand_over(target, copy, rows, size)
+            if copy.is_to_point:
+                await _hand_over_part(target, copy)
+            else:
+                await _hand_over(target, copy, rows, size)
             await drop_stage(target, relation_id)
+
+    async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Add parts for rows of the target that moved out of the scope at the source, if any."""
+        scope, exchange = copy.resync.scope, exchange_of(copy)
+        if scope is not None and copy.mapped.quarantine.count:
+            raise SyncError(
+                f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
+                hint="retry or drop them with `streamer quarantine`, or resync the whole table",
+            )
+        if copy.has_strays or scope is None or not scope.conditions or not exchange.key:
+            return False
+        rows = await target.fetch(exchange.stray_keys_sql())
+        copy.has_strays = True
+        keys = KeySet(
+            tuple(name for name, _ in exchange.key),
+            tuple(copy.target.columns[name].type for name, _ in exchange.key),
+            tuple(tuple(row["k"]) for row in rows),
+        )
+        version = self._context.server.version
+        parts: list[CopyPart] = []
+        for some in cut_keys(keys):
+            condition = source_condition(RowScope(keys=(some,)), copy.mapped.mapping, copy.names)
+            order = replace(copy.order, scope=condition, can_split=False)
+            parts += cut(copy_source(order, version, target.server_version))
+        first = len(copy.parts)
+        parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
+        await add_parts(target, parts)
+        copy.parts += parts
+        return bool(parts)
 
 
 @contextlib.asynccontextmanager
@@ -177,6 +239,18 @@ async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size:
         size=size,
         owns_rows=copy.owns_rows,
         columns=copy.column_numbers,
+    )
+
+
+async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
+    mapped = copy.mapped
+    await hand_over_part(
+        target,
+        mapped.relation_id,
+        copy.consistent_point,
+        attempt=copy.attempt,
+        end_lsn=mapped.end_lsn,
+        is_whole=copy.resync.scope is None,
     )
 
 

@@ -31,14 +31,20 @@ from streamer.mapping.rules import (
     TableType,
 )
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.progress.copies import begin_copy
+from streamer.progress.copies import begin_copy, begin_part
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
-from streamer.source.expressions import describe_expressions
+from streamer.source.expressions import describe_condition, describe_expressions
 from streamer.source.types import read_types
 from streamer.sync.copy_query import CopyOrder
 from streamer.sync.exchange import Exchange, WriteMode
 from streamer.sync.plan import CopyPart, Heap
+from streamer.sync.scope import (
+    check_conditions,
+    source_condition,
+    target_condition,
+    unchanged_columns,
+)
 from streamer.sync.stage import drop_stage, rest_triggers, stage_name, stage_place
 from streamer.sync.tables import create_table, published_relation
 from streamer.target.add_columns import add_columns
@@ -73,6 +79,10 @@ class TableCopy:
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
     """When to try again to exchange the rows."""
+    is_to_point: bool = False
+    """The relation is in sync, and follows the stream up to the copy's consistent point."""
+    has_strays: bool = False
+    """The copy has the rows too that only the target finds by the conditions of the scope."""
 
     @property
     def name(self) -> str:
@@ -96,6 +106,7 @@ class TableCopy:
     @property
     def order(self) -> CopyOrder:
         """The input of the copy's query."""
+        scope = self.resync.scope
         return CopyOrder(
             self.mapped.relation_id,
             self.attempt,
@@ -105,8 +116,19 @@ class TableCopy:
             self.sid,
             self.destination,
             self.heaps,
-            self.can_split,
+            self.can_split and (scope is None or bool(scope.conditions)),
+            None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
         )
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the source's table."""
+        return [column.name for column in self.relation.columns]
+
+    @property
+    def unchanged(self) -> dict[str, str]:
+        """The source's columns that the target has as they are, with their names there."""
+        return unchanged_columns(self.relation.columns, self.mapped.mapping, self.target)
 
     @property
     def sid(self) -> str | None:
@@ -188,7 +210,15 @@ class Preparation:
                 f'target table "{mapped.mapping.target}" does not exist',
                 hint="create it, or set target.create_tables: true",
             )
-        copy = TableCopy(mapped, relation, there, was_created, resync=mapped.resync)
+        copy = TableCopy(
+            mapped,
+            relation,
+            there,
+            was_created,
+            resync=mapped.resync,
+            is_to_point=mapped.is_held_to_point,
+        )
+        await _check_scope(source, copy)
         if not mapped.is_to_declare:
             await self._check_fits(target, copy, facts)
         return copy
@@ -248,6 +278,24 @@ class Preparation:
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
 
+    async def begin_part(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Store a new attempt to copy some rows of a relation in sync.
+
+        Raises SyncError where rows are in the way that we did not write.
+        """
+        relation_id = copy.mapped.relation_id
+        async with transaction(target):
+            await target.execute(
+                "delete from streamer.sync_partition where relation_id = $1", relation_id
+            )
+            begun = await begin_part(target, relation_id)
+            copy.attempt = begun.attempt
+            await drop_stage(target, relation_id)
+            copy.mode = _choose_mode(copy, owns_rows=begun.owns_rows)
+            if copy.mode is WriteMode.REPLACE:
+                is_append = copy.mapped.mapping.type is TableType.APPEND
+                copy.mode = WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
+
     async def begin(self, target: TargetConnection, copy: TableCopy) -> None:
         """Store ``copying`` and a new attempt, and decide which way it goes.
 
@@ -255,6 +303,9 @@ class Preparation:
         are in the way that we did not write.
         """
         relation_id = copy.mapped.relation_id
+        if copy.is_to_point:
+            await self.begin_part(target, copy)
+            return
         async with transaction(target):
             # All waits come before the lock on the relation's row, because their reasons go there.
             await _lock_target(target, copy)
@@ -280,6 +331,15 @@ class Preparation:
                     "update streamer.relation set filling = true, owns_rows = true where id = $1",
                     relation_id,
                 )
+
+
+async def _check_scope(source: Connection, copy: TableCopy) -> None:
+    """Check the conditions of a resync as those of `filter`. Raises MappingError."""
+    scope, mapping = copy.resync.scope, copy.mapped.mapping
+    if scope is None:
+        return
+    for condition in check_conditions(scope, copy.unchanged, mapping):
+        await describe_condition(source, mapping, copy.relation, condition, "--where")
 
 
 def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
@@ -319,6 +379,13 @@ def exchange_of(copy: TableCopy) -> Exchange:
     # history has one open version of each.
     is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
+    scope = copy.resync.scope
+    within = "true"
+    if scope is not None:
+        conditions = check_conditions(scope, copy.unchanged, copy.mapped.mapping)
+        within = target_condition(scope, conditions, copy.unchanged)
+        if not key and plan.identity is Identity.KEY:
+            within = f"({within} or {_is_staged(copy, plan)})"
     return Exchange(
         table=copy.table,
         stage=copy.destination,
@@ -328,7 +395,17 @@ def exchange_of(copy: TableCopy) -> Exchange:
         sid=copy.sid,
         is_history=is_history,
         at=copy.source_time,
+        scope=within,
     )
+
+
+def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
+    """The condition for rows of the target whose key the staging table has."""
+    same = " and ".join(
+        f"t.{quote_identifier(c.name)} {c.target.equality} s.{quote_identifier(c.name)}"
+        for c in plan.key
+    )
+    return f"exists (select from {copy.destination} s where {same})"
 
 
 async def has_rows(target: TargetConnection, copy: TableCopy) -> bool:
@@ -365,20 +442,26 @@ async def _clear(target: TargetConnection, copy: TableCopy) -> None:
 async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None:
     """Store the parts of *copies* in the ledger."""
     parts = [part for copy in copies for part in copy.parts]
+    whole = [copy for copy in copies if not copy.is_to_point]
     async with transaction(target):
         await target.execute(
             "update streamer.relation r set rows_total = n.rows_total"
             " from unnest($1::int8[], $2::int8[]) n (id, rows_total) where r.id = n.id",
-            [copy.mapped.relation_id for copy in copies],
-            [copy.relation.row_count_estimate for copy in copies],
+            [copy.mapped.relation_id for copy in whole],
+            [copy.relation.row_count_estimate for copy in whole],
         )
-        await target.execute(
-            "insert into streamer.sync_partition"
-            " (relation_id, part, attempt, description, size_bytes)"
-            " select * from unnest($1::int8[], $2::int4[], $3::int4[], $4::text[], $5::int8[])",
-            [part.relation_id for part in parts],
-            [part.part for part in parts],
-            [part.attempt for part in parts],
-            [part.description for part in parts],
-            [part.size_bytes for part in parts],
-        )
+        await add_parts(target, parts)
+
+
+async def add_parts(target: TargetConnection, parts: list[CopyPart]) -> None:
+    """Add *parts* to the ledger."""
+    await target.execute(
+        "insert into streamer.sync_partition"
+        " (relation_id, part, attempt, description, size_bytes)"
+        " select * from unnest($1::int8[], $2::int4[], $3::int4[], $4::text[], $5::int8[])",
+        [part.relation_id for part in parts],
+        [part.part for part in parts],
+        [part.attempt for part in parts],
+        [part.description for part in parts],
+        [part.size_bytes for part in parts],
+    )

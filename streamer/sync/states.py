@@ -5,6 +5,8 @@ streamer stores a state before its work begins, so the stored state is true afte
 that finds a state at its start acts as follows:
 
 - ``init``: the target has no rows of this source yet, or rows to replace. Begin.
+- ``copying`` with ``snapshot_lsn``: the table follows the stream, and a copy of some of its rows
+  begins again, see `streamer.apply.lane`.
 - ``copying``: the snapshot ended with the process that exported it. Raise the attempt, so that a
   task which still runs can no longer commit, clear the rows of finished parts, and begin again.
 - ``catching_up``: the copy is complete, and ``end_lsn`` is its consistent point. The stream, read
@@ -15,8 +17,8 @@ that finds a state at its start acts as follows:
 - ``error``: the target rejects a change. A drainer retries now and then, and after an operator's
   request.
 
-In the last two, ``snapshot_lsn`` tells whether the relation still needs a copy: it is null until
-one is complete.
+In the last two too, ``snapshot_lsn`` tells whether the relation still needs a copy: it is null
+until one is complete.
 
 Pure.
 """
@@ -49,9 +51,9 @@ def is_turn(waiting_for: str) -> bool:
 def needs_copy(state: State, *, has_snapshot: bool) -> bool:
     """Whether a relation in *state* at a start still needs a copy."""
     match state:
-        case State.INIT | State.COPYING:
+        case State.INIT:
             return True
-        case State.ERROR | State.PAUSED:
+        case State.COPYING | State.ERROR | State.PAUSED:
             return not has_snapshot
         case _:
             return False

@@ -40,7 +40,12 @@ class Tables:
     def add(self, number: int) -> MappedRelation:
         mapped = mapped_relation(number, source=f"public.t{number}")
         record: Any = SimpleNamespace(
-            state="ready", error=None, quarantined=0, needs_resync=False, snapshot_lsn=None
+            state="ready",
+            error=None,
+            quarantined=0,
+            needs_resync=False,
+            snapshot_lsn=None,
+            resync=Resync(),
         )
         self.relations.add(mapped, record)
         return mapped
@@ -50,7 +55,7 @@ class Tables:
         self.requests._pause(mapped.relation_id)
 
     async def resync(self, mapped: MappedRelation) -> None:
-        request: Any = SimpleNamespace(resync=Resync())
+        request: Any = SimpleNamespace(resync=Resync(), is_to_point=False)
         await self.requests._resync(mapped, request)
 
 

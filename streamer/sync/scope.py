@@ -1,0 +1,115 @@
+"""The rows to which a resync is limited, as conditions of both sides. Pure.
+
+A condition of an operator names columns of the source. The target reads it over its own columns
+under the source's names. A row that the condition names at the target and not at the source may
+have moved out of it. `Exchange.stray_keys_sql` finds the keys of such rows, and the copy reads them
+at the source too. So afterwards no row that the condition names on either side differs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from streamer.errors import MappingError, SyncError
+from streamer.mapping.expressions import (
+    Expression,
+    ExpressionError,
+    over_columns,
+    parse_expression,
+)
+from streamer.mapping.resync import KeySet, RowScope
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
+
+if TYPE_CHECKING:
+    from streamer.source.catalog import SourceColumn
+    from streamer.target.catalog import TargetRelation
+
+KEYS_MAX: Final = 5000
+"""Keys of one statement."""
+
+
+def parse_condition(text: str) -> Expression:
+    """Read a condition of a scope. Raises MappingError."""
+    try:
+        return parse_expression(text)
+    except ExpressionError as exc:
+        raise MappingError(f"--where: {exc}") from None
+
+
+def unchanged_columns(
+    columns: "Iterable[SourceColumn]", mapping: RelationMapping, target: "TargetRelation"
+) -> dict[str, str]:
+    """Return the source's columns whose values the target has as they are, by their names there."""
+    found: dict[str, str] = {}
+    for column in columns:
+        name = mapping.target_column(column.name)
+        there = target.columns.get(name) if name is not None else None
+        if name is None or there is None or mapping.is_computed(name):
+            continue
+        if column.type in (there.type, there.base_type):
+            found[column.name] = name
+    return found
+
+
+def check_conditions(
+    scope: RowScope, there: Mapping[str, str], mapping: RelationMapping
+) -> list[Expression]:
+    """Return the conditions of *scope*; *there* comes from `unchanged_columns`.
+
+    Raises MappingError if the target cannot judge its own rows by one.
+    """
+    conditions = [parse_condition(text) for text in scope.conditions]
+    for condition in conditions:
+        if unknown := condition.unknown(there):
+            raise MappingError(
+                f'--where uses column "{unknown[0]}", which target table "{mapping.target}" does '
+                "not hold unchanged",
+                hint=f"use these: {', '.join(sorted(there))}; or resync the whole table",
+            )
+    return conditions
+
+
+def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequence[str]) -> str:
+    """Return the condition for the scope's rows at the source. *columns*: the source's.
+
+    Raises SyncError if a key names a column that the mapping no longer has.
+    """
+    names = {mapping.target_column(name): name for name in columns}
+    conditions = [f"({text})" for text in scope.conditions]
+    for keys in scope.keys:
+        missing = [name for name in keys.columns if name not in names]
+        if missing:
+            raise SyncError(f'column "{missing[0]}" of the key is no longer mapped')
+        quoted = [quote_identifier(names[name]) for name in keys.columns]
+        conditions.append(key_condition(quoted, keys))
+    return " or ".join(conditions) or "false"
+
+
+def target_condition(
+    scope: RowScope, conditions: Iterable[Expression], there: Mapping[str, str]
+) -> str:
+    """Return the condition for the scope's rows of the target, which statements call t."""
+    found = [over_columns(condition, there, "t") for condition in conditions]
+    for keys in scope.keys:
+        quoted = [f"t.{quote_identifier(name)}" for name in keys.columns]
+        found.append(key_condition(quoted, keys))
+    return f"({' or '.join(found) or 'false'})"
+
+
+def key_condition(names: Sequence[str], keys: KeySet) -> str:
+    """Return the condition for rows with one of *keys*; *names*: the SQL of its columns."""
+    rows = ", ".join(
+        "("
+        + ", ".join(
+            f"{quote_literal(value)}::{kind}" for value, kind in zip(row, keys.types, strict=True)
+        )
+        + ")"
+        for row in keys.rows
+    )
+    return f"({', '.join(names)}) in (values {rows})" if keys.rows else "false"
+
+
+def cut_keys(keys: KeySet) -> Iterator[KeySet]:
+    """Yield *keys* in pieces of at most `KEYS_MAX`."""
+    for first in range(0, len(keys.rows), KEYS_MAX):
+        yield KeySet(keys.columns, keys.types, keys.rows[first : first + KEYS_MAX])

@@ -1,0 +1,266 @@
+"""A resync that is limited to some rows brings these, and no change of the others is lost."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from streamer.mapping.resync import KeySet, Resync, RowScope
+from tests.integration.test_sync_resync import ask, stages
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = [
+    pytest.mark.usefixtures("without_spark", "short_backoffs"),
+    pytest.mark.timeout(180),
+]
+
+DDL = """
+create table keyed (id int primary key, region text, v text);
+create table bag (a int, region text);
+create table hist (id int primary key, region text, v text);
+create table log (id int primary key, region text, v text);
+create table loose (id int primary key, region text, v text);
+insert into keyed select g, case when g % 2 = 0 then 'EU' else 'US' end, 'v' from generate_series(1, 200) g;
+insert into hist select * from keyed;
+insert into log select * from keyed;
+insert into loose select * from keyed;
+insert into bag select g % 5, case when g % 2 = 0 then 'EU' else 'US' end from generate_series(1, 50) g;
+alter table bag replica identity full;
+"""
+TABLES = """
+keyed: {target: items, columns: {id: item, region: area, v: v}}
+bag:
+hist: {type: history}
+log: {type: append}
+loose:
+"""
+EU = RowScope(("region = 'EU'",))
+KEYED = "select item, area, v from items where sid = 'eu' order by item"
+
+
+def limited(scope: RowScope) -> dict[str, Any]:
+    return Resync(scope=scope).to_json()
+
+
+async def bring(streamer: Streamer, table: str, scope: RowScope) -> None:
+    """Request the rows of *scope*, and wait until they are there."""
+    await ask(streamer, f"public.{table}", **limited(scope))
+    await streamer.caught_up()
+
+
+@contextmanager
+def writing(source: Database) -> Iterator[None]:
+    """Change rows all the while: hot ones, keys, and moves between regions."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with source.connect() as connection:
+            n = 0
+            while not ended.wait(0.05):  # the drainer of the table without a key keeps up
+                n += 1
+                for table in ("keyed", "hist", "log", "loose"):
+                    connection.execute(
+                        f"""
+                        begin;
+                        insert into {table} values ({1000 + n}, 'EU', 'new');
+                        update {table} set v = v || '.' where id in (3, 4);
+                        update {table} set id = id + 100000 where id = {1000 + n} - 5;
+                        update {table} set region = case region when 'EU' then 'US' else 'EU' end
+                          where id = {n % 50} + 20;
+                        delete from {table} where id = 101000 + {n} - 8;
+                        commit
+                        """.encode()
+                    )
+                connection.execute(
+                    f"""
+                    begin;
+                    insert into bag values ({n % 5}, 'EU');
+                    update bag set region = 'US'
+                      where ctid = (select min(ctid) from bag where region = 'EU');
+                    commit
+                    """.encode()
+                )
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+async def test_rows_of_a_condition_are_brought_while_all_rows_change(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream(TABLES, sid="eu") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            """
+            insert into items values ('other', 2, 'EU', 'theirs'), ('eu', 5000, 'EU', 'extra'),
+                                     ('eu', 5001, 'US', 'stays');
+            update items set v = 'wrong' where sid = 'eu' and item in (100, 101);
+            update items set area = 'EU' where sid = 'eu' and item = 103;
+            update items set area = 'US', v = 'x' where sid = 'eu' and item = 104;
+            delete from items where sid = 'eu' and item = 106;
+            insert into bag values ('eu', 7, 'EU'), ('eu', 7, 'US'), ('other', 7, 'EU');
+            update hist set v = 'wrong' where id in (100, 101);
+            delete from hist where id = 106;
+            update log set v = 'wrong' where id in (100, 101);
+            delete from log where id in (106, 107);
+            insert into log values ('eu', 5000, 'EU', 'extra');
+            alter table loose drop constraint loose_pkey;
+            update loose set v = 'wrong', region = 'US' where id in (100, 102);
+            insert into loose values ('eu', 110, 'EU', 'doubled');
+            """
+        )
+        with writing(source):
+            for table in ("keyed", "bag", "hist", "log", "loose"):
+                await bring(streamer, table, EU)
+        await streamer.caught_up()
+        states = {t["source"]: t["state"] for t in (await streamer.status())["tables"]}
+    rows = {row[0]: row for row in source.execute("select * from keyed")}
+    found = {row[0]: row for row in target.execute(KEYED)}
+    assert found.pop(5001) == (5001, "US", "stays"), "it is not in the scope"
+    assert found.pop(101) == (101, "US", "wrong"), "it is not in the scope"
+    assert rows.pop(101) == (101, "US", "v")
+    assert found == rows
+    assert target.value("select count(*) from items where sid = 'other'") == 1
+    own = "select a, region, count(*) from bag {} group by 1, 2 order by 1, 2"
+    assert target.execute(own.format("where sid = 'eu' and (a, region) <> (7, 'US')")) == (
+        source.execute(own.format(""))
+    )
+    assert target.value("select count(*) from bag where sid = 'other'") == 1
+    wrong = {(101, "US", "v")}
+    open_now = set(target.execute("select id, region, v from hist where kvsz_end > '9000-01-01'"))
+    assert open_now ^ set(source.execute("select * from hist")) == wrong | {(101, "US", "wrong")}
+    logged = {row[0]: row for row in target.execute("select id, region, v from log")}
+    assert logged[100] == (100, "EU", "v")
+    assert logged[106] == (106, "EU", "v")
+    assert logged[5000] == (5000, "EU", "extra")
+    assert 107 not in logged
+    assert logged[101] == (101, "US", "wrong")
+    assert target.execute("select id, region, v from loose order by id") == (
+        source.execute("select * from loose order by id")
+    )
+    assert set(states.values()) == {"ready"}
+    assert stages(target) == []
+
+
+async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    keys = RowScope(keys=(KeySet(("item",), ("integer",), (("7",), ("8",), ("9",), ("5000",))),))
+    async with stream(TABLES, sid="eu") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            """
+            update items set v = 'wrong' where item in (7, 8, 10); delete from items where item = 9;
+            insert into items values ('eu', 5000, 'EU', 'extra')
+            """
+        )
+        await bring(streamer, "keyed", keys)
+        assert target.execute("select item from items where v <> 'v'") == [(10,)]
+        assert target.value("select count(*) from items") == 200
+        target.execute("update items set v = 'wrong' where item = 7")
+        await ask(streamer, "public.keyed", **limited(keys))
+        source.execute("truncate keyed; insert into keyed values (7, 'EU', 'after')")
+        await streamer.caught_up()
+        assert target.execute(KEYED) == [(7, "EU", "after")]
+        # Held changes are applied before the rows are exchanged, and those behind after it.
+        target.execute("update items set v = 'wrong'")
+        for n in range(30):
+            source.execute(f"insert into keyed values ({n + 100}, 'EU', 'n')")
+        await bring(streamer, "keyed", RowScope(EU.conditions, keys.keys))
+        assert target.execute(KEYED) == source.execute("select * from keyed order by id")
+
+
+async def test_what_a_limited_resync_cannot_do_leaves_the_table_as_it_was(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    target.execute(
+        "create table keyed (id int primary key, region text, v text check (v <> 'bad'), h text)"
+    )
+    tables = "keyed: {set: {h: md5(region)}, exclude: [region], on_error: quarantine}\nhist:"
+    async with stream(tables) as streamer:
+        await streamer.caught_up()
+
+        async def refused(table: str, scope: RowScope, reason: str) -> None:
+            await ask(streamer, f"public.{table}", **limited(scope))
+
+            async def is_refused() -> bool:
+                found = await streamer.table(f"public.{table}")
+                return reason in str(found["error"]) and found["state"] == "ready"
+
+            await streamer.eventually(is_refused)
+            source.execute(f"update {table} set v = v || '+' where id = 1")
+            await streamer.caught_up()
+
+        await refused("keyed", EU, "does not hold unchanged")
+        await refused("hist", RowScope(("nothing = 1",)), "nothing")
+        source.execute("update keyed set v = 'bad' where id = 5")
+        await streamer.caught_up()
+        await refused("keyed", RowScope(("id = 5",)), "in quarantine")
+        assert target.value("select v from keyed where id = 1") == "v++"
+        assert stages(target) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "requests.taken",
+        "sync.prepared",
+        "sync.job_started",
+        "sync.at_point",
+        "sync.exchanged",
+        "sync.catching_up",
+    ],
+)
+async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    source.execute(DDL)
+    async with stream("keyed:\nhist: {type: history}") as streamer:
+        await streamer.caught_up()
+        target.execute("update keyed set v = 'wrong' where id in (4, 5)")
+        killed, may_go_on = asyncio.Event(), asyncio.Event()
+
+        def fail(at: str) -> None:
+            if at == name and not may_go_on.is_set():
+                killed.set()
+                raise asyncio.CancelledError
+
+        for module in ("sync.finish", "sync.round", "runtime.requests"):
+            monkeypatch.setattr(f"streamer.{module}.failpoint", fail, raising=False)
+        if name != "requests.taken":
+            may_go_on.set()
+            await ask(streamer, "public.hist", **limited(EU))
+            await streamer.caught_up()
+            may_go_on.clear()
+        with writing(source):
+            await ask(streamer, "public.keyed", **limited(EU))
+            await asyncio.wait_for(killed.wait(), 60)
+            await streamer.kill()
+            assert target.value("select count(*) from keyed where v = 'wrong'") in (1, 2)
+            may_go_on.set()
+            streamer.start()
+        await streamer.caught_up()
+        wrong = target.execute("update keyed set v = 'v' where v = 'wrong' returning id")
+        assert wrong == [(5,)], "it is not in the scope"
+        for table in ("keyed", "hist"):
+            now = "where kvsz_end > '9000-01-01'" if table == "hist" else ""
+            assert target.execute(f"select id, region, v from {table} {now} order by id") == (
+                source.execute(f"select * from {table} order by id")
+            )
+        assert stages(target) == []
