@@ -128,7 +128,9 @@ def _plain_value(column: "SourceColumn", there: TargetColumn) -> _Value:
     if column.type in (there.type, there.base_type):
         return _Value(there, name, column.name, is_same=True)
     if 0 < there.base_oid < STABLE_OIDS_END:  # the value as the target's column holds it
-        return _Value(there, f"{name}::text::{there.base_type}", column.name, is_same=False)
+        # The text that the source sends: a cast to text drops the blanks of char(n).
+        text = f"case when {name} is distinct from null then pg_catalog.format('%s', {name}) end"
+        return _Value(there, f"({text})::{there.base_type}", column.name, is_same=False)
     return _Value(there, name, column.name, is_same=False)
 
 

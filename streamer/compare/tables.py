@@ -164,7 +164,8 @@ class ComparedTable:
             # FORMAT calls the output function of every type.
             names = [f"b.v{i + 1}" for i in range(len(self.columns))]
             shown = [
-                f"case when {n} is not null then pg_catalog.format('%%s', {n}) end" for n in names
+                f"case when {n} is distinct from null then pg_catalog.format('%%s', {n}) end"
+                for n in names
             ]
         else:
             # A row of one value tells NULL from an empty string.

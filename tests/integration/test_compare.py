@@ -31,6 +31,9 @@ DDL = """
 create table t (id int primary key, v text, c char(4), n numeric, j jsonb, d double precision,
                 at timestamptz default now());
 insert into t select g, 'value ' || g, 'ab', 1.50, '{"a": 1.0}', g / 3.0 from generate_series(1, 300) g;
+update t set v = '' where id = 15;
+create table padded (id int primary key, c char(4), v varchar);
+insert into padded values (1, 'ab', 'ab'), (2, 'ab', 'ab'), (3, null, '');
 create table words (word text primary key, n int);
 insert into words select 'word ' || g, g from generate_series(1, 300) g;
 create table bag (a int, b text);
@@ -52,6 +55,7 @@ insert into chosen select g, case when g % 2 = 0 then 'EU' else 'US' end, 'm' ||
 """
 TABLES = """
 t:
+padded:
 words:
 bag:
 log: {type: append}
@@ -67,9 +71,14 @@ PLANTED = {
         insert into t (id, v) values (1000, 'extra');
         update t set v = null where id = 9; update t set c = 'abc' where id = 10;
         update t set n = 1.5 where id = 11; update t set j = '{"a": 1}' where id = 12;
-        update t set d = d + 1e-15 where id = 13; update t set v = '' where id = 14
+        update t set d = d + 1e-15 where id = 13; update t set v = '' where id = 14;
+        update t set v = null where id = 15
         """,
-        (1, 1, 7),
+        (1, 1, 8),
+    ),
+    "padded": (
+        "update padded set c = 'ab' where id = 1; update padded set v = 'ab ' where id = 2",
+        (0, 0, 2),
     ),
     "words": (
         "update words set n = -1 where word = 'word 3'; delete from words where n = 4",
@@ -101,6 +110,8 @@ async def test_each_planted_difference_is_found_and_equal_tables_are_equal(
     stream: MakeStreamer, compare: Compare, source: Database, target: Database
 ) -> None:
     source.execute(DDL)
+    # As text, a value of char(n) keeps its blanks.
+    target.execute("create table padded (id int primary key, c text, v text)")
     async with stream(TABLES) as streamer:
         await streamer.caught_up()
         before = await compare(streamer)
