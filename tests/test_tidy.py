@@ -272,6 +272,8 @@ SWALLOWS = {
     "cli.terminal": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
     "sync.spark_job": 2,
+    # The same, of a comparison without Spark.
+    "compare.local_program": 1,
     # Any failure of a relation is reported the same way, by tasks and by a thread.
     "sync.parts": 2,
 }

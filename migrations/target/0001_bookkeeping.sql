@@ -190,6 +190,22 @@ create table streamer.compared_range (
     primary key (comparison_id, relation_id, number)
 );
 
+-- The last comparison of all rows of a relation, by a command or by the process that runs.
+create table streamer.verification (
+    relation_id bigint primary key references streamer.relation on delete cascade,
+    ended_at timestamptz not null,
+    -- The beginning of the last comparison that found the relation equal, and the position of the
+    -- source then.
+    verified_at timestamptz,
+    lsn pg_lsn,
+    -- Rows that differ: missing, extra or different ones.
+    differing_rows bigint not null,
+    -- Rows that differed in every reading, without certainty that they are wrong.
+    undecided_rows bigint not null,
+    -- Why the relation could not be compared.
+    error text
+);
+
 -- Indexes that streamer dropped for a copy. The transaction that drops them writes these rows.
 create table streamer.deferred_index (
     id bigint generated always as identity primary key,

@@ -25,6 +25,7 @@ from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
 from streamer.target.connection import TargetAddress
@@ -70,6 +71,8 @@ class SeenState:
     changes: dict[str, int] = field(default_factory=dict)
     """Applied since the process began."""
     rates: dict[str, float] = field(default_factory=dict)
+    verified: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
+    """The last comparisons, by source and table."""
     target: dict[str, Any] | None = None
     at: float = 0.0
 
@@ -304,6 +307,8 @@ class Events:
             seen.changes[label] = applied.get(label, 0)
             for table, state in health.table_states.items():
                 seen.states[label, table] = (str(state), health.table_errors.get(table))
+            for table, record in health.verifications.items():
+                seen.verified[label, table] = record
             if (pipeline := supervisor.pipeline) is not None:
                 seconds = round(pipeline.lag_seconds(datetime.now(UTC)), 3)
                 seen.lags[label] = (pipeline.lag_bytes, seconds)
@@ -343,6 +348,11 @@ def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | Non
     if name == "state":
         subject = "table" if data["table"] else "source"
         return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])
+    if name == "verified":
+        if not data["differing_rows"]:
+            return None  # the table is as it should be
+        what = f"{data['differing_rows']} rows differ from the source"
+        return PastEvent(at, data["source"], data["table"], "table", "differs", what)
     if name == "target":
         error = redact(data["error"]) if data.get("error") else None
         return PastEvent(at, None, None, "target", data["state"], error)
@@ -353,6 +363,16 @@ def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | Non
 
 def _lag(label: str, lag: tuple[int, float]) -> dict[str, Any]:
     return {"source": label, "lag_bytes": lag[0], "lag_seconds": lag[1]}
+
+
+def _verification(record: VerificationRecord) -> dict[str, Any]:
+    verified_at = record.verified_at
+    return {
+        "verified_at": None if verified_at is None else verified_at.isoformat(),
+        "differing_rows": record.differing_rows,
+        "undecided_rows": record.undecided_rows,
+        "error": None if record.error is None else redact(record.error),
+    }
 
 
 def _progress(copy: CopyProgress) -> dict[str, Any]:
@@ -374,6 +394,9 @@ def changes_between(before: SeenState, now: SeenState) -> Iterable[Event]:
             yield "state", as_state(key, value)
     for key in before.states.keys() - now.states.keys():
         yield "state", as_state(key, ("removed", None))
+    for (label, table), record in now.verified.items():
+        if before.verified.get((label, table)) != record:
+            yield "verified", {"source": label, "table": table} | _verification(record)
     for label, lag in now.lags.items():
         if before.lags.get(label) != lag:
             yield "lag", _lag(label, lag)

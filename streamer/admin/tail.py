@@ -18,6 +18,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
+from streamer.progress.verifications import read_verifications
 from streamer.quantities import format_bytes, format_latency
 from streamer.target.connection import TargetAddress
 
@@ -93,9 +94,15 @@ async def _look(bookkeeping: Bookkeeping) -> SeenState:
     for source in await read_source_records(bookkeeping):
         labels[source.source_id] = source.label
         seen.states[source.label, None] = (source.state, source.error)
-    for relation in await read_relation_records(bookkeeping):
+    relations = await read_relation_records(bookkeeping)
+    for relation in relations:
         if (label := labels.get(relation.source_id)) is not None:
             seen.states[label, relation.source] = (relation.state, relation.error)
+    verifications = await read_verifications(bookkeeping)
+    for relation in relations:
+        label, record = labels.get(relation.source_id), verifications.get(relation.relation_id)
+        if label is not None and record is not None:
+            seen.verified[label, relation.source] = record
     seen.progress = await read_copies(bookkeeping, {})
     return seen
 
@@ -114,6 +121,8 @@ def as_line(event: Event, now: datetime) -> str:
         case "lag":
             behind = format_latency(data["lag_seconds"])
             text = f"lag {format_bytes(data['lag_bytes'])}, {behind}"
+        case "verified":
+            text = _verified(data)
         case "rate":
             text = f"{data['changes_per_second']:,.0f} changes/s"
         case _:
@@ -121,6 +130,16 @@ def as_line(event: Event, now: datetime) -> str:
             text = f"{name} " + ", ".join(f"{key} {value}" for key, value in rest.items())
     line = f"{now:%Y-%m-%d %H:%M:%S}  {where + '  ' if where else ''}{text}".rstrip()
     return redact(line.replace("\n", "\\n").replace("\r", "\\r").replace("\x1b", "\\e"))
+
+
+def _verified(data: dict[str, Any]) -> str:
+    if data["error"]:
+        return f"cannot be verified: {data['error']}"
+    if data["differing_rows"]:
+        return f"{data['differing_rows']:,} rows differ from the source"
+    if data["undecided_rows"]:
+        return f"verification left {data['undecided_rows']:,} rows undecided"
+    return "verified: equal to the source"
 
 
 def _progress(data: dict[str, Any]) -> str:

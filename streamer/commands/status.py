@@ -21,6 +21,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.progress.verifications import VerificationRecord, read_verifications
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
@@ -74,6 +75,12 @@ class TableStatus:
     transport: str | None = None
     """The format in which the source sends values: 'text' or 'binary'."""
     transport_reason: str | None = None
+    verified_at: str | None = None
+    """When the last comparison began that found the table equal to its source."""
+    differing_rows: int | None = None
+    """Rows that the last comparison found to differ; None without one."""
+    verification_error: str | None = None
+    """Why the last comparison could not compare the table."""
 
 
 @dataclass(slots=True)
@@ -130,6 +137,7 @@ class _Bookkeeping:
     copies: dict[int, CopyProgress] = field(default_factory=dict)
     held: dict[int, HeldRecord] = field(default_factory=dict)
     sequences: dict[int, list[SequenceRecord]] = field(default_factory=dict)
+    verifications: dict[int, VerificationRecord] = field(default_factory=dict)
 
     def of(self, record: SourceRecord) -> list[RelationRecord]:
         return [r for r in self.relations if r.source_id == record.source_id]
@@ -233,7 +241,11 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
         )
         if record is not None:
             status.tables = [
-                _table_status(relation, books.copies.get(relation.relation_id))
+                _table_status(
+                    relation,
+                    books.copies.get(relation.relation_id),
+                    books.verifications.get(relation.relation_id),
+                )
                 for relation in books.of(record)
             ]
             status.sequences = books.sequences.get(record.source_id, [])
@@ -268,12 +280,15 @@ async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
             copies,
             await read_held(bookkeeping),
             await read_sequences(bookkeeping),
+            await read_verifications(bookkeeping),
         )
     finally:
         await bookkeeping.close()
 
 
-def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableStatus:
+def _table_status(
+    relation: RelationRecord, copy: CopyProgress | None, verification: VerificationRecord | None
+) -> TableStatus:
     is_complete = relation.snapshot_lsn is not None
     status = TableStatus(
         source=relation.source,
@@ -298,6 +313,11 @@ def _table_status(relation: RelationRecord, copy: CopyProgress | None) -> TableS
         status.rows_copied, status.rows_total = copy.rows, copy.rows_total
         status.bytes_copied, status.bytes_total = copy.bytes, copy.bytes_total
         status.rows_per_second, status.seconds_left = copy.rows_per_second, copy.seconds_left
+    if verification is not None:
+        verified_at = verification.verified_at
+        status.verified_at = None if verified_at is None else verified_at.isoformat()
+        status.differing_rows = verification.differing_rows
+        status.verification_error = verification.error
     return status
 
 

@@ -119,7 +119,18 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
                 f"{where}: {row.quarantined} changes are in quarantine; "
                 "streamer quarantine list shows them"
             )
+        yield from _verification(where, row, status)
     yield from _behind(status)
+
+
+def _verification(where: str, row: TableStatus, status: SourceStatus) -> Iterator[Text]:
+    """Return one line for a table whose last comparison found no equality."""
+    if row.differing_rows:
+        repair = command("repair", row.source, database=status.database, sid=status.sid)
+        rows = f"{row.differing_rows:,} rows differ from the source"
+        yield Text(f"{where}: {rows}; bring them back in step with: {repair}")
+    elif row.verification_error:
+        yield Text(f"{where}: cannot be compared: {redact(row.verification_error)}")
 
 
 def _behind(status: SourceStatus) -> Iterator[Text]:
@@ -177,7 +188,12 @@ _COLUMNS: Final = (
     _Column("copied", lambda row: Text(_copied(row)), 2),
     _Column("position", lambda row: Text(row.end_lsn), 5),
     _Column("transport", lambda row: Text(row.transport or ""), 6),
+    _Column("verified (UTC)", lambda row: Text(_verified(row)), 7),
 )
+
+
+def _verified(row: TableStatus) -> str:
+    return (row.verified_at or "")[:16].replace("T", " ")
 
 
 def _table_lines(status: SourceStatus, width: int | None) -> list[Text]:

@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -22,6 +23,7 @@ from streamer.compare.ranges import KeyRange, count_buckets, count_ranges, split
 from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.tables import ComparedTable
 from streamer.errors import ComparisonError, MappingError, StreamerError
+from streamer.lsn import Lsn
 from streamer.mapping.expressions import Expression
 from streamer.mapping.resync import KeySet
 from streamer.mapping.rules import (
@@ -47,16 +49,15 @@ from streamer.progress.comparisons import (
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.progress.verifications import VerificationRecord, store_verifications
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
-from streamer.sync.launcher import SparkLauncher
 from streamer.sync.plan import task_rate
 from streamer.sync.tables import published_relation
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, TargetConnection
 
 if TYPE_CHECKING:
-    from streamer.lsn import Lsn
     from streamer.source.place import Place
 
 log = structlog.get_logger()
@@ -96,6 +97,14 @@ class Options:
     restart: bool = False
     keys_max: int = 0
     """Results have the keys of the rows that differ, if no more than these."""
+    purpose: str = ""
+    """Comparisons with another purpose do not go on with each other's ranges."""
+
+
+class JobRunner(Protocol):
+    """Spark's launcher, or the process that does the same without Spark."""
+
+    async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]: ...
 
 
 @dataclass(slots=True)
@@ -130,6 +139,10 @@ class TableResult:
     def is_equal(self) -> bool:
         return not (self.is_different or self.undecided or self.error)
 
+    @property
+    def differing(self) -> int:
+        return self.missing + self.extra + self.different
+
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "keys"}
         return {**dict(list(fields.items())[:4]), "equal": self.is_equal, **fields}
@@ -154,16 +167,17 @@ class Comparison:
         address: TargetAddress,
         target_url: str,
         mapping: Mapping,
-        launcher: SparkLauncher,
+        runner: JobRunner,
         options: Options,
     ) -> None:
         self._bookkeeping = Bookkeeping(address, "streamer compare")
         self._target_url = target_url
         self._mapping = mapping
-        self._launcher = launcher
+        self._runner = runner
         self._options = options
         self._sources: dict[int, tuple[str, Place]] = {}
         self._lsns: dict[int, Lsn] = {}
+        self._began_at: datetime | None = None
 
     async def run(self, scope: ComparisonScope) -> list[TableResult]:
         """Compare the tables of *scope*; return a result for each.
@@ -178,9 +192,30 @@ class Comparison:
                 await self._compare(compared)
             for one in found:
                 one.result.seconds = round(time.monotonic() - began, 3)
+            if scope.where is None:
+                await self._store(found)
             return [one.result for one in found]
         finally:
             await self._bookkeeping.close()
+
+    async def _store(self, found: Sequence[_Found]) -> None:
+        """Store the results, for `status`, metrics and the standing verification."""
+        now = datetime.now(UTC)
+        await store_verifications(
+            self._bookkeeping,
+            (
+                VerificationRecord(
+                    one.record.relation_id,
+                    now,
+                    self._began_at if one.result.is_equal else None,
+                    Lsn.parse(one.result.lsn) if one.result.is_equal and one.result.lsn else None,
+                    one.result.differing,
+                    one.result.undecided,
+                    one.result.error,
+                )
+                for one in found
+            ),
+        )
 
     # ---- definitions ---------------------------------------------------------------------------
 
@@ -286,6 +321,7 @@ class Comparison:
     async def _compare(self, found: Sequence[_Found]) -> None:
         tables = [one.table for one in found if one.table is not None]
         record = await self._begin(found, tables)
+        self._began_at = record.began_at
         left = [r for r in record.ranges if not r.is_done]
         if len(left) < len(record.ranges):
             log.info(
@@ -319,7 +355,9 @@ class Comparison:
     ) -> ComparisonRecord:
         """Return the comparison to go on with, or a new one."""
         stored = [json.dumps(table.to_json() | {"buckets": 0}, sort_keys=True) for table in tables]
-        fingerprint = hashlib.sha256("\n".join(sorted(stored)).encode()).hexdigest()
+        fingerprint = hashlib.sha256(
+            "\n".join([self._options.purpose, *sorted(stored)]).encode()
+        ).hexdigest()
         if not self._options.restart:
             record = await find_comparison(self._bookkeeping, fingerprint)
             if record is not None:
@@ -363,7 +401,7 @@ class Comparison:
         ends = ComparisonEnds(with_password_of(os.environ, self._target_url), self._sources)
         units = [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)).to_row() for r in left]
         report = options.report
-        return await self._launcher.submit(
+        return await self._runner.submit(
             {
                 "program": "compare",
                 "tables": [table.to_json() for table in tables],

@@ -15,6 +15,8 @@ FETCH_ROWS: Final = 2000
 """Tasks split a range that differs until neither side has more rows; then they fetch them."""
 PARTS_MAX: Final = 64
 """The number of parts of one split."""
+SPLITS_MAX: Final = 8
+"""64 parts at a time: more than any table needs. A range of equal keys stays whole."""
 BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0

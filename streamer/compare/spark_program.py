@@ -27,8 +27,9 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from streamer.compare.ranges import FETCH_ROWS
+from streamer.compare.ranges import FETCH_ROWS, SPLITS_MAX
 from streamer.compare.readings import ERROR, SOURCE, TARGET, Unit
+from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.statements import statements
 from streamer.compare.tables import ComparedTable
 from streamer.compare.tasks import Ends, digest_units, fetch, judge_keys, split_units
@@ -41,10 +42,6 @@ SESSION_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
-SAMPLE_ROWS: Final = 10
-"""How many keys of a table the result shows."""
-SPLITS_MAX: Final = 8
-"""64 parts at a time: more than any table needs. A range of equal keys stays whole."""
 
 _BOUND: Final = t.ArrayType(t.StringType())
 _DIGESTS: Final = t.StructType(
@@ -362,20 +359,6 @@ class _Comparison:
             part.replace(path)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def shown(table: ComparedTable, verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return a verdict as results and reports show it. Pure."""
-    values = json.loads(verdict["key"])
-    entry: dict[str, Any] = {
-        "key": dict(zip(table.key_columns, values, strict=True)),
-        "kind": verdict["kind"],
-        "columns": verdict["columns"],
-    }
-    for side in ("source", "target"):
-        if verdict[side] is not None:
-            entry[side] = json.loads(verdict[side])
-    return entry
 
 
 def _unit(row: list[Any]) -> Unit:

@@ -392,6 +392,13 @@ class TableSettings(Strict):
         "existing rows get the constant default that ADD COLUMN gave them at the source. A "
         "volatile default or a renamed column stops the table instead.",
     )
+    verify_interval: float | None = Field(
+        default=None,
+        ge=0,
+        title="Verification interval",
+        description="Overrides the global `verify_interval`, in seconds, for this table. 0 "
+        "switches its verification off.",
+    )
 
 
 class SourceSettings(Strict):
@@ -518,6 +525,20 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds between heartbeats of a source. A heartbeat is an empty transaction "
         "that measures the delay from commit to visibility. 0 switches heartbeats off.",
+    )
+    verify_interval: float = Field(
+        default=0,
+        ge=0,
+        description="Seconds between two comparisons of a table with its source, which the process "
+        "makes in quiet times, one table after the other. `status`, page and metrics show when "
+        "each table was last found equal. 0 switches verification off.",
+        examples=[0],
+    )
+    verify_rows_per_second: float = Field(
+        default=20_000,
+        gt=0,
+        description="Rows per second that a verification reads from a source at most, if "
+        "`sync.rows_per_second` is not lower.",
     )
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()

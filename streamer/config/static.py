@@ -248,6 +248,7 @@ class MappingBuilder:
             initial=table.initial,
             truncate_target=table.truncate_target,
             on_column_added=table.on_column_added,
+            verify_interval=table.verify_interval,
         )
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:

@@ -207,6 +207,8 @@ class TableRule:
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
     create: Create = Create.COLUMNS
+    verify_interval: float | None = None
+    """Seconds between two verifications; 0 for none, None for that of all tables."""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -433,22 +435,16 @@ def resolve(
     relation, or if two relations share a target.
     """
     present = sorted(set(relations))
-    exact = source.exact_names
-    for name in exact:
+    for name in source.exact_names:
         if name not in present:
             raise MappingError(
                 f'table "{name}" is not in source "{source.label}"',
                 hint="create it there, correct its name, or take it out of `tables`",
             )
-    mapped: list[RelationMapping] = []
-    for relation in present:
-        rule = exact.get(relation)
-        if rule is None:
-            rule = _matching_pattern(source, relation)
-        if rule is not None:
-            mapped.append(
-                RelationMapping(relation, _target(rule, relation, target_namespace), rule)
-            )
+    mapped = [
+        RelationMapping(relation, _target(rule, relation, target_namespace), rule)
+        for relation, rule in find_rules(source, present).items()
+    ]
     by_target: dict[RelationName, RelationName] = {}
     for mapping in mapped:
         if mapping.target.namespace == BOOKKEEPING:
@@ -465,6 +461,19 @@ def resolve(
                 hint="give one of them another `target`",
             )
     return mapped
+
+
+def find_rules(
+    source: SourceMapping, relations: Iterable[RelationName]
+) -> dict[RelationName, TableRule]:
+    """Return the rule of each relation that has one. Raises MappingError if two patterns match."""
+    exact = source.exact_names
+    found = {}
+    for relation in relations:
+        rule = exact.get(relation) or _matching_pattern(source, relation)
+        if rule is not None:
+            found[relation] = rule
+    return found
 
 
 def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRule | None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from streamer.lsn import Lsn
@@ -36,6 +37,7 @@ class ComparisonRecord:
     """A comparison under way. ``lsns``: where each source was when it began, by source id."""
 
     comparison_id: int
+    began_at: datetime
     lsns: dict[int, Lsn]
     ranges: tuple[RangeRecord, ...]
 
@@ -44,7 +46,7 @@ async def find_comparison(bookkeeping: Bookkeeping, fingerprint: str) -> Compari
     """Return the comparison with *fingerprint* that has not ended."""
     async with bookkeeping.connection() as connection:
         rows = await connection.fetch(
-            "select id, lsns::text as lsns from streamer.comparison"
+            "select id, began_at, lsns::text as lsns from streamer.comparison"
             " where fingerprint = $1 and began_at > now() - make_interval(hours => $2)",
             fingerprint,
             RESUME_HOURS,
@@ -59,6 +61,7 @@ async def find_comparison(bookkeeping: Bookkeeping, fingerprint: str) -> Compari
         )
     return ComparisonRecord(
         found["id"],
+        found["began_at"],
         {int(source_id): Lsn.parse(lsn) for source_id, lsn in json.loads(found["lsns"]).items()},
         tuple(
             RangeRecord(
@@ -89,12 +92,13 @@ async def begin_comparison(
             fingerprint,
             RESUME_HOURS,
         )
-        comparison_id = await connection.fetch_value(
+        rows = await connection.fetch(
             "insert into streamer.comparison (fingerprint, lsns) values ($1, $2::text::jsonb)"
-            " returning id",
+            " returning id, began_at",
             fingerprint,
             json.dumps({source_id: str(lsn) for source_id, lsn in lsns.items()}),
         )
+        comparison_id, began_at = rows[0]["id"], rows[0]["began_at"]
         await connection.execute(
             "insert into streamer.compared_range"
             " (comparison_id, relation_id, number, lower, upper)"
@@ -107,7 +111,7 @@ async def begin_comparison(
             comparison_id,
             json.dumps([[r.relation_id, r.number, r.lower, r.upper] for r in planned]),
         )
-    return ComparisonRecord(comparison_id, lsns, planned)
+    return ComparisonRecord(comparison_id, began_at, lsns, planned)
 
 
 async def end_comparison(bookkeeping: Bookkeeping, comparison_id: int) -> None:

@@ -19,6 +19,7 @@ TABLES: Final = (
     "sync_partition",
     "compared_range",
     "comparison",
+    "verification",
     "former_relation",
     "relation",
     "source",

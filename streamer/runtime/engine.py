@@ -58,6 +58,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
+from streamer.runtime.verification import Verification, VerificationSettings
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceRelation, ask_relation
@@ -309,11 +310,28 @@ class Engine:
             self._services, self._group = services, group
             for source in self._mapping.sources:
                 self._add(source)
+            verifying = group.create_task(
+                enduring("verification", self._verification().run), name="verification"
+            )
             await self._wait_for_end()
+            verifying.cancel()
             async with self._applying:
                 await self._stop(self.supervisors)
             for task in common:
                 task.cancel()
+
+    def _verification(self) -> Verification:
+        rates = (self._settings.sync.rows_per_second, self._settings.verify_rows_per_second)
+        return Verification(
+            VerificationSettings(
+                self._settings.verify_interval,
+                min(rate for rate in rates if rate is not None),
+                self._settings.target.url.reveal(),
+            ),
+            self._address,
+            lambda: self._mapping,
+            self.supervisors,
+        )
 
     async def _fail_sources(self, error: StreamerError) -> None:
         """Let all sources begin again, because work for any of them was lost.

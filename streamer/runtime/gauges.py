@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.observability.metrics import gauge
+from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
@@ -42,6 +43,7 @@ class SourceGauges:
     table_states: dict[str, str]
     quarantined: dict[str, int]
     table_lags: dict[str, float]
+    verifications: dict[str, VerificationRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def _source_gauges(supervisor: Supervisor) -> SourceGauges:
         dict(health.table_states),
         dict(health.quarantined),
         {} if pipeline is None else pipeline.table_lags(datetime.now(UTC)),
+        dict(health.verifications),
     )
 
 
@@ -117,6 +120,16 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "Age of the oldest committed change of a table that is not yet visible",
         (*_SOURCE, "table"),
     )
+    verified = gauge(
+        "streamer_verified_timestamp_seconds",
+        "Time when the last comparison began that found the table equal to its source",
+        (*_SOURCE, "table"),
+    )
+    differing = gauge(
+        "streamer_differing_rows",
+        "Rows that differ from the source, by the last comparison of the table",
+        (*_SOURCE, "table"),
+    )
     for names, values in [*facts.backlogs, *((its.names, its.values) for its in facts.sources)]:
         for name, value in values.items():
             made[name].add_metric(names, value)
@@ -130,6 +143,10 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
             lags.add_metric((*its.names, table), seconds)
         for table, count in its.quarantined.items():
             quarantined.add_metric((*its.names, table), count)
+        for table, record in its.verifications.items():
+            differing.add_metric((*its.names, table), record.differing_rows)
+            if record.verified_at is not None:
+                verified.add_metric((*its.names, table), record.verified_at.timestamp())
     up = GaugeMetricFamily(
         "streamer_target_up",
         "1 while the target answers and accepts writes",
@@ -140,4 +157,5 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "Seconds since the target last confirmed that it accepts writes; 0 while it does",
         value=facts.target_silent_seconds,
     )
-    return (*made.values(), sources, states, quarantined, lags, up, silent)
+    tables = (states, quarantined, lags, verified, differing)
+    return (*made.values(), sources, *tables, up, silent)

@@ -11,6 +11,7 @@ from streamer.error_reports import ErrorReport
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
@@ -66,3 +67,5 @@ class Health:
     table_waits: dict[str, str] = field(default_factory=dict)
     """The obstacles of tables whose state does not show them: a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)
+    verifications: dict[str, VerificationRecord] = field(default_factory=dict)
+    """The last comparison of each table."""

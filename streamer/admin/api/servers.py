@@ -115,7 +115,8 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
     async def listen(request: Request) -> StreamingResponse:
-        """Send server-sent events: snapshot, state, lag, progress, draft, applied."""
+        """Send server-sent events: snapshot, state, lag, progress, verified,
+        draft, applied."""
         identity: UserIdentity = request.state.identity
 
         def may_go_on() -> bool:

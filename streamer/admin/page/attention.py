@@ -18,6 +18,7 @@ SYMPTOMS: Final = {
     "table": "table-in-error",
     "waits": "source-lags",
     "quarantine": "rows-in-quarantine",
+    "differs": "tables-differ",
 }
 """Runbooks of problems without an error, whose code decides otherwise."""
 _BACKLOG: Final = {
@@ -133,3 +134,7 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         fields = which | {"which": "all"}
         runbook = _runbook({}, "quarantine")
         yield _item(place, what, page, "warning", runbook, line, (retry,), **fields)
+    if table.get("differing_rows"):
+        rows = "row differs" if table["differing_rows"] == 1 else "rows differ"
+        what = f"{table['differing_rows']} {rows} from the source, by the last comparison"
+        yield _item(place, what, page, "bad", _runbook({}, "differs"), command("repair"))

@@ -147,7 +147,8 @@ def _queue_text(waiting_for: str | None, place: int, count: int) -> str:
 def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
     waiting_for = table.get("waiting_for") or ""
     waits = bool(waiting_for) and not is_turn(waiting_for)
-    needs_look = bool(table["quarantined"] or waits or table["error"])
+    differs = bool(table.get("differing_rows"))
+    needs_look = bool(table["quarantined"] or waits or table["error"] or differs)
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
         "address": table_address(source, table["source"]),
@@ -168,6 +169,9 @@ def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
         "bytes_total": table.get("bytes_total"),
         "held_changes": table.get("held_changes"),
         "held_bytes": table.get("held_bytes"),
+        "verified_at": table.get("verified_at"),
+        "differing_rows": table.get("differing_rows"),
+        "verification_error": table.get("verification_error"),
         "retained_wal_bytes": table.get("retained_wal_bytes"),
     }
 

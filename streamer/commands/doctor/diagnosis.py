@@ -26,7 +26,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.status import SourceStatus, TableStatus, read_status
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
-from streamer.errors import StreamerError
+from streamer.errors import ComparisonError, StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.quantities import format_latency
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
@@ -129,6 +129,13 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
     if table.quarantined:
         problem = f"{table.quarantined:,} changes are in quarantine, so the target lacks them"
         yield error(place, problem, run_here(command("quarantine list --table")))
+    if table.differing_rows:
+        problem = f"{table.differing_rows:,} rows differ from the source, by the last comparison"
+        yield error(place, problem, run_here(command("repair")), ComparisonError.code)
+    elif table.verification_error:
+        problem = f"cannot be compared with its source: {table.verification_error}"
+        words = "follow the message; the next comparison clears this"
+        yield warning(place, problem, in_words(words))
 
 
 def sentences(diagnosis: Diagnosis) -> Iterable[str]:

@@ -210,6 +210,7 @@ const on = {
   },
   target: soon,
   state: soon,
+  verified: soon,
   draft: soon,
   applied: soon,
 };
