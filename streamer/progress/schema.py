@@ -13,6 +13,7 @@ TABLES: Final = (
     "audit",
     "held",
     "sequence",
+    "script",
     "request",
     "quarantine",
     "deferred_index",
