@@ -65,6 +65,8 @@ _SEE: Final = {
     "sources[].tables.*.set": "../guides/filter-and-set.md",
     "sources[].tables.*.initial": "../guides/initial-copy-and-resync.md",
     "sources[].tables.*.on_column_added": "../guides/columns-that-change.md",
+    "sources[].tables.*.skip_truncate": "../guides/mass-deletes.md",
+    "sources[].tables.*.max_deleted_rows": "../guides/mass-deletes.md",
 }
 """Pages that say more about a setting."""
 

@@ -453,6 +453,15 @@ class ConflictError(TargetError):
         self.kind = kind
 
 
+class MassDeleteError(StreamerError):
+    """A source transaction deletes more rows than `max_deleted_rows` allows, so it waits."""
+
+    code = "mass_delete"
+    runbook = "mass-delete"
+    retry = Retry.MANUAL
+    advice = "Apply the transaction, or leave its deletes out, with the commands in the message."
+
+
 class SyncError(StreamerError):
     """A table cannot be copied."""
 

@@ -59,6 +59,8 @@ NAMES: Final = frozenset(
         "compare.range_done",
         "compare.keys_read",
         "indexes.before_build",
+        "brake.found",
+        "brake.stored",
     }
 )
 

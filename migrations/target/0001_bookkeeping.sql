@@ -97,6 +97,15 @@ create table streamer.relation (
     -- The format in which the source sends values, and the reason for it; null before the first time.
     transport text check (transport in ('text', 'binary')),
     transport_reason text,
+    -- How often streamer has ignored a TRUNCATE of the table (`skip_truncate`).
+    truncates_skipped bigint not null default 0,
+    -- The source transaction before which `max_deleted_rows` paused the table: {"xid", "lsn",
+    -- "commit_time", "deleted_rows", "truncates"}. An operator's decision adds {"skips"}: whether
+    -- streamer leaves its deletes out.
+    brake jsonb,
+    -- Deletes of such a transaction were left out, so the target may have rows that the source
+    -- lacks, until the next copy.
+    outlives boolean not null default false,
     unique (source_id, source)
 );
 

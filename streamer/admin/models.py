@@ -256,6 +256,14 @@ class ActionBody(_Body):
     sid: Sid | None = None
 
 
+class ResumeBody(ActionBody):
+    """``skip_deletes``: leave out the deletes of the transaction before which `max_deleted_rows`
+    paused the table.
+    """
+
+    skip_deletes: bool = False
+
+
 class ResyncBody(ActionBody):
     """``mode``: write all rows again, or only those that differ. ``force``: leave out columns that
     the target lacks.

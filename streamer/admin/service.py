@@ -440,12 +440,13 @@ class AdminService:
                 if relation.source_id in sources
                 and own.matches(parse_name(relation.source))
                 and not any(each.matches(parse_name(relation.source)) for each in exact)
+                and (relation.waiting_brake is not None or not (options or {}).get("skip_deletes"))
             ]
         finally:
             await bookkeeping.close()
         if not wanted:
             raise UnreadyError(
-                f'streamer does not stream a table of "{row["database"]}" for "{own}" yet',
+                f'streamer does not stream such a table of "{row["database"]}" for "{own}"',
                 hint="apply the draft, and see /api/status",
             )
         names: list[str] = []

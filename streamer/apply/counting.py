@@ -6,6 +6,7 @@ from dataclasses import asdict
 from streamer.apply.fold import Counts
 from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics, TableLabels
 
@@ -17,6 +18,19 @@ def table_labels(mapped: MappedRelation) -> TableLabels:
 def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
     """Count changes of one relation that are durable now."""
     metrics.count_changes(table_labels(mapped), asdict(counts))
+
+
+def skipped_truncates(
+    window: LaneWindow, share_count: int | None = None
+) -> dict[MappedRelation, int]:
+    """Return how often the first *share_count* shares truncate each table that ignores it."""
+    skipped: dict[MappedRelation, int] = {}
+    for parts in window.parts[:share_count]:
+        for mapped, changes, _ in parts:
+            if mapped.mapping.rule.skip_truncate:
+                number = sum(payload[0] == TRUNCATE for payload in changes.payloads)
+                skipped[mapped] = skipped.get(mapped, 0) + number
+    return {mapped: number for mapped, number in skipped.items() if number}
 
 
 def count_window(metrics: Metrics, window: LaneWindow) -> None:

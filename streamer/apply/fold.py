@@ -27,6 +27,7 @@ from streamer.decode.pgoutput import (
     OLD_TUPLE,
     TRUNCATE,
     UPDATE,
+    restarts_identity,
 )
 from streamer.decode.tuples import (
     NULL,
@@ -81,12 +82,14 @@ class Counts:
 class Fold:
     """Net changes of one relation. Keys are items of rows, or tuples of them.
 
-    ``moves``: rows with a changed key and values that only the target has. By new key, each with
-    its key at the beginning of the window. That key is in ``deletes`` too.
+    ``restarts``: a TRUNCATE restarts its sequences. ``moves``: rows with a changed key and values
+    that only the target has. By new key, each with its key at the beginning of the window. That key
+    is in ``deletes`` too.
     """
 
     plan: ApplyPlan
     truncate: bool = False
+    restarts: bool = False
     deletes: dict[Any, None] = field(default_factory=dict)
     updates: dict[Any, PendingRow] = field(default_factory=dict)
     moves: dict[Any, tuple[Any, PendingRow]] = field(default_factory=dict)
@@ -193,7 +196,7 @@ class Fold:
                     self._delete(key)
                 else:
                     end = len(payload)
-                    self._truncate(kind)
+                    self._truncate(payload)
             except _MALFORMED:
                 end = -1
             if end != len(payload):
@@ -214,7 +217,7 @@ class Fold:
                 self.counts.insert += 1
                 inserts[len(inserts)] = row
             elif payload[0] == TRUNCATE:
-                self._truncate(TRUNCATE)
+                self._truncate(payload)
             else:
                 raise NotFoldable
 
@@ -234,8 +237,8 @@ class Fold:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
     def _insert_over(self, key: Any, row: Row) -> None:
-        # Only an append table, which ignores deletes, has a row of this key to overwrite.
-        if self.plan.type is not TableType.APPEND:
+        # Only a table that keeps rows which the source removes has one of this key to overwrite.
+        if not self.plan.may_outlive:
             raise NotFoldable
         if key in self.inserts:
             self.inserts[key] = row
@@ -273,7 +276,7 @@ class Fold:
         if old_key in self.inserts:
             older = self.inserts.pop(old_key)
             origin = None
-            if self.plan.type is TableType.APPEND:
+            if self.plan.may_outlive:
                 # Its insert would have replaced a row that outlived its delete.
                 self.deletes.setdefault(old_key)
         elif old_key in self.moves:
@@ -285,7 +288,7 @@ class Fold:
             self.deletes[old_key] = None
         if key in self.inserts or key in self.updates or key in self.moves:
             raise NotFoldable
-        if self.plan.type is TableType.APPEND:
+        if self.plan.may_outlive:
             # A row that outlived its delete may still have the new key.
             self.deletes.setdefault(key)
         self._place(key, origin, row if older is None else self._over(row, older))
@@ -296,18 +299,19 @@ class Fold:
         else:
             self.inserts[key] = row
 
-    def _truncate(self, kind: int) -> None:
-        _expect(kind == TRUNCATE, kind)
+    def _truncate(self, payload: bytes) -> None:
+        _expect(payload[0] == TRUNCATE, payload[0])
         self.counts.truncate += 1
-        if self.plan.type is TableType.APPEND:
+        if self.plan.ignores_truncate:
             return
         self.truncate = True
+        self.restarts |= restarts_identity(payload)
         for pending in (self.deletes, self.updates, self.moves, self.inserts):
             pending.clear()
 
     def removals(self) -> "Fold":
         """Return the part that removes rows."""
-        return Fold(self.plan, self.truncate, self.deletes)
+        return Fold(self.plan, self.truncate, self.restarts, self.deletes)
 
     def additions(self) -> "Fold":
         """Return the part that writes rows; a fold with ``moves`` has no such part."""
@@ -366,11 +370,15 @@ def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
-    """One change as the source made it. ``old`` is the old or key tuple where one was sent."""
+    """One change as the source made it. ``old`` is the old or key tuple where one was sent.
+
+    ``restarts``: it is a TRUNCATE … RESTART IDENTITY.
+    """
 
     kind: int
     old: Row | None
     new: Row | None
+    restarts: bool = False
 
 
 def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[OrderedChange]:
@@ -388,7 +396,7 @@ def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[Ordered
 def _read_change(plan: ApplyPlan, payload: bytes) -> tuple[OrderedChange, int]:
     kind, marker = payload[0], payload[5]
     if kind == TRUNCATE:
-        return OrderedChange(kind, None, None), len(payload)
+        return OrderedChange(kind, None, None, restarts_identity(payload)), len(payload)
     first, end = plan.read_tuple(payload, _TUPLE_AT)
     if kind in (UPDATE, DELETE):
         _check_identity(plan, kind, marker, None if marker == NEW_TUPLE else first)

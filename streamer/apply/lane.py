@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from streamer.apply.brake import Brake
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
@@ -44,6 +45,7 @@ from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
+from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
@@ -97,11 +99,13 @@ class MappedRelation:
     __slots__ = (
         "_confirmed",
         "_statements",
+        "decided",
         "end_lsn",
         "is_held_to_point",
         "is_set_aside",
         "is_to_declare",
         "mapping",
+        "outlives",
         "plan",
         "quarantine",
         "relation_id",
@@ -130,6 +134,10 @@ class MappedRelation:
         self.end_lsn = end_lsn
         self.skip_through_lsn = end_lsn
         """Changes of transactions that end here or before are in the target already."""
+        self.decided: MassDelete | None = None
+        """The last mass delete about which an operator has decided."""
+        self.outlives = False
+        """The target may have rows whose deletes an operator has left out."""
         self.is_set_aside = False
         """Changes are missing, so later ones are of no use until an operator requests a copy."""
         self.is_held_to_point = False
@@ -182,12 +190,20 @@ class MappedRelation:
         if self.plan is plan:
             self.plan = None
 
+    def decide(self, decided: MassDelete | None) -> None:
+        """An operator has decided about a mass delete, if any."""
+        self.decided = decided
+        if decided is not None and decided.skips and not self.outlives:
+            self.outlives = True
+            self.plan = None
+
     def handed_over(self, lsn: Lsn) -> None:
         """The target has everything up to *lsn*, and the stream brings the rest."""
         self.plan = None  # the copy may have changed the target's indexes
         self.end_lsn = self.skip_through_lsn = lsn
-        self.is_held_to_point = False
-        self.is_to_declare = False
+        if not self.is_held_to_point:
+            self.outlives = False
+        self.is_held_to_point = self.is_to_declare = False
         self.resync = Resync()
 
     def fills_like(self, mapping: RelationMapping | None) -> bool:
@@ -316,6 +332,14 @@ class LaneOwner(Protocol):
         """The target does not take the lane's changes now, or takes them again."""
         ...
 
+    def has_brake(self, lane: "Lane") -> bool:
+        """Whether a table of the lane limits the rows that a transaction may delete."""
+        ...
+
+    async def lane_braked(self, lane: "Lane", mapped: MappedRelation, found: MassDelete) -> None:
+        """The lane's next transaction deletes more rows of *mapped* than its rule allows."""
+        ...
+
     async def lane_recovered(self, lane: "Lane") -> None:
         """The target takes changes again."""
         ...
@@ -369,6 +393,7 @@ class Lane:
     is_ending: bool = False
     """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
     """
+    brake: Brake = field(default_factory=Brake)
     requests: deque[QuarantineRequest] = field(default_factory=deque)
     """Fulfilled by the drainer, before anything else."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -423,6 +448,8 @@ class Lane:
             return
         if share.end_lsn is None and self.spool is None:
             self.keep(Hold.LARGE)
+        if self.brake.add(share):
+            self.keep(Hold.BUSY)  # a drainer applies what comes before
         if self.spool is None:
             self.queued_count += 1
             self.queue.put(self, share)
@@ -539,6 +566,7 @@ class Lane:
         if self.has_open_share:
             assert self.spool is not None
             self.spool.discard_open()
+            self.brake.discard_open()
             self.has_open_share = False
             self.changed.set()
 

@@ -45,6 +45,10 @@ class LaneTransaction:
         """Yield *changes*, one of its own, by transaction: the commit time and the payloads."""
         yield self.transaction.commit_time, changes.payloads
 
+    def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
+        """Yield the same with the transaction itself."""
+        yield self.transaction, changes.payloads
+
     def split(self) -> "list[LaneTransaction]":
         """Return the shares of the single transactions, in commit order."""
         return [self]
@@ -81,6 +85,10 @@ class LaneBlock(LaneTransaction):
         times = self.block.commit_times
         for number, payloads in changes.by_number():
             yield times[number], payloads
+
+    def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
+        for number, payloads in changes.by_number():
+            yield self.block.transaction(number), payloads
 
     def split(self) -> list[LaneTransaction]:
         found: dict[int, list[tuple[MappedRelation, Changes]]] = {}

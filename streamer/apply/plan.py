@@ -119,6 +119,8 @@ class ApplyPlan:
     inputs: tuple[PlanInput, ...] = ()
     conversion: TextConversion | None = None
     """Converts the source's text to UTF-8, if the source sends another encoding."""
+    outlives: bool = False
+    """An operator has left deletes out."""
 
     @property
     def filter(self) -> Expression | None:
@@ -217,6 +219,25 @@ class ApplyPlan:
         """Whether an index of the target finds a row by key."""
         names = {column.name for column in self.key} | ({SID} if self.sid is not None else set())
         return bool(self.key) and self.target.is_unique(frozenset(names))
+
+    @property
+    def ignores_truncate(self) -> bool:
+        """Whether rows stay when the source truncates the table."""
+        return self.type is TableType.APPEND or self.mapping.rule.skip_truncate
+
+    @property
+    def may_outlive(self) -> bool:
+        """Whether the target may still hold a row whose key the source gives to a new one."""
+        return self.outlives or self.ignores_truncate
+
+    @property
+    def restarted_sequences(self) -> tuple[str, ...]:
+        """Quoted names of the sequences that TRUNCATE … RESTART IDENTITY restarts.
+
+        Other sources, whose rows stay, draw from those of a shared table.
+        """
+        is_own = self.type is TableType.CLONE and self.sid is None
+        return self.target.sequences if is_own else ()
 
     @property
     def truncates_by_delete(self) -> bool:

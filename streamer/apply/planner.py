@@ -248,7 +248,7 @@ class Planner:
         *,
         binary: bool,
     ) -> ApplyPlan:
-        return make_plan(
+        plan = make_plan(
             relation,
             mapped.mapping,
             target,
@@ -263,6 +263,7 @@ class Planner:
             input_types=await self._input_types(mapped, relation, facts),
             computed_types=facts.types,
         )
+        return replace(plan, outlives=True) if mapped.outlives else plan
 
     async def _describe(self, mapped: MappedRelation) -> ExpressionFacts:
         """Return the source's verdict on expressions."""

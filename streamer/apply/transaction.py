@@ -12,8 +12,11 @@ process has replaced this one, whose transaction must not commit.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
+
+import structlog
 
 from streamer.apply.counting import table_labels
 from streamer.apply.lane import MappedRelation
@@ -27,11 +30,15 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.postgres.quoting import quote_literal
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection
 
+log = structlog.get_logger()
+
+NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
 DELETED_ROWS_MAX: Final = 2000
@@ -79,6 +86,8 @@ class TargetTransaction:
         self._claims: Collection[Claim] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
+        self._skipped = NONE
+        """TRUNCATEs that the transaction being committed has ignored, by table."""
 
     @property
     def target(self) -> TargetConnection:
@@ -191,16 +200,24 @@ class TargetTransaction:
         """Make deferred constraints speak now."""
         await self.target.execute("set constraints all immediate; set constraints all deferred")
 
-    async def commit(self, progress: dict[MappedRelation, Lsn]) -> None:
+    async def commit(
+        self, progress: dict[MappedRelation, Lsn], skipped: Mapping[MappedRelation, int] = NONE
+    ) -> None:
         """Store *progress* and commit. Raises TargetFencedError after a rollback.
+
+        *skipped*: how many TRUNCATEs of each table the transaction has ignored.
 
         If the connection is lost here, the outcome is unknown until `settle` has been asked.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
-        self._committing = dict(moved)
+        self._committing, self._skipped = dict(moved), skipped
         last = "; ".join(
-            [*self._empty_large_stages(), *([_progress_sql(moved, self._claims)] if moved else [])]
+            [
+                *self._empty_large_stages(),
+                *(_skipped_sql(mapped, number) for mapped, number in skipped.items()),
+                *([_progress_sql(moved, self._claims)] if moved else []),
+            ]
         )
         # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
         committing = asyncio.ensure_future(self.target.commit(last))
@@ -230,6 +247,15 @@ class TargetTransaction:
         for mapped, kind, number in self._conflicts:
             self._metrics.count_conflict(table_labels(mapped), kind, number)
         self._conflicts.clear()
+        for mapped, number in self._skipped.items():
+            self._metrics.count_skipped(table_labels(mapped), "truncate", number)
+            log.warning(
+                "TRUNCATE skipped",
+                source=SourceLabel(mapped.source.database, mapped.source.sid),
+                table=str(mapped.mapping.source),
+                count=number,
+            )
+        self._skipped = NONE
         self._on_committed()
 
     def forget(self, relations: Collection[MappedRelation]) -> None:
@@ -310,6 +336,13 @@ def _progress_sql(moved: list[tuple[MappedRelation, Lsn]], claims: Collection[Cl
         for kind, values in parameters
     ]
     return f"select streamer.set_progress({', '.join(arrays)})"
+
+
+def _skipped_sql(mapped: MappedRelation, number: int) -> str:
+    return (
+        f"update streamer.relation set truncates_skipped = truncates_skipped + {number} "
+        f"where id = {mapped.relation_id}"
+    )
 
 
 def _fenced(relations: list[MappedRelation]) -> TargetFencedError:

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
-from streamer.apply.counting import count_window
+from streamer.apply.counting import count_window, skipped_truncates
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.pace import CommitPace
@@ -286,7 +286,7 @@ class Worker:
                 if await self._transaction.settle():
                     break
                 if await self._write(window):
-                    await self._transaction.commit(_progress(window))
+                    await self._transaction.commit(_progress(window), _skipped(window))
                     break
             except TargetFencedError as exc:
                 self._give_up(window, exc, _lanes_with(window, exc.relations))
@@ -394,3 +394,10 @@ def _progress(window: Window) -> dict[MappedRelation, Lsn]:
     for lane_window in window.lanes.values():
         reached |= lane_window.progress()
     return reached
+
+
+def _skipped(window: Window) -> dict[MappedRelation, int]:
+    skipped: dict[MappedRelation, int] = {}
+    for lane_window in window.lanes.values():
+        skipped |= skipped_truncates(lane_window)
+    return skipped

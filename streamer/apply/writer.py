@@ -137,6 +137,7 @@ class Writer:
             return
         if fold.truncate:
             await self._transaction.target.execute(mapped.statements(plan).plain.truncate)
+            await self._restart_sequences(mapped, fold)
         is_staged = plan.has_expressions  # rows without updates or deletes, too
         if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
             statements = mapped.statements(plan).sets
@@ -177,6 +178,12 @@ class Writer:
                 await self._transaction.target.execute(statements.insert_missing(OP_FIRST_UPDATED))
             if removes:
                 await self._transaction.target.execute(statements.delete_others(OP_FIRST_UPDATED))
+                await self._restart_sequences(mapped, fold)
+
+    async def _restart_sequences(self, mapped: MappedRelation, fold: Fold) -> None:
+        restart = mapped.statements(fold.plan).plain.restart
+        if fold.restarts and restart:
+            await self._transaction.target.execute(restart)
 
     async def _write_changes(
         self, mapped: MappedRelation, fold: Fold, statements: Statements

@@ -531,13 +531,23 @@ def resume(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    skip_deletes: Annotated[
+        bool,
+        typer.Option(
+            "--skip-deletes",
+            help="Leave out the deletes of the transaction before which `max_deleted_rows` paused "
+            "the table.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a table that is paused or in error.
 
+    If `max_deleted_rows` paused the table, streamer applies the transaction that `status` names.
     The target stores the request: a running process acts at once, a stopped one at its next start.
     """
-    _request("resume", table, database, sid, as_json)
+    options = {"skip_deletes": True} if skip_deletes else None
+    _request("resume", table, database, sid, as_json, options)
 
 
 quarantine = typer.Typer(

@@ -56,6 +56,13 @@ async def request(
                 for relation in await read_relation_records(bookkeeping, source.source_id)
                 if pattern.matches(parse_name(relation.source))
             ]
+        if (options or {}).get("skip_deletes"):
+            found = [each for each in found if each[1].waiting_brake is not None]
+            if not found:
+                raise MappingError(
+                    f'no table "{table}" waits before a mass delete',
+                    hint="`streamer status` shows the transaction for which a table is paused",
+                )
         if not found:
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists the tables"

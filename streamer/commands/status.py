@@ -81,6 +81,12 @@ class TableStatus:
     """Rows that the last comparison found to differ; None without one."""
     verification_error: str | None = None
     """Why the last comparison could not compare the table."""
+    truncates_skipped: int = 0
+    """How often streamer has ignored a TRUNCATE of the table (`skip_truncate`)."""
+    waits_before: dict[str, Any] | None = None
+    """The transaction before which `max_deleted_rows` paused the table: xid, lsn, commit_time,
+    deleted_rows, truncates.
+    """
 
 
 @dataclass(slots=True)
@@ -290,6 +296,7 @@ def _table_status(
     relation: RelationRecord, copy: CopyProgress | None, verification: VerificationRecord | None
 ) -> TableStatus:
     is_complete = relation.snapshot_lsn is not None
+    brake = relation.waiting_brake
     status = TableStatus(
         source=relation.source,
         target=relation.target,
@@ -306,6 +313,8 @@ def _table_status(
         identity=relation.identity,
         transport=relation.transport,
         transport_reason=relation.transport_reason,
+        truncates_skipped=relation.truncates_skipped,
+        waits_before=None if brake is None else brake.to_json(),
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

@@ -399,6 +399,22 @@ class TableSettings(Strict):
         description="Overrides the global `verify_interval`, in seconds, for this table. 0 "
         "switches its verification off.",
     )
+    skip_truncate: bool = Field(
+        default=False,
+        title="Ignore TRUNCATE",
+        description="Keep the target's rows when the source truncates the table. Status and "
+        "metrics count each such TRUNCATE. A row that the source inserts later replaces one with "
+        "the same key.",
+    )
+    max_deleted_rows: int | None = Field(
+        default=None,
+        ge=0,
+        title="Deleted rows per transaction",
+        description="Pause the table before a source transaction that deletes more of its rows, "
+        "or truncates it. `streamer resume` then applies the transaction, and `streamer resume "
+        "--skip-deletes` applies it without its deletes. Not set: no limit.",
+        examples=[10000],
+    )
 
 
 class SourceSettings(Strict):

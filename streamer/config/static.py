@@ -249,6 +249,8 @@ class MappingBuilder:
             truncate_target=table.truncate_target,
             on_column_added=table.on_column_added,
             verify_interval=table.verify_interval,
+            skip_truncate=table.skip_truncate,
+            max_deleted_rows=table.max_deleted_rows,
         )
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:

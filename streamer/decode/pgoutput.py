@@ -116,6 +116,15 @@ class Truncate:
     restart_identity: bool
 
 
+def restarts_identity(payload: bytes) -> bool:
+    """Whether a TRUNCATE message, without the xid of a stream, says RESTART IDENTITY.
+
+    The options come behind the kind and the number of relations: 1 is CASCADE, 2 RESTART IDENTITY
+    ("Logical Replication Message Formats" in PostgreSQL's documentation).
+    """
+    return bool(payload[5] & 2)
+
+
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
     transactional: bool

@@ -209,6 +209,9 @@ class TableRule:
     create: Create = Create.COLUMNS
     verify_interval: float | None = None
     """Seconds between two verifications; 0 for none, None for that of all tables."""
+    skip_truncate: bool = False
+    max_deleted_rows: int | None = None
+    """A source transaction that deletes more rows, or truncates, waits for an operator."""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:

@@ -104,6 +104,13 @@ class Metrics:
             (*SOURCE, "table", "kind"),
             registry=add,
         )
+        self.skipped = Counter(
+            "streamer_skipped",
+            "Source changes that streamer left out: delete (rows, by `resume --skip-deletes`), "
+            "truncate (by that, or by `skip_truncate`)",
+            (*SOURCE, "table", "operation"),
+            registry=add,
+        )
         self.queue_bytes = Gauge(
             "streamer_queue_bytes",
             "Bytes of changes queued for a worker",
@@ -161,6 +168,11 @@ class Metrics:
 
     def count_conflict(self, table: TableLabels, kind: str, number: int) -> None:
         _increase(self.conflicts.labels(*table, kind), number)
+
+    def count_skipped(self, table: TableLabels, operation: str, number: int) -> None:
+        """Count changes that were left out."""
+        if number:
+            _increase(self.skipped.labels(*table, operation), number)
 
     def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
         self.errors.labels(database, sid or "", error.code).inc()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
+from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import Initial, RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -45,9 +46,17 @@ class RelationRecord:
     transport_reason: str | None
     needs_resync: bool
     expressions: str | None
+    truncates_skipped: int
+    brake: MassDelete | None
+    outlives: bool
     quarantined: int
     has_returned: bool = False
     """It was mapped before, not all the time, and is mapped again as of now."""
+
+    @property
+    def waiting_brake(self) -> MassDelete | None:
+        """The mass delete that waits for an operator's decision."""
+        return None if self.brake is None or self.brake.is_decided else self.brake
 
 
 _RELATIONS_SQL: Final = """
@@ -56,7 +65,8 @@ select id as relation_id, source_id, source, target, type, state,
        rows_copied, bytes_copied, rows_total, error, error_code, waiting_for, lag_since,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, identity,
-       transport, transport_reason, needs_resync, expressions,
+       transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,
+       outlives,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -71,6 +81,7 @@ def _relation_record(row: Any) -> RelationRecord:
     if fields["visible_lsn"] is not None:
         fields["visible_lsn"] = Lsn.parse(fields["visible_lsn"])
     fields["resync"] = _resync(fields["resync"])
+    fields["brake"] = MassDelete.stored(fields["brake"])
     return RelationRecord(**fields)
 
 
@@ -103,7 +114,7 @@ update streamer.relation r
 set type = w.type, expressions = w.expressions,
     state = case when w.is_copied then 'init' else r.state end,
     snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end,
-    error = null, error_code = null, needs_resync = false
+    error = null, error_code = null, needs_resync = false, brake = null, outlives = false
 from unnest($2::text[], $3::text[], $4::text[], $5::boolean[])
      w (source, type, expressions, is_copied)
 where r.source_id = $1 and r.source = w.source
@@ -209,6 +220,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
             " changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end,"
             " attempt = attempt + 1, snapshot_lsn = null, waiting_for = null,"
+            " brake = null, outlives = false,"
             " resync = coalesce(resync, $4::text::jsonb) where id = $1",
             relation_id,
             error.text,
@@ -223,7 +235,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
         await connection.execute(
             "update streamer.relation set error = null, error_code = null, needs_resync = false,"
             " state = case state when 'paused' then state else 'init' end,"
-            " waiting_for = null, changed_at = now(),"
+            " waiting_for = null, changed_at = now(), brake = null, outlives = false,"
             " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
             " where id = $1",
             relation_id,
@@ -314,6 +326,22 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
             error.code,
         )
     return bool(told)
+
+
+async def set_brake(
+    bookkeeping: Bookkeeping, relation_id: int, found: MassDelete, error: ErrorReport
+) -> None:
+    """Pause a relation before the source transaction *found*, unless a copy replaces it anyway."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set state = 'paused', brake = $2::text::jsonb,"
+            " error = $3, error_code = $4, changed_at = now()"
+            " where id = $1 and snapshot_lsn is not null and not needs_resync",
+            relation_id,
+            json.dumps(found.to_json()),
+            error.text,
+            error.code,
+        )
 
 
 async def set_streaming_state(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
@@ -35,6 +36,12 @@ class Request:
     def resync(self) -> Resync:
         return Resync.from_json(self.options)
 
+    @property
+    def decided(self) -> MassDelete | None:
+        """The mass delete about which a taken request to resume has decided."""
+        brake = self.options.get("brake")
+        return None if brake is None else MassDelete.from_json(brake)
+
 
 _REQUESTS_SQL: Final = """
 select q.id as request_id, q.relation_id, q.action, q.options
@@ -45,7 +52,7 @@ where r.source_id = $1 and q.action like 'quarantine%' order by q.id
 _RESYNC_SQL: Final = """
 update streamer.relation set
     state = 'init', error = null, error_code = null, waiting_for = null, needs_resync = false,
-    changed_at = now(),
+    changed_at = now(), brake = null, outlives = false,
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
     snapshot_lsn = null
@@ -60,15 +67,26 @@ where id = $1 and snapshot_lsn is not null and not needs_resync
   and ($3 or state in ('ready', 'catching_up', 'copying'))
 returning resync::text
 """
+_PAUSE_SQL: Final = (
+    "update streamer.relation set state = 'paused', changed_at = now() where id = $1"
+)
 # A table whose copy never finished has no snapshot_lsn: resuming it begins the copy.
-_REQUESTED_STATE_SQL: Final = {
-    "pause": "update streamer.relation set state = 'paused', changed_at = now() where id = $1",
-    "resume": "update streamer.relation set"
-    " state = case when snapshot_lsn is null then 'init'"
-    " when resync is not null then 'copying' else 'ready' end,"
-    " error = null, error_code = null, needs_resync = false,"
-    " changed_at = now() where id = $1 and state in ('paused', 'error')",
-}
+_RESUME_SQL: Final = """
+update streamer.relation set
+    state = case when snapshot_lsn is null then 'init'
+                 when resync is not null then 'copying' else 'ready' end,
+    error = null, error_code = null, needs_resync = false, brake = $2::text::jsonb,
+    outlives = outlives or coalesce(($2::text::jsonb->>'skips')::boolean, false),
+    changed_at = now()
+where id = $1 and state in ('paused', 'error')
+"""
+# A request to resume is about the transaction that the operator has seen.
+_INSERT_SQL: Final = """
+insert into streamer.request (relation_id, action, options)
+select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.brake is not null
+       then jsonb_build_object('lsn', r.brake->>'lsn') else '{}' end
+from streamer.relation r where r.id = any ($1::int8[]) order by r.id
+"""
 
 
 async def make_request(
@@ -97,8 +115,7 @@ async def make_requests(
     """
     async with bookkeeping.connection() as connection, transaction(connection):
         await connection.execute(
-            "insert into streamer.request (relation_id, action, options)"
-            " select relation_id, $2, $3 from pg_catalog.unnest($1::int8[]) r (relation_id)",
+            _INSERT_SQL,
             list(relation_ids),
             action,
             json.dumps(options or {}),
@@ -128,7 +145,7 @@ async def take_requests(
             " where r.id = q.relation_id and r.source_id = $1 and q.action = any ($2)"
             " returning q.id as request_id, q.relation_id, q.action, q.options",
             source_id,
-            ["resync", *_REQUESTED_STATE_SQL],
+            ["resync", "resume", "pause"],
         )
         requests = []
         for request in sorted(map(_request, rows), key=lambda request: request.request_id):
@@ -136,11 +153,37 @@ async def take_requests(
                 if (taken := await _take_resync(connection, request)) is not None:
                     requests.append(taken)
                 continue
-            if request.action == "pause":
-                pause(request.relation_id)
-            await connection.execute(_REQUESTED_STATE_SQL[request.action], request.relation_id)
+            if request.action == "resume":
+                if (taken := await _take_resume(connection, request)) is not None:
+                    requests.append(taken)
+                continue
+            pause(request.relation_id)
+            await connection.execute(_PAUSE_SQL, request.relation_id)
             requests.append(request)
     return requests
+
+
+async def _take_resume(connection: TargetConnection, request: Request) -> Request | None:
+    """Store the request to resume; return its effect, or None without one.
+
+    It has none if the table was paused before a mass delete after the request was made: the
+    operator has not seen that.
+    """
+    brake = MassDelete.stored(
+        await connection.fetch_value(
+            "select brake::text from streamer.relation where id = $1 for update",
+            request.relation_id,
+        )
+    )
+    if brake is not None and not brake.is_decided:
+        if request.options.get("lsn") != str(brake.lsn):
+            return None
+        brake = brake.decide(skips=bool(request.options.get("skip_deletes")))
+    stored = None if brake is None else brake.to_json()
+    await connection.execute(
+        _RESUME_SQL, request.relation_id, None if stored is None else json.dumps(stored)
+    )
+    return replace(request, options={"brake": stored})
 
 
 async def read_quarantine_requests(bookkeeping: Bookkeeping, source_id: int) -> list[Request]:

@@ -51,6 +51,7 @@ class Requests:
                         self._coordinator.ask_no_more(mapped)
                         self._pause(request.relation_id)
                     case "resume":
+                        mapped.decide(request.decided)
                         await self._resume(mapped)
                     case "resync":
                         await self._resync(mapped, request)

@@ -365,6 +365,7 @@ async def _register(
             is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
             resync=record.resync,
         )
+        mapped.decided, mapped.outlives = record.brake, record.outlives
         tables.relations.add(mapped, record)
         added.append(mapped)
         publishing.know(record)

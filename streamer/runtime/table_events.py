@@ -7,7 +7,7 @@ to stream the source has one, which owns the lanes.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -17,12 +17,14 @@ from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import StreamerError, SyncError, TargetError
+from streamer.errors import MassDeleteError, StreamerError, SyncError, TargetError
 from streamer.failpoints import failpoint
+from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.relations import set_streaming_state, set_waiting
+from streamer.progress.relations import set_brake, set_streaming_state, set_waiting
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
@@ -113,6 +115,28 @@ class TableEvents:
         with contextlib.suppress(TargetError):  # a full disk may refuse this, too
             await set_waiting(self._services.bookkeeping, relations, waited)
 
+    def has_brake(self, lane: Lane) -> bool:
+        relations = self.relations.in_lane(lane)
+        return any(mapped.mapping.rule.max_deleted_rows is not None for mapped in relations)
+
+    async def lane_braked(self, lane: Lane, mapped: MappedRelation, found: MassDelete) -> None:
+        lane.keep(Hold.PAUSED)
+        error = _mass_delete_error(mapped, found)
+        report = ErrorReport.of(error)
+        self.relations.set_state(mapped, State.PAUSED, report)
+        log.error(
+            "table paused before a mass delete",
+            source=self.source.label,
+            table=str(mapped.mapping.source),
+            error=str(error),
+            lsn=str(found.lsn),
+            **error.log_fields,
+        )
+        bookkeeping = self._services.bookkeeping
+        failpoint("brake.found")
+        await self._store(lambda: set_brake(bookkeeping, mapped.relation_id, found, report))
+        failpoint("brake.stored")
+
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
             if self.relations.state(mapped) is State.ERROR:
@@ -156,14 +180,19 @@ class TableEvents:
             return  # it may be idle, but it is not in sync
         error = ErrorReport.with_notes(failure) if failure else None
         self.relations.set_state(mapped, state, error)
+        bookkeeping = self._services.bookkeeping
+        await self._store(
+            lambda: set_streaming_state(bookkeeping, mapped.relation_id, state, error)
+        )
+
+    async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Store something in the bookkeeping, as soon as the target is there."""
         backoff = Backoff()
         while True:
             try:
-                await set_streaming_state(
-                    self._services.bookkeeping, mapped.relation_id, state, error
-                )
+                await store()
                 return
-            except TargetError as exc:  # stored when the target is back
+            except TargetError as exc:
                 self._services.metrics.count_error(exc, self.source.database, self.source.sid)
                 await backoff.wait()
 
@@ -232,3 +261,14 @@ class TableEvents:
             error=error.text,
             **error.log_fields,
         )
+
+
+def _mass_delete_error(mapped: MappedRelation, found: MassDelete) -> MassDeleteError:
+    table, source = str(mapped.mapping.source), mapped.source
+    resume = command("resume", table, database=source.database, sid=source.sid)
+    skip = command("resume", table, "--skip-deletes", database=source.database, sid=source.sid)
+    limit = mapped.mapping.rule.max_deleted_rows
+    return MassDeleteError(
+        f'table "{table}" is paused, because max_deleted_rows is {limit}: {found}',
+        hint=f"to apply it, run: {resume}; to leave its deletes out, run: {skip}",
+    )

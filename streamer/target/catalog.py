@@ -43,6 +43,8 @@ class TargetRelation:
     columns, the primary key first. ``has_row_triggers``: triggers that fire even for replicated
     changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
     here, so TRUNCATE fails. ``references``: OIDs of other tables that its foreign keys refer to.
+    ``sequences``: quoted names of the sequences that its columns own, those that the role may
+    restart.
     """
 
     oid: int
@@ -57,6 +59,7 @@ class TargetRelation:
     is_referenced: bool
     is_writable: bool
     references: frozenset[int] = frozenset()
+    sequences: tuple[str, ...] = ()
 
     @property
     def has_sid(self) -> bool:
@@ -81,6 +84,14 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
        array(select distinct k.confrelid::int8 from pg_catalog.pg_constraint k
               where k.conrelid = c.oid and k.contype = 'f' and k.confrelid <> c.oid)
          as "references",
+       array(select pg_catalog.format('%I.%I', m.nspname, s.relname)
+               from pg_catalog.pg_depend d join pg_catalog.pg_class s on s.oid = d.objid
+               join pg_catalog.pg_namespace m on m.oid = s.relnamespace
+              where d.refobjid = c.oid and d.refobjsubid > 0 and d.deptype in ('a', 'i')
+                and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                and s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'usage')
+              order by 1) as sequences,
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
@@ -180,6 +191,7 @@ def _relation(
         unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
         leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
         references=frozenset(row.pop("references")),
+        sequences=tuple(row.pop("sequences")),
         **row,
     )
 

@@ -42,24 +42,6 @@ def _add_looks(router: APIRouter, service: AdminService) -> None:
 
 
 def _add_actions(router: APIRouter, service: AdminService) -> None:
-    def add_action(action: str, summary: str) -> None:
-        async def act(
-            request: Request, number: Number, values: models.ActionBody | None = None
-        ) -> dict[str, Any]:
-            sid = values.sid if values is not None else None
-            names = await service.act(action, number, sid, actor_of(request))
-            return {"action": action, "tables": names}
-
-        router.add_api_route(
-            f"/tables/{{number}}/{action}",
-            act,
-            methods=["POST"],
-            status_code=202,
-            summary=summary,
-            name=f"{action}_table",
-            tags=["servers"],
-        )
-
     @router.post("/tables/{number}/resync", tags=["servers"], status_code=202)
     async def resync(
         request: Request, number: Number, values: models.ResyncBody | None = None
@@ -72,8 +54,24 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
             "tables": await service.act("resync", number, given.sid, actor_of(request), options),
         }
 
-    add_action("pause", "Hold a table's changes")
-    add_action("resume", "Go on with a table that is paused or in error")
+    @router.post("/tables/{number}/pause", tags=["servers"], status_code=202)
+    async def pause(
+        request: Request, number: Number, values: models.ActionBody | None = None
+    ) -> dict[str, Any]:
+        """Hold a table's changes."""
+        sid = values.sid if values is not None else None
+        names = await service.act("pause", number, sid, actor_of(request))
+        return {"action": "pause", "tables": names}
+
+    @router.post("/tables/{number}/resume", tags=["servers"], status_code=202)
+    async def resume(
+        request: Request, number: Number, values: models.ResumeBody | None = None
+    ) -> dict[str, Any]:
+        """Go on with a table that is paused or in error."""
+        given = values or models.ResumeBody()
+        options = {"skip_deletes": True} if given.skip_deletes else None
+        names = await service.act("resume", number, given.sid, actor_of(request), options)
+        return {"action": "resume", "tables": names}
 
 
 def _add_quarantine(router: APIRouter, service: AdminService) -> None:

@@ -116,6 +116,11 @@ def _of_table(source: Row, table: Row) -> Iterable[Row]:
         actions = (resync,) if needs_copy else (resume, resync)
         runbook = runbook_of_table(table)
         yield _item(place, what, page, "bad", runbook, line, actions, sql, **which)
+    elif table.get("waits_before"):
+        skip = ("/table/act", "skip", "Resume without its deletes")
+        runbook, line = runbook_of_table(table), command("resume")
+        yield _item(place, table["error"], page, "bad", runbook, line, (resume, skip), **which)
+        return
     elif table["error"]:
         sql = hints.find_sql(table["error"])
         yield _item(place, table["error"], page, "warning", runbook_of_table(table), sql=sql)

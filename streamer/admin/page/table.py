@@ -24,6 +24,7 @@ QUARANTINE_MAX: Final = 100
 _DONE: Final = {
     "pause": "The table is asked to pause",
     "resume": "The table is requested to resume",
+    "skip": "The table is requested to resume without the deletes of the transaction",
     "resync": "The table is asked to be copied again; the others keep streaming",
 }
 
@@ -68,15 +69,18 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         options = None
         if action not in _DONE:
             raise InvalidError("action: not known")
+        done = _DONE[action]
         if action == "resync":
             try:
                 mode = Mode(form_text(form, "mode") or Mode.RELOAD)
             except ValueError:
                 raise InvalidError("mode: not known") from None
             options = Resync(mode, form_text(form, "force") == "on").to_json()
+        if action == "skip":
+            action, options = "resume", {"skip_deletes": True}
         await frame.service.act_on(action, database, sid, name, actor_of(request), options)
         status.forget()
-        return frame.redirect(_address(database, sid, name), _DONE[action])
+        return frame.redirect(_address(database, sid, name), done)
 
     @router.post("/table/quarantine")
     async def quarantine(request: Request) -> Response:

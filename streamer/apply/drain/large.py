@@ -15,6 +15,7 @@ from streamer.apply.drain.shares import (
     commit,
     diverts,
     may_divert,
+    release_brake,
     report_quarantine,
 )
 from streamer.apply.fold import Counts
@@ -56,6 +57,11 @@ class LargeShare:
     def _spool(self) -> ShareSpool:
         return self._lane.front
 
+    def _read(self) -> list[LaneTransaction]:
+        """Return the next pieces, without what an operator wants left out."""
+        brake = self._lane.brake
+        return [brake.without_skipped(piece) for piece in self._spool.read(self._read_bytes)]
+
     async def apply(self, piece: LaneTransaction) -> None:
         """Apply the share that begins with *piece*, as its pieces arrive."""
         try:
@@ -89,7 +95,12 @@ class LargeShare:
                 raise _ConstraintAtEnd from exc
             assert piece.end_lsn is not None
             _check_still_wanted(touched, transaction)
-            await commit(writer, dict.fromkeys(touched, piece.end_lsn))
+            skipped = {
+                mapped: counts.truncate
+                for mapped, counts in touched.items()
+                if counts.truncate and mapped.mapping.rule.skip_truncate
+            }
+            await commit(writer, dict.fromkeys(touched, piece.end_lsn), skipped)
         except (OpenShareDiscarded, _NotWanted):
             await writer.rollback()
             spool.rewind()
@@ -107,6 +118,7 @@ class LargeShare:
                 await self._planner.plans(piece)
             raise
         self._lane.drained(1)
+        release_brake(self._lane, piece, self._metrics)
         report_quarantine(self._lane, writer)
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():
@@ -135,7 +147,7 @@ class LargeShare:
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
         """Return the next shares, and the window of the first if it is known in advance."""
-        while not (shares := self._spool.read(self._read_bytes)):
+        while not (shares := self._read()):
             await until_changed(self._lane, None)
             _check_still_wanted(touched, transaction)
         plans = known_plans(shares[0])
@@ -182,7 +194,7 @@ class LargeShare:
         return window
 
     async def _next_piece(self) -> list[LaneTransaction]:
-        while not (shares := self._spool.read(self._read_bytes)):
+        while not (shares := self._read()):
             await until_changed(self._lane, None)
         return shares
 

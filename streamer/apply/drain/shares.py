@@ -1,8 +1,11 @@
 """The view of this folder's modules on lane transactions, and the way to commit them."""
 
+from collections.abc import Mapping
+
 import structlog
 
 from streamer.apply.advice import advise
+from streamer.apply.counting import table_labels
 from streamer.apply.lane import Lane, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.quarantine.writer import QuarantineWriter
@@ -10,6 +13,7 @@ from streamer.backoff import Backoff
 from streamer.errors import StreamerError, TargetConnectionError, TargetMovedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import OnError
+from streamer.observability.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -36,13 +40,18 @@ def add_context(error: StreamerError, share: LaneTransaction) -> None:
         advise(error, mapped, mapped.plan)
 
 
-async def commit(writer: QuarantineWriter, progress: dict[MappedRelation, Lsn]) -> None:
-    """Commit, and find out whether that was done if the connection is lost meanwhile.
+async def commit(
+    writer: QuarantineWriter,
+    progress: dict[MappedRelation, Lsn],
+    skipped: Mapping[MappedRelation, int],
+) -> None:
+    """Commit *progress* and the number of *skipped* TRUNCATEs.
 
-    Raises TargetConnectionError if it was not done.
+    If the connection is lost meanwhile, find out whether that was done. Raises
+    TargetConnectionError if it was not.
     """
     try:
-        await writer.transaction.commit(progress)
+        await writer.transaction.commit(progress, skipped)
     except TargetConnectionError:
         backoff = Backoff()
         while True:
@@ -58,6 +67,20 @@ async def commit(writer: QuarantineWriter, progress: dict[MappedRelation, Lsn]) 
                 backoff.log(log, "waiting to learn the outcome of a commit", exc)
                 await backoff.wait()
         raise
+
+
+def release_brake(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
+    """Count and log the changes that were left out of *share*, which is durable."""
+    for mapped, left_out in lane.brake.release(share).items():
+        table = table_labels(mapped)
+        metrics.count_skipped(table, "delete", left_out.deleted_rows)
+        metrics.count_skipped(table, "truncate", left_out.truncates)
+        log.warning(
+            "deletes of a transaction left out",
+            source=lane.owner.source.label,
+            table=str(mapped.mapping.source),
+            transaction=str(left_out),
+        )
 
 
 def report_quarantine(lane: Lane, writer: QuarantineWriter) -> None:

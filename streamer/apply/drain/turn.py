@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from streamer.apply.counting import count_changes
+from streamer.apply.counting import count_changes, skipped_truncates
 from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large import LargeShare
-from streamer.apply.drain.shares import add_context, commit, report_quarantine
+from streamer.apply.drain.shares import add_context, commit, release_brake, report_quarantine
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Lane, LaneWindow
+from streamer.apply.lane import Lane, LaneWindow, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.requests import fulfil
@@ -52,6 +52,11 @@ class Turn:
             self._plans_may_be_stale = False
             for share in shares:
                 self._planner.forget(share)
+        allowed = await self._before_brake(shares)
+        if not allowed:
+            self._lane.front.rewind()
+            return True
+        shares = allowed
         if shares[0].end_lsn is None:
             large = LargeShare(
                 self._lane, self._writer, self._planner, self._metrics, read_bytes=READ_BYTES
@@ -60,6 +65,25 @@ class Turn:
         else:
             await self._apply(shares)
         return True
+
+    async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
+        """Return those of *shares* in front of the first that waits for an operator, without what
+        operators want left out. If the very first one waits, pause its table.
+        """
+        lane, brake = self._lane, self._lane.brake
+        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
+            while lane.has_open_share:  # the brake has not counted all of it
+                await until_changed(lane, None)
+            return []
+        for number, share in enumerate(shares):
+            waiting = brake.waiting(share)
+            if waiting is None:
+                continue
+            if not number:
+                await lane.owner.lane_braked(lane, *waiting)
+            shares = shares[:number]
+            break
+        return [brake.without_skipped(share) for share in shares]
 
     async def _fulfil(self) -> None:
         lane = self._lane
@@ -79,7 +103,7 @@ class Turn:
             try:
                 await self._writer.begin()
                 await self._writer.write(window)
-                await commit(self._writer, window.progress())
+                await commit(self._writer, window.progress(), skipped_truncates(window))
                 done = len(window.shares)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
@@ -137,13 +161,16 @@ class Turn:
         await self._writer.begin()
         count, error = await ExactOrder(self._writer).write(window)
         if count:
-            await commit(self._writer, window.progress(count))
+            skipped = skipped_truncates(window, count)
+            await commit(self._writer, window.progress(count), skipped)
         else:
             await self._writer.rollback()
         return count, error
 
     def _durable(self, window: LaneWindow, done: int) -> None:
         self._lane.owner.lane_durable(self._lane, window.shares[:done])
+        for share in window.shares[:done]:
+            release_brake(self._lane, share, self._metrics)
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
                 count_changes(self._metrics, mapped, Counts().count(changes.payloads))

@@ -201,7 +201,7 @@ class BlockedKeys:
 
     def truncate(self, plan: ApplyPlan, transaction: Transaction) -> None:
         """Record a TRUNCATE at this place in the order."""
-        if plan.type is TableType.APPEND:
+        if plan.ignores_truncate:
             return
         if plan.type is TableType.HISTORY and plan.identity is not Identity.NONE:
             self.pending.append(Emptied(transaction))

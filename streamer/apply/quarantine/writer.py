@@ -21,7 +21,7 @@ from streamer.apply.quarantine.table import QuarantineTable
 from streamer.apply.transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.pgoutput import TRUNCATE
-from streamer.mapping.rules import OnError, SourceLabel, TableType
+from streamer.mapping.rules import OnError, SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.target.connection import TargetAddress, TargetConnection
 
@@ -264,7 +264,7 @@ class QuarantineWriter:
                 for item in await self._items.read(plan, transaction, number, changes.payloads):
                     if item.change.kind != TRUNCATE:
                         segment.append(item)
-                    elif plan.type is not TableType.APPEND:
+                    elif not plan.ignores_truncate:
                         await write(mapped, plan, blocked, segment, is_diverted=is_diverted)
                         await write(mapped, plan, blocked, [item], is_diverted=False)
                         blocked.truncate(plan, transaction)

@@ -13,7 +13,14 @@ from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.expressions import input_name
-from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_TRUNCATE, OP_UPDATE, Statements
+from streamer.apply.sql.statements import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_TRUNCATE,
+    OP_TRUNCATE_RESTART,
+    OP_UPDATE,
+    Statements,
+)
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import (
@@ -54,7 +61,7 @@ class OrderedRun:
     def row(self, number: int, at: Value, change: OrderedChange) -> Row:
         plan, binary = self.plan, self.plan.binary
         null = constant(None, binary=binary)
-        op = _OPS.get(change.kind, OP_TRUNCATE)
+        op = _OPS.get(change.kind, OP_TRUNCATE_RESTART if change.restarts else OP_TRUNCATE)
         mask = null
         new_positions, old_positions = self._positions
         new = [null] * len(new_positions)

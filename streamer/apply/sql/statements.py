@@ -23,6 +23,7 @@ OP_DELETE: Final = 1
 OP_UPDATE: Final = 2
 OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
+OP_TRUNCATE_RESTART: Final = 5
 OP_FIRST_UPDATED: Final = 10
 OP_FIRST_MOVED: Final = 10_000
 """In sets, an ``op`` from one of these on stands for rows with the same columns unchanged."""
@@ -256,6 +257,11 @@ class Statements:
             return f"delete from {self.plan.table} t where true{self._sid_matches('t')}"
         return f"truncate {self.plan.table}"
 
+    @cached_property
+    def restart(self) -> str:
+        """Restart the table's sequences; a rollback takes that back."""
+        return "; ".join(f"alter sequence {s} restart" for s in self.plan.restarted_sequences)
+
     # ---- exact order ---------------------------------------------------------------------------
 
     def ordered(self, *, partial: bool) -> str:
@@ -464,16 +470,24 @@ end"""
         )
 
     def _ordered_insert(self) -> str:
-        match self.plan.type:
-            case TableType.CLONE:
-                return self._insert_row(self._values(False, "")) + ";"
-            case TableType.APPEND:
-                if self.plan.identity is not Identity.KEY:
-                    return self._insert_row(self._values(False, "")) + ";"
-                # A row that outlived its delete may still hold the key.
-                return f"{self._clear()}\n{self._insert_row(self._values(False, ''))};"
-            case TableType.HISTORY:
-                return self._open_version("s.at", first=True, values=self._values(False, ""))
+        values = self._values(False, "")
+        if self.plan.type is TableType.HISTORY:
+            return (
+                f"{self._close_outlived()}{self._open_version('s.at', first=True, values=values)}"
+            )
+        if not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
+            return self._insert_row(values) + ";"
+        # A row that outlived its delete or a TRUNCATE may still hold the key.
+        return f"{self._clear()}\n{self._insert_row(values)};"
+
+    def _close_outlived(self) -> str:
+        """End the open version of the new row's key, which outlived its delete or a TRUNCATE."""
+        if not self.plan.may_outlive or not self.plan.version_key:
+            return ""
+        return (
+            f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at) "
+            f"where {self._matches_version_key()} and t.kvsz_end = {HISTORY_OPEN};\n"
+        )
 
     _LAST_END: ClassVar[str] = f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})"
     """Where the last closed version of a key ends. A source's clock may have been set back, and a
@@ -519,7 +533,8 @@ end"""
 
     def _clear_new_key(self) -> str:
         """Remove rows that may still hold the new key of a row, if the table ignores deletes."""
-        if self.plan.type is not TableType.APPEND or self.plan.identity is not Identity.KEY:
+        is_history = self.plan.type is TableType.HISTORY
+        if is_history or not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
             return ""
         return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
 
@@ -622,11 +637,13 @@ end"""
         return f"delete from {self.plan.table} t where {self._AT_FOUND};"
 
     def _ordered_truncate(self) -> str:
-        if self.plan.type is TableType.APPEND:
+        if self.plan.ignores_truncate:
             return "null;"
         if self.plan.type is TableType.HISTORY:
             return (
                 f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
                 f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
             )
-        return self.truncate + ";"
+        if not self.restart:
+            return self.truncate + ";"
+        return f"{self.truncate};\nif s.op = {OP_TRUNCATE_RESTART} then {self.restart}; end if;"

@@ -120,7 +120,12 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
             problem = f"has stopped{held}: {table.error}"
             yield error(place, problem, in_words(words), table.error_code or StreamerError.code)
         case "paused":
-            yield warning(place, f"is paused{held}", run_here(command("resume")))
+            if table.waits_before is not None:
+                words = f"apply it with: {command('resume')}"
+                code = table.error_code or StreamerError.code
+                yield error(place, f"waits{held}: {table.error}", in_words(words), code)
+            else:
+                yield warning(place, f"is paused{held}", run_here(command("resume")))
         case "init" | "copying" | "catching_up":
             left = table.seconds_left
             pace = f", {format_latency(left)} left" if left is not None else ""
