@@ -3,7 +3,7 @@ that ends it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,18 +27,32 @@ class BegunCopy:
     owns_rows: bool
 
 
-async def begin_copy(
-    connection: TargetConnection, relation_id: int, *, was_created: bool
-) -> BegunCopy:
-    """Store ``copying`` and a new attempt.
+async def read_filling(connection: TargetConnection, relation_ids: Sequence[int]) -> set[int]:
+    """Return the relations whose last copy filled the target directly and did not finish."""
+    rows = await connection.fetch(
+        "select id from streamer.relation where id = any ($1::int8[]) and filling", relation_ids
+    )
+    return {row["id"] for row in rows}
 
-    Raises TargetFencedError if streamer found changes of the relation missing meanwhile. A copy
-    that began now would make the relation look in sync.
+
+async def begin_copies(
+    connection: TargetConnection, were_created: Mapping[int, bool]
+) -> dict[int, BegunCopy]:
+    """Store ``copying`` and a new attempt of relations.
+
+    *were_created*: by relation id, whether streamer has just created the target. Raises
+    TargetFencedError if streamer found changes of a relation missing meanwhile. A copy that began
+    now would make the relation look in sync.
     """
-    rows = await connection.fetch(_BEGIN_COPY_SQL, relation_id, was_created)
-    if not rows:
+    rows = await connection.fetch(
+        _BEGIN_COPIES_SQL, list(were_created), list(were_created.values())
+    )
+    begun = {
+        row["id"]: BegunCopy(row["attempt"], row["is_filling"], row["owns_rows"]) for row in rows
+    }
+    if len(begun) < len(were_created):
         raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
-    return BegunCopy(**rows[0])
+    return begun
 
 
 async def begin_part(connection: TargetConnection, relation_id: int) -> BegunCopy:
@@ -71,34 +85,39 @@ async def hand_over_part(
         raise TargetFencedError("a request or another process has begun this copy again")
 
 
-async def hand_over(
-    connection: TargetConnection,
-    relation_id: int,
-    lsn: Lsn,
-    *,
-    attempt: int | None,
-    rows: int,
-    size: int,
-    owns_rows: bool,
-    columns: Mapping[str, int],
-) -> None:
-    """The copy is in the target: from *lsn* on the stream brings the changes of a relation.
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A relation whose copy is in the target: the stream brings its changes from *lsn* on.
 
-    *columns*: the source's, with their numbers. Without *attempt* there was no copy: `initial:
-    none` declared the relation in sync. Raises TargetFencedError if the copy has begun again
-    meanwhile.
+    ``columns``: the source's, with their numbers. Without ``attempt`` there was no copy: `initial:
+    none` declared the relation in sync.
+    """
+
+    relation_id: int
+    lsn: Lsn
+    attempt: int | None
+    rows: int
+    size: int
+    owns_rows: bool
+    columns: Mapping[str, int]
+
+
+async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver]) -> None:
+    """Hand *relations* over to the stream; several at once need a transaction of the caller.
+
+    Raises TargetFencedError if a copy has begun again meanwhile.
     """
     updated = await connection.execute(
         _HAND_OVER_SQL,
-        relation_id,
-        str(lsn),
-        rows,
-        size,
-        attempt,
-        owns_rows,
-        json.dumps(dict(columns)),
+        [each.relation_id for each in relations],
+        [str(each.lsn) for each in relations],
+        [each.rows for each in relations],
+        [each.size for each in relations],
+        [each.attempt for each in relations],
+        [each.owns_rows for each in relations],
+        [json.dumps(dict(each.columns)) for each in relations],
     )
-    if not updated:
+    if updated < len(relations):
         raise TargetFencedError("a request or another process has begun this copy again")
 
 
@@ -245,18 +264,19 @@ async def is_handed_over(
     )
 
 
-_BEGIN_COPY_SQL: Final = """
-update streamer.relation set
+_BEGIN_COPIES_SQL: Final = """
+update streamer.relation r set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
     error = case when state in ('init', 'copying') then error end,
     error_code = case when state in ('init', 'copying') then error_code end, waiting_for = null,
     snapshot_lsn = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
-    target_created = target_created or $2,
+    target_created = target_created or w.was_created,
     changed_at = now()
-where id = $1 and not needs_resync
-returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
+from unnest($1::int8[], $2::bool[]) w (id, was_created)
+where r.id = w.id and not needs_resync
+returning r.id, attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
 _BEGIN_PART_SQL: Final = """
 update streamer.relation set
@@ -277,16 +297,18 @@ where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2:
 # The copy includes the rows of changes in quarantine.
 _HAND_OVER_SQL: Final = """
 with gone as (
-    delete from streamer.quarantine where relation_id = $1)
-update streamer.relation set
+    delete from streamer.quarantine where relation_id = any ($1::int8[]))
+update streamer.relation r set
     state = case state when 'paused' then state else 'catching_up' end,
-    snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
-    rows_copied = $3, rows_total = $3, bytes_copied = $4,
-    declared = declared or $5::int4 is null,
-    owns_rows = owns_rows or $6, columns = $7::text::jsonb,
+    snapshot_lsn = c.lsn::pg_lsn, end_lsn = c.lsn::pg_lsn,
+    rows_copied = c.copied, rows_total = c.copied, bytes_copied = c.size,
+    declared = r.declared or c.attempt is null,
+    owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     filling = false, resync = null, error = null, error_code = null, waiting_for = null,
     changed_at = now()
-where id = $1 and ($5::int4 is null or attempt = $5::int4)
+from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[])
+     c (id, lsn, copied, size, attempt, owns, columns)
+where r.id = c.id and (c.attempt is null or r.attempt = c.attempt)
 """
 # A table that is paused before its copy is complete is still being copied.
 _LEDGERS_SQL: Final = """

@@ -86,8 +86,8 @@ class CopyWaits:
         self._context = context
         self._queue = queue
         self._reports = reports
-        self.preparing: MappedRelation | None = None
-        """The relation whose target table the round prepares."""
+        self.preparing: list[MappedRelation] = []
+        """The relations whose target tables the round prepares."""
         self.copies: list[TableCopy] = []
         self.source_locks: dict[TableCopy, str] = {}
         self._told: dict[MappedRelation, str] = {}
@@ -134,9 +134,9 @@ class CopyWaits:
         tables: dict[tuple[str, str], MappedRelation] = {}
         for copy in copies:
             tables[copy.fills] = tables[copy.target_name] = copy.mapped
-        if self.preparing is not None:
-            name = self.preparing.mapping.target
-            tables[name.namespace, name.name] = self.preparing
+        for mapped in self.preparing:
+            name = mapped.mapping.target
+            tables[name.namespace, name.name] = mapped
         own = (self._context.application_name, self._context.task_name)
         return {
             tables[session.namespace, session.table]: blockers[session.pid]

@@ -8,7 +8,7 @@ copy that fails leaves the target as it was.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -25,7 +25,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.mapping.resync import KeySet, RowScope
-from streamer.progress.copies import hand_over, hand_over_part, is_handed_over
+from streamer.progress.copies import HandedOver, hand_over, hand_over_part, is_handed_over
 from streamer.progress.relations import demand_copy, fail_copy, fail_part
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
@@ -33,7 +33,7 @@ from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.plan import CopyPart, cut
 from streamer.sync.prepare import TableCopy, add_parts, exchange_of
 from streamer.sync.scope import cut_keys, source_condition
-from streamer.sync.stage import LOCK_SECONDS, drop_stage, exchange_rows
+from streamer.sync.stage import LOCK_SECONDS, drop_stages, exchange_rows
 from streamer.target.connection import KeptConnection, TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
 
@@ -67,7 +67,7 @@ class Finisher:
         try:
             async with self._context.target() as target:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
-                await drop_stage(target, mapped.relation_id)
+                await drop_stages(target, [mapped.relation_id])
                 await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
         except StreamerError as exc:  # the next copy clears up as it begins
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
@@ -94,23 +94,31 @@ class Finisher:
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         self._context.events.copy_failed(mapped, error)
 
-    async def declare(self, target: TargetConnection, copy: TableCopy) -> None:
-        """Declare a relation to be in sync, without a copy."""
-        copy.reads(copy.relation)
-        await hand_over(
-            target,
-            copy.mapped.relation_id,
-            copy.mapped.end_lsn,
-            attempt=None,
-            rows=0,
-            size=0,
-            owns_rows=copy.was_created,
-            columns=copy.column_numbers,
-        )
+    async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+        """Declare relations to be in sync, without a copy."""
+        for copy in copies:
+            copy.reads(copy.relation)
+        async with transaction(target):
+            await hand_over(
+                target,
+                [
+                    HandedOver(
+                        copy.mapped.relation_id,
+                        copy.mapped.end_lsn,
+                        attempt=None,
+                        rows=0,
+                        size=0,
+                        owns_rows=copy.was_created,
+                        columns=copy.column_numbers,
+                    )
+                    for copy in copies
+                ],
+            )
         failpoint("sync.catching_up")
-        copy.mapped.quarantine.forget(0)
-        self._queue.remove(copy.mapped)
-        self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
+        for copy in copies:
+            copy.mapped.quarantine.forget(0)
+            self._queue.remove(copy.mapped)
+            self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
 
     async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
         """A relation's parts are all there: make it whole and hand it over to the stream.
@@ -186,7 +194,7 @@ class Finisher:
                 await _hand_over_part(target, copy)
             else:
                 await _hand_over(target, copy, rows, size)
-            await drop_stage(target, relation_id)
+            await drop_stages(target, [relation_id])
 
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
@@ -230,8 +238,7 @@ async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
 
 
 async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size: int) -> None:
-    await hand_over(
-        target,
+    handed_over = HandedOver(
         copy.mapped.relation_id,
         copy.consistent_point,
         attempt=copy.attempt,
@@ -240,6 +247,7 @@ async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size:
         owns_rows=copy.owns_rows,
         columns=copy.column_numbers,
     )
+    await hand_over(target, [handed_over])
 
 
 async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:

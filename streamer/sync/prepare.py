@@ -8,8 +8,13 @@ holds only part of this source's rows, and streamer deletes them.
 transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the old rows.
 
 streamer removes rows of other programs with consent only.
+
+Many tables are prepared together, with statements about all of them: a round trip for each would
+take longer than the rows of a small table. Together they wait for no lock on a user's table. Rows
+that are in the way, or a failure, concern one table. So the caller then prepares tables alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -31,7 +36,7 @@ from streamer.mapping.rules import (
     TableType,
 )
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.progress.copies import begin_copy, begin_part
+from streamer.progress.copies import begin_copies, begin_part, read_filling
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
@@ -45,13 +50,17 @@ from streamer.sync.scope import (
     target_condition,
     unchanged_columns,
 )
-from streamer.sync.stage import drop_stage, rest_triggers, stage_name, stage_place
-from streamer.sync.tables import create_table, published_relation
+from streamer.sync.stage import drop_stages, rest_triggers, stage_name, stage_place
+from streamer.sync.tables import NewTable, create_tables, published_relation
 from streamer.target.add_columns import add_columns
-from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.catalog import TargetRelation, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
 log = structlog.get_logger()
+
+
+Pair = tuple[MappedRelation, SourceRelation]
+"""A relation to copy, and its table at the source."""
 
 
 @dataclass(eq=False, slots=True)
@@ -178,50 +187,69 @@ class Preparation:
         self._server = server
         self._address = address
         self._create_tables = create_tables
+        self._created: set[MappedRelation] = set()
+        """Relations whose targets this object has created."""
 
     async def prepare(
-        self,
-        source: Connection,
-        target: TargetConnection,
-        mapped: MappedRelation,
-        relation: SourceRelation,
-    ) -> TableCopy:
-        """Check that both tables exist and fit; create the target's if need be.
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> list[TableCopy]:
+        """Check that both tables of each pair exist and fit; create the target's if need be.
 
         Raises SyncError, TargetSchemaError and others with the next step.
         """
-        if not mapped.is_to_declare:
-            self._check_readable(relation)
-        was_created = False
-        facts = ExpressionFacts({}, {})
-        if mapped.mapping.rule.expressions:
-            facts = await describe_expressions(source, mapped.mapping, relation)
-        there = await read_relation(target, mapped.mapping.target)
-        if there is None and self._create_tables:
-            oids = {column.type_oid for column in relation.columns}
-            types = await read_types(source, oids, self._server.version)
-            was_created = await create_table(
-                target, relation, mapped.mapping, mapped.source.sid, types, facts.types
+        facts: dict[MappedRelation, ExpressionFacts] = {}
+        for mapped, relation in pairs:
+            if not mapped.is_to_declare:
+                self._check_readable(relation)
+            facts[mapped] = (
+                await describe_expressions(source, mapped.mapping, relation)
+                if mapped.mapping.rule.expressions
+                else ExpressionFacts({}, {})
             )
-            failpoint("sync.table_created")
-            there = await read_relation(target, mapped.mapping.target)
-        if there is None:
-            raise TargetSchemaError(
-                f'target table "{mapped.mapping.target}" does not exist',
-                hint="create it, or set target.create_tables: true",
+        there = await read_relations(target, [mapped.mapping.target for mapped, _ in pairs])
+        missing = [pair for pair in pairs if pair[0].mapping.target not in there]
+        if missing and self._create_tables:
+            await self._create(source, target, missing, facts)
+            there |= await read_relations(target, [mapped.mapping.target for mapped, _ in missing])
+        copies: list[TableCopy] = []
+        for mapped, relation in pairs:
+            found = there.get(mapped.mapping.target)
+            if found is None:
+                raise TargetSchemaError(
+                    f'target table "{mapped.mapping.target}" does not exist',
+                    hint="create it, or set target.create_tables: true",
+                )
+            was_created = mapped in self._created
+            copy = TableCopy(
+                mapped,
+                relation,
+                found,
+                was_created,
+                resync=mapped.resync,
+                is_to_point=mapped.is_held_to_point,
             )
-        copy = TableCopy(
-            mapped,
-            relation,
-            there,
-            was_created,
-            resync=mapped.resync,
-            is_to_point=mapped.is_held_to_point,
-        )
-        await _check_scope(source, copy)
-        if not mapped.is_to_declare:
-            await self._check_fits(target, copy, facts)
-        return copy
+            await _check_scope(source, copy)
+            if not mapped.is_to_declare:
+                await self._check_fits(target, copy, facts[mapped])
+            copies.append(copy)
+        return copies
+
+    async def _create(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        pairs: Sequence[Pair],
+        facts: dict[MappedRelation, ExpressionFacts],
+    ) -> None:
+        oids = {column.type_oid for _, relation in pairs for column in relation.columns}
+        types = await read_types(source, oids, self._server.version)
+        wanted = [
+            NewTable(relation, mapped.mapping, mapped.source.sid, facts[mapped].types)
+            for mapped, relation in pairs
+        ]
+        created = await create_tables(target, wanted, types)
+        self._created |= {mapped for mapped, _ in pairs if mapped.mapping.target in created}
+        failpoint("sync.table_created")
 
     def _check_readable(self, relation: SourceRelation) -> None:
         """Refuse a table that a copy could not read, or not in full."""
@@ -278,7 +306,7 @@ class Preparation:
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
 
-    async def begin_part(self, target: TargetConnection, copy: TableCopy) -> None:
+    async def _begin_part(self, target: TargetConnection, copy: TableCopy) -> None:
         """Store a new attempt to copy some rows of a relation in sync.
 
         Raises SyncError where rows are in the way that we did not write.
@@ -290,47 +318,71 @@ class Preparation:
             )
             begun = await begin_part(target, relation_id)
             copy.attempt = begun.attempt
-            await drop_stage(target, relation_id)
+            await drop_stages(target, [relation_id])
             copy.mode = _choose_mode(copy, owns_rows=begun.owns_rows)
             if copy.mode is WriteMode.REPLACE:
                 is_append = copy.mapped.mapping.type is TableType.APPEND
                 copy.mode = WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
 
-    async def begin(self, target: TargetConnection, copy: TableCopy) -> None:
-        """Store ``copying`` and a new attempt, and decide which way it goes.
+    async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
+        """Store ``copying`` and a new attempt, and decide which way each copy goes.
 
-        Directly, nothing of this source is in the target table then. Raises SyncError where rows
-        are in the way that we did not write.
+        Directly, nothing of this source is in the target table then. Several copies begin without
+        a wait for a user's lock: those whose target has rows or partitions are left, and returned.
+        Raises SyncError where rows are in the way that we did not write, and TargetContentionError.
         """
-        relation_id = copy.mapped.relation_id
-        if copy.is_to_point:
-            await self.begin_part(target, copy)
-            return
+        is_alone = len(copies) == 1
+        if is_alone and copies[0].is_to_point:
+            await self._begin_part(target, copies[0])
+            return []
         async with transaction(target):
-            # All waits come before the lock on the relation's row, because their reasons go there.
-            await _lock_target(target, copy)
-            # A task of a process that died may still hold its part's row. This waits until the
-            # task commits or ends, and the statements below see the rows that it committed. From
-            # here on no task finds its row, and so none copies.
-            await target.execute(
-                "delete from streamer.sync_partition where relation_id = $1", relation_id
-            )
-            begun = await begin_copy(target, relation_id, was_created=copy.was_created)
-            copy.attempt = begun.attempt
-            await drop_stage(target, relation_id)
-            if begun.is_filling:
-                await _clear(target, copy)
-                copy.mode = WriteMode.DIRECT
-            elif not await has_rows(target, copy):
-                copy.mode = WriteMode.DIRECT
+            # All waits come before the locks on the relations' rows, because their reasons go
+            # there.
+            filling = await read_filling(target, [copy.mapped.relation_id for copy in copies])
+            if is_alone:
+                occupied = await read_occupied(target, copies)
+                if occupied and filling and _may_truncate(copies[0]):
+                    await target.execute(f"lock table {copies[0].table} in access exclusive mode")
+                chosen = list(copies)
             else:
-                copy.mode = _choose_mode(copy, owns_rows=begun.owns_rows)
-                copy.owns_rows = begun.owns_rows or _may_remove(copy)
-            if not copy.is_staged:
-                await target.execute(
-                    "update streamer.relation set filling = true, owns_rows = true where id = $1",
-                    relation_id,
-                )
+                # Locks on all partitions of many tables could be more than the server has room for.
+                chosen = [
+                    copy
+                    for copy in copies
+                    if copy.mapped.relation_id not in filling
+                    and not (copy.target.is_partitioned or copy.is_to_point)
+                ]
+                chosen = await _choose_empty(target, chosen)
+            if chosen:
+                await self._begin(target, chosen)
+        return [copy for copy in copies if copy not in chosen]
+
+    async def _begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+        ids = [copy.mapped.relation_id for copy in copies]
+        # A task of a process that died may still hold its part's row. This waits until the task
+        # commits or ends, and the statements below see the rows that it committed. From here on no
+        # task finds its row, and so none copies.
+        await target.execute(
+            "delete from streamer.sync_partition where relation_id = any ($1::int8[])", ids
+        )
+        begun = await begin_copies(target, {c.mapped.relation_id: c.was_created for c in copies})
+        await drop_stages(target, ids)
+        occupied = await read_occupied(target, copies)
+        for copy in copies:
+            its = begun[copy.mapped.relation_id]
+            copy.attempt, copy.mode = its.attempt, WriteMode.DIRECT
+            if copy not in occupied:
+                continue
+            if its.is_filling:
+                await _clear(target, copy)
+            else:
+                copy.mode = _choose_mode(copy, owns_rows=its.owns_rows)
+                copy.owns_rows = its.owns_rows or _may_remove(copy)
+        await target.execute(
+            "update streamer.relation set filling = true, owns_rows = true"
+            " where id = any ($1::int8[])",
+            [copy.mapped.relation_id for copy in copies if not copy.is_staged],
+        )
 
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
@@ -408,19 +460,27 @@ def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
     return f"exists (select from {copy.destination} s where {same})"
 
 
-async def has_rows(target: TargetConnection, copy: TableCopy) -> bool:
-    """Whether the target table holds rows of this source."""
-    exists = f"select exists (select from {copy.table} where {copy.own_rows})"
-    return bool(await target.fetch_value(exists))
-
-
-async def _lock_target(target: TargetConnection, copy: TableCopy) -> None:
-    """Wait here for the lock that `_clear` will need, if it removes rows, or for a reader's."""
-    is_filling = await target.fetch_value(
-        "select filling from streamer.relation where id = $1", copy.mapped.relation_id
+async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -> set[TableCopy]:
+    """Return the copies whose target table holds rows of this source."""
+    looks = " union all ".join(
+        f"select {number} as number where exists (select from {copy.table} where {copy.own_rows})"
+        for number, copy in enumerate(copies)
     )
-    if await has_rows(target, copy) and is_filling and _may_truncate(copy):
-        await target.execute(f"lock table {copy.table} in access exclusive mode")
+    return {copies[row["number"]] for row in await target.fetch(looks)}
+
+
+async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
+    """Lock the targets for reading, and return the copies whose target has no rows of this source.
+
+    Raises TargetContentionError at once: a session that holds one of these locks and waits for
+    another one could end up in a deadlock with a user's statement.
+    """
+    if not copies:
+        return []
+    tables = ", ".join(copy.table for copy in copies)
+    await target.execute(f"lock table {tables} in access share mode nowait")
+    occupied = await read_occupied(target, copies)
+    return [copy for copy in copies if copy not in occupied]
 
 
 def _may_truncate(copy: TableCopy) -> bool:
@@ -430,8 +490,6 @@ def _may_truncate(copy: TableCopy) -> bool:
 
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:
     """Remove the rows of this source: an unfinished copy has put them there."""
-    if not await has_rows(target, copy):
-        return
     if _may_truncate(copy):
         await target.execute(f"truncate {copy.table}")
     else:

@@ -61,7 +61,7 @@ from streamer.sync.leaves import know_leaves
 from streamer.sync.locked_table import LockedTable
 from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
-from streamer.sync.prepare import Preparation, TableCopy, store_parts
+from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
-LOOK_TOGETHER: Final = 50
-"""How many tables are locked at a time while their definitions are read."""
+TOGETHER: Final = 50
+"""How many tables are locked at a time while they are prepared, or their definitions read."""
 DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
 """The indexes of smaller tables stay: dropping and building them takes longer than the rows."""
 PREPARE_LOCK_SECONDS: Final = 10
@@ -182,31 +182,59 @@ class Round:
         async with self._context.target() as target:
             await target.set_up_origin()  # rows may be removed
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
+            to_declare: list[Pair] = []
+            to_copy: list[Pair] = []
             for mapped in batch:
+                relation = relations.get(mapped.mapping.source)
+                if relation is not None:
+                    alike = to_declare if mapped.is_to_declare else to_copy
+                    alike.append((mapped, relation))
+                    continue
+                missing = SyncError(f'table "{mapped.mapping.source}" is not in the source')
+                await self._finisher.refuse(mapped, missing)
+                self._context.events.table_missing(mapped)
+            for alike in (to_declare, to_copy):
+                for first in range(0, len(alike), TOGETHER):
+                    await self._prepare_together(source, target, alike[first : first + TOGETHER])
+        self._waits.preparing = []
+
+    async def _prepare_together(
+        self, source: Connection, target: TargetConnection, pairs: list[Pair]
+    ) -> None:
+        """Prepare tables, which are all to be declared or all to be copied.
+
+        If that fails, halves of them are tried, down to the tables that fail.
+        """
+        self._waits.preparing = [mapped for mapped, _ in pairs]
+        left: list[TableCopy] = []
+        try:
+            copies = await self._preparation.prepare(source, target, pairs)
+            if pairs[0][0].is_to_declare:
+                await self._finisher.declare(target, copies)
+                return
+            left = await self._preparation.begin(target, copies)
+        except StreamerError as exc:
+            is_contention = isinstance(exc, TargetContentionError)
+            if exc.retry is Retry.TIMED and not is_contention:
+                raise
+            if half := len(pairs) // 2:
+                await self._prepare_together(source, target, pairs[:half])
+                await self._prepare_together(source, target, pairs[half:])
+                return
+            mapped = pairs[0][0]
+            if is_contention:
                 name = mapped.mapping.source
-                self._waits.preparing = mapped
-                try:
-                    relation = relations.get(name)
-                    if relation is None:
-                        missing = SyncError(f'table "{name}" is not in the source')
-                        await self._finisher.refuse(mapped, missing)
-                        self._context.events.table_missing(mapped)
-                        continue
-                    copy = await self._preparation.prepare(source, target, mapped, relation)
-                    if mapped.is_to_declare:
-                        await self._finisher.declare(target, copy)
-                    else:
-                        await self._preparation.begin(target, copy)
-                        failpoint("sync.prepared")
-                        self._copies.append(copy)
-                        self._waits.copies.append(copy)
-                except TargetContentionError as exc:
-                    self._again.append(f'"{name}" waits at the target: {exc.message}')
-                except StreamerError as exc:
-                    if exc.retry is Retry.TIMED:
-                        raise
-                    await self._finisher.refuse(mapped, exc)
-        self._waits.preparing = None
+                self._again.append(f'"{name}" waits at the target: {exc.message}')
+            else:
+                await self._finisher.refuse(mapped, exc)
+            return
+        for copy in copies:
+            if copy not in left:
+                failpoint("sync.prepared")
+                self._copies.append(copy)
+                self._waits.copies.append(copy)
+        for copy in left:
+            await self._prepare_together(source, target, [(copy.mapped, copy.relation)])
 
     # ---- 2: the snapshot -----------------------------------------------------------------------
 
@@ -320,9 +348,9 @@ class Round:
         ]
         seen: dict[RelationName, TableSeen] = {}
         plain = self._snapshot.plain
-        for first in range(0, len(names), LOOK_TOGETHER):
+        for first in range(0, len(names), TOGETHER):
             await plain.execute("savepoint look")
-            seen |= await look_together(plain, names[first : first + LOOK_TOGETHER])
+            seen |= await look_together(plain, names[first : first + TOGETHER])
             await plain.execute("rollback to savepoint look")
         return seen
 

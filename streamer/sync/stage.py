@@ -6,6 +6,7 @@ lives from the beginning of a copy to the commit of the exchange. The next proce
 that a crash leaves.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from streamer.errors import ConflictError, TargetRejectedError
@@ -52,8 +53,9 @@ async def create_stage(
     )
 
 
-async def drop_stage(target: TargetConnection, relation_id: int) -> None:
-    await target.execute(f"drop table if exists {stage_name(relation_id)}")
+async def drop_stages(target: TargetConnection, relation_ids: Sequence[int]) -> None:
+    names = ", ".join(map(stage_name, relation_ids))
+    await target.execute(f"drop table if exists {names}")
 
 
 async def drop_leftover_stages(target: TargetConnection, source_id: int | None = None) -> None:

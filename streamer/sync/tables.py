@@ -9,15 +9,17 @@ A history table also gets ``kvsz_id`` (the order of versions that begin at the s
 three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
 one open version. A key that is deferrable at the source is deferrable here too.
 
-Building statements is pure; `create_table` runs them.
+Building statements is pure; `create_tables` runs them.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.rules import RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import SourceType
@@ -128,50 +130,75 @@ def _column_sql(column: SourceColumn, name: str) -> str:
     return " ".join(parts)
 
 
-async def create_table(
-    connection: TargetConnection,
-    relation: SourceRelation,
-    mapping: RelationMapping,
-    sid: str | None,
-    types: list[SourceType],
-    computed_types: dict[str, str],
-) -> bool:
-    """Create the target table of *mapping*, and its types, unless it exists; return whether it was
-    created.
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A target table to create. ``computed_types``: see `create_table_sql`."""
 
-    Raises TargetSchemaError, TargetRejectedError with the statements to run instead.
+    relation: SourceRelation
+    mapping: RelationMapping
+    sid: str | None
+    computed_types: dict[str, str]
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    @property
+    def statements(self) -> list[str]:
+        return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
+
+
+async def create_tables(
+    connection: TargetConnection, tables: Sequence[NewTable], types: list[SourceType]
+) -> set[RelationName]:
+    """Create target tables, and *types*, unless they exist; return the created tables.
+
+    All are created or none. Raises TargetSchemaError, TargetRejectedError with the statements to
+    run instead.
     """
-    check_can_be_made(relation, mapping, sid)
-    statements = create_table_sql(relation, mapping, sid, computed_types)
+    for table in tables:
+        check_can_be_made(table.relation, table.mapping, table.sid)
+    wanted = {table.mapping.target: table for table in tables}
+    named = ", ".join(f'"{name}"' for name in wanted)
     try:
         async with transaction(connection):
             # Several sources may want the same table at the same time.
             await connection.execute("select pg_advisory_xact_lock($1)", _DDL_LOCK)
-            quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
-            if await connection.fetch_value("select to_regclass($1) is not null", quoted):
-                return False
-            await _create_namespace(connection, mapping.target.namespace)
+            there = await connection.fetch(
+                "select name from unnest($1::text[]) name where to_regclass(name) is not null",
+                [table.quoted for table in wanted.values()],
+            )
+            for row in there:
+                wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
+            if not wanted:
+                return set()
+            await _create_namespaces(connection, {name.namespace for name in wanted})
             for kind in types:
                 await _create_type(connection, kind)
-            for statement in statements:
-                await connection.execute(statement)
+            await connection.execute(_joined(wanted.values()))
     except TargetRejectedError as exc:
         raise TargetRejectedError(
-            f'cannot create target table "{mapping.target}": {exc.message}',
-            hint=f"have its owner run there: {'; '.join(statements)}",
+            f"cannot create target table {named}: {exc.message}",
+            hint=f"have its owner run there: {_joined(wanted.values())}",
         ) from exc
     except StreamerError as exc:
-        exc.add_note(f'while creating target table "{mapping.target}"')
+        exc.add_note(f"while creating target table {named}")
         raise
-    return True
+    return set(wanted)
 
 
-async def _create_namespace(connection: TargetConnection, namespace: str) -> None:
-    exists = await connection.fetch_value(
-        "select exists (select from pg_namespace where nspname = $1)", namespace
+def _joined(tables: Iterable[NewTable]) -> str:
+    return "; ".join(statement for table in tables for statement in table.statements)
+
+
+async def _create_namespaces(connection: TargetConnection, namespaces: Iterable[str]) -> None:
+    missing = await connection.fetch(
+        "select name from unnest($1::text[]) name"
+        " where not exists (select from pg_namespace where nspname = name) order by 1",
+        list(namespaces),
     )
-    if not exists:
-        await connection.execute(f"create schema {quote_identifier(namespace)}")
+    for row in missing:
+        await connection.execute(f"create schema {quote_identifier(row['name'])}")
 
 
 async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
@@ -186,5 +213,5 @@ async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
     if kind.create_sql is None:
         hint = f'run there: create extension "{kind.extension}"' if kind.extension else None
         raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint)
-    await _create_namespace(connection, kind.name.namespace)
+    await _create_namespaces(connection, [kind.name.namespace])
     await connection.execute(kind.create_sql)

@@ -11,6 +11,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.requests import make_request
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.prepare import Preparation
 from streamer.sync.round import Round
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
@@ -80,6 +81,41 @@ async def test_a_table_of_somebody_else_is_copied_with_its_indexes_left_alone(
                     )
                     == 2
                 )
+
+
+async def test_tables_are_prepared_together_and_those_in_the_way_alone(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        source.execute(
+            f"create table t_{number} (id int primary key); insert into t_{number} values (1)"
+        )
+    target.execute("create table t_0 (id int primary key); insert into t_0 values (99)")
+    target.execute("create table t_1 (other int primary key)")
+    target.execute("create table t_2 (id int primary key)")
+    monkeypatch.setattr("streamer.sync.round.PREPARE_LOCK_SECONDS", 1)
+    prepare = Preparation.prepare
+    counts: list[int] = []
+
+    async def counting(self: Preparation, first: Any, second: Any, pairs: Any) -> Any:
+        if not counts:  # before that, the lock would keep the slot from being made
+            session.execute("lock table t_2 in access exclusive mode")
+        counts.append(len(pairs))
+        return await prepare(self, first, second, pairs)
+
+    monkeypatch.setattr(Preparation, "prepare", counting)
+    with psycopg.connect(target.url) as session:
+        async with stream('"t_*":') as streamer:
+            for number in (3, 4, 5):
+                await streamer.table_state(f"public.t_{number}", "ready")
+            assert counts[0] == 6
+            for number in (0, 1):
+                await streamer.table_state(f"public.t_{number}", "error")
+            assert "already holds rows" in (await streamer.table("public.t_0"))["error"]
+            session.rollback()
+            await streamer.table_state("public.t_2", "ready")
+            for number in (2, 3, 4, 5):
+                assert_same(source, target, f"t_{number}")
 
 
 async def test_a_table_that_cannot_be_prepared_fails_alone(
