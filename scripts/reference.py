@@ -341,7 +341,8 @@ def metric_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield name, type, labels and help of every metric."""
     metrics = Metrics()
     own = [value for value in vars(metrics).values() if hasattr(value, "describe")]
-    described = [(value.describe()[0], _labels(value)) for value in own]
+    families_of_own = [(value, next(iter(value.describe()))) for value in own]
+    described = [(family, _labels(value) or _labels(family)) for value, family in families_of_own]
     gauges = [(family, _labels(family)) for family in families(ScrapeFacts(True, 0.0))]
     for family, labels in described + gauges:
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -8,7 +8,8 @@ from streamer.apply.lane import LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rules import SourceMapping
-from streamer.observability.metrics import Metrics, TableLabels
+from streamer.observability.metrics import Metrics
+from streamer.observability.table_metrics import TableLabels
 
 
 def table_labels(mapped: MappedRelation) -> TableLabels:

@@ -40,6 +40,8 @@ from streamer.mapping.rules import (
 )
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
+METRICS_TABLES_MAX: Final = 300
+"""A table has up to eighteen series, and a process shall stay below 10,000."""
 
 
 class _SecretAnnotation:
@@ -226,6 +228,13 @@ class HttpSettings(Strict):
         default="127.0.0.1:8000",
         description="Address and port of metrics, health checks, API and page. An empty string "
         "switches HTTP off. Without a token or a user, streamer accepts only a loopback address.",
+    )
+    metrics_tables_max: int = Field(
+        default=METRICS_TABLES_MAX,
+        ge=0,
+        description="Up to this number of tables in the process, each table has metrics of its "
+        "own. Above it there is one metric for all tables of a source, with an empty label "
+        "`table`. Tables in error or paused still have a `streamer_table_state`.",
     )
     trusted_proxies: list[str] = Field(
         default=[],

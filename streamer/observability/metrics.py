@@ -25,6 +25,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from streamer.decode.pgoutput import from_datetime
 from streamer.errors import StreamerError
 from streamer.mapping.rules import SourceLabel
+from streamer.observability.table_metrics import (
+    SOURCE,
+    TableCounter,
+    TableDetail,
+    TableLabels,
+)
 
 log = structlog.get_logger()
 
@@ -33,9 +39,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 
-SOURCE: Final = ("database", "sid")
-TableLabels = tuple[str, str, str]
-"""Database, sid (or an empty string) and name of a source table."""
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
@@ -54,14 +57,18 @@ class _Delays(Histogram):
 class Metrics:
     """The metrics of one process, in a separate registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables_max: int | None = None) -> None:
+        """*tables_max*: up to this number of tables each has series of its own; None without a
+        limit.
+        """
         self.registry = CollectorRegistry()
         add = self.registry
-        self.changes_applied = Counter(
+        self._collectors: list[_Collector] = []
+        self.table_detail = TableDetail(tables_max)
+        self.changes_applied = self._count_by_table(
             "streamer_changes_applied",
             "Source changes that are durable in the target",
-            (*SOURCE, "table", "operation"),
-            registry=add,
+            "operation",
         )
         self.transactions_applied = Counter(
             "streamer_transactions_applied",
@@ -76,17 +83,11 @@ class Metrics:
             buckets=_LATENCY_SECONDS,
             registry=add,
         )
-        self.sync_rows = Counter(
-            "streamer_sync_rows",
-            "Rows copied; a table counts when its copy ends",
-            (*SOURCE, "table"),
-            registry=add,
+        self.sync_rows = self._count_by_table(
+            "streamer_sync_rows", "Rows copied; a table counts when its copy ends"
         )
-        self.sync_bytes = Counter(
-            "streamer_sync_bytes",
-            "Bytes copied; a table counts when its copy ends",
-            (*SOURCE, "table"),
-            registry=add,
+        self.sync_bytes = self._count_by_table(
+            "streamer_sync_bytes", "Bytes copied; a table counts when its copy ends"
         )
         self.commits = Counter(
             "streamer_commits", "Transactions committed at the target", ("worker",), registry=add
@@ -97,12 +98,11 @@ class Metrics:
             (*SOURCE, "code"),
             registry=add,
         )
-        self.conflicts = Counter(
+        self.conflicts = self._count_by_table(
             "streamer_conflicts",
             "Changes applied although the target row was unexpected: update_missing (streamer "
             "inserted the row), delete_missing (no row to delete)",
-            (*SOURCE, "table", "kind"),
-            registry=add,
+            "kind",
         )
         self.skipped = Counter(
             "streamer_skipped",
@@ -122,26 +122,23 @@ class Metrics:
             "1 while the mapping database is damaged, deleted or replaced, or the mapping is lost",
             registry=add,
         )
-        self._collectors: list[_Collector] = []
         self.changes_of_sources: dict[str, int] = {}
         """`changes_applied` by source label."""
         self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}
         """`changes_applied` by source and table, with the time of the last durable change."""
-        self._counters: dict[TableLabels, dict[str, Counter]] = {}
+
+    def _count_by_table(self, name: str, help_text: str, label: str | None = None) -> TableCounter:
+        counter = TableCounter(name, help_text, label, self.table_detail)
+        self.collect_with(counter.read, counter.build)
+        return counter
 
     def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
         """Count the changes of one table that just became durable, by operation."""
-        counters = self._counters.get(table)
-        if counters is None:
-            counters = self._counters[table] = {
-                operation: self.changes_applied.labels(*table, operation)
-                for operation in ("insert", "update", "delete", "truncate")
-            }
         total = 0
-        for operation, counter in counters.items():
-            if number := counts[operation]:
-                _increase(counter, number)
-                total += number
+        for operation in ("insert", "update", "delete", "truncate"):
+            number = counts[operation]
+            _increase(self.changes_applied, number, *table, operation)
+            total += number
         database, sid, name = table
         label = SourceLabel(database, sid or None)
         self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
@@ -163,11 +160,11 @@ class Metrics:
 
     def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
         """Count the rows and bytes of a finished copy."""
-        _increase(self.sync_rows.labels(*table), rows)
-        _increase(self.sync_bytes.labels(*table), size)
+        _increase(self.sync_rows, rows, *table)
+        _increase(self.sync_bytes, size, *table)
 
     def count_conflict(self, table: TableLabels, kind: str, number: int) -> None:
-        _increase(self.conflicts.labels(*table, kind), number)
+        _increase(self.conflicts, number, *table, kind)
 
     def count_skipped(self, table: TableLabels, operation: str, number: int) -> None:
         """Count changes that were left out."""
@@ -197,16 +194,15 @@ class Metrics:
             _facts.reset(token)
 
 
-def _increase(counter: Counter, number: float) -> None:
+def _increase(counter: TableCounter, number: int, *labels: str) -> None:
     """Add *number* to a counter, or log an error if it is negative.
 
-    The client library would raise for a negative number. The changes are durable already, so an
-    exception here would stop a table that is correct.
+    The changes are durable already, so an exception here would stop a table that is correct.
     """
     if number < 0:
         log.error("negative increment of a counter", number=number)
         return
-    counter.inc(number)
+    counter.add(number, *labels)
 
 
 _facts: ContextVar[dict[int, Any] | None] = ContextVar("facts", default=None)

@@ -107,7 +107,8 @@ class Engine:
         sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have used.
         """
         self._take_over = take_over
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.http.metrics_tables_max)
+        self.metrics.table_detail.count_tables = self._count_tables
         self.supervisors: list[Supervisor] = []
         self._settings = settings
         self._mapping = mapping
@@ -525,7 +526,10 @@ class Engine:
 
     def _gauge_facts(self) -> ScrapeFacts:
         guards = [guard for guard, _ in self._guards.values()]
-        return read_facts(self.supervisors, guards, self.target)
+        return read_facts(self.supervisors, guards, self.target, self.metrics.table_detail)
+
+    def _count_tables(self) -> int:
+        return sum(len(supervisor.health.table_states) for supervisor in self.supervisors)
 
 
 async def _check_resolves(mapping: Mapping) -> None:

@@ -4,20 +4,25 @@ Only the event loop may read the facts. A thread makes metrics of them, because 
 tables, and the loop feeds the streams meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.observability.metrics import gauge
+from streamer.observability.table_metrics import TableDetail
 from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.sync.states import State
+
+T = TypeVar("T", int, float)
 
 _SOURCE: Final = ("database", "sid")
 _OF_SOURCES: Final = {
@@ -52,15 +57,21 @@ class ScrapeFacts:
 
     is_target_well: bool
     target_silent_seconds: float
+    tables_max: int | None = None
+    """The number of tables that may have series of their own; None without a limit."""
     backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
     sources: list[SourceGauges] = field(default_factory=list)
 
 
 def read_facts(
-    supervisors: Sequence[Supervisor], guards: Sequence[BacklogGuard], target: TargetHealth
+    supervisors: Sequence[Supervisor],
+    guards: Sequence[BacklogGuard],
+    target: TargetHealth,
+    detail: TableDetail,
 ) -> ScrapeFacts:
     """Read the facts of a scrape; in the event loop, and quickly."""
-    facts = ScrapeFacts(target.is_well, target.silent_seconds)
+    tables_max = None if detail.is_on else detail.tables_max
+    facts = ScrapeFacts(target.is_well, target.silent_seconds, tables_max)
     for guard in guards:
         if (backlog := guard.backlog) is not None:
             names = (guard.source.database, guard.source.sid or "")
@@ -105,6 +116,7 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "1 for the present state of a table, 0 for the others",
         (*_SOURCE, "table", "state"),
     )
+    tables = gauge("streamer_tables", "Number of tables in a state", (*_SOURCE, "state"))
     sources = gauge(
         "streamer_source_state",
         "1 for the present state of a source, 0 for the others",
@@ -136,17 +148,26 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
     for its in facts.sources:
         for source_state in SOURCE_STATES:
             sources.add_metric((*its.names, source_state), float(source_state == its.state))
-        for table, state in its.table_states.items():
-            for each in State:
-                states.add_metric((*its.names, table, each), float(each == state))
-        for table, seconds in its.table_lags.items():
+        counted = Counter(its.table_states.values())
+        for each in State:
+            tables.add_metric((*its.names, each), counted[each])
+        for table, seconds in _by_table(facts, its.table_lags, max).items():
             lags.add_metric((*its.names, table), seconds)
-        for table, count in its.quarantined.items():
+        for table, count in _by_table(facts, its.quarantined, sum).items():
             quarantined.add_metric((*its.names, table), count)
-        for table, record in its.verifications.items():
-            differing.add_metric((*its.names, table), record.differing_rows)
-            if record.verified_at is not None:
-                verified.add_metric((*its.names, table), record.verified_at.timestamp())
+        differing_rows = {t: record.differing_rows for t, record in its.verifications.items()}
+        for table, count in _by_table(facts, differing_rows, sum).items():
+            differing.add_metric((*its.names, table), count)
+        verified_at = {
+            t: record.verified_at.timestamp()
+            for t, record in its.verifications.items()
+            if record.verified_at is not None
+        }
+        for table, seconds in _by_table(facts, verified_at, min).items():
+            verified.add_metric((*its.names, table), seconds)
+    for names, table, state in _shown_states(facts):
+        for each in State:
+            states.add_metric((*names, table, each), float(each == state))
     up = GaugeMetricFamily(
         "streamer_target_up",
         "1 while the target answers and accepts writes",
@@ -157,5 +178,29 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "Seconds since the target last confirmed that it accepts writes; 0 while it does",
         value=facts.target_silent_seconds,
     )
-    tables = (states, quarantined, lags, verified, differing)
-    return (*made.values(), sources, *tables, up, silent)
+    by_table = (states, quarantined, lags, verified, differing)
+    return (*made.values(), sources, tables, *by_table, up, silent)
+
+
+def _by_table(
+    facts: ScrapeFacts, values: dict[str, T], combine: Callable[[Iterable[T]], T]
+) -> dict[str, T]:
+    """Return *values* by table or, with too many tables, one value of all under the table ""."""
+    if facts.tables_max is None or not values:
+        return values
+    return {"": combine(values.values())}
+
+
+def _shown_states(facts: ScrapeFacts) -> Iterator[tuple[tuple[str, str], str, str]]:
+    """Yield the tables whose state has series, with their source and state: all tables or, with
+    too many, those that have stopped.
+    """
+    every = (
+        (its.names, table, state)
+        for its in facts.sources
+        for table, state in its.table_states.items()
+    )
+    if facts.tables_max is None:
+        return every
+    stopped = [each for each in every if each[2] in (State.ERROR, State.PAUSED)]
+    return islice(sorted(stopped, key=lambda each: each[2] != State.ERROR), facts.tables_max)

@@ -9,7 +9,7 @@ transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the old r
 
 streamer removes rows of other programs with consent only.
 
-Many tables are prepared together, with statements about all of them: a round trip for each would
+Many tables are prepared together, with statements about all of them. Round trips for each would
 take longer than the rows of a small table. Together they wait for no lock on a user's table. Rows
 that are in the way, or a failure, concern one table. So the caller then prepares tables alone.
 """
@@ -472,8 +472,8 @@ async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -
 async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
     """Lock the targets for reading, and return the copies whose target has no rows of this source.
 
-    Raises TargetContentionError at once: a session that holds one of these locks and waits for
-    another one could end up in a deadlock with a user's statement.
+    Raises TargetContentionError at once. A session that holds one of these locks and waits for
+    another one could meet a deadlock with a user's statement.
     """
     if not copies:
         return []

@@ -1,0 +1,73 @@
+"""Metrics with a series for each table, and the number of tables up to which they have one.
+
+Sixty sources with 200 tables each would make 100,000 series. So above a number of tables
+(``http.metrics_tables_max``) a scrape has one series for all tables of a source, with an empty
+label ``table``. The process still counts by table.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+SOURCE: Final = ("database", "sid")
+TableLabels = tuple[str, str, str]
+"""Database, sid (or an empty string) and name of a source table."""
+
+
+class TableDetail:
+    """Whether scrapes have series for each table.
+
+    Once there were too many tables it stays off, so that the series do not come and go.
+    """
+
+    def __init__(self, tables_max: int | None) -> None:
+        self.tables_max = tables_max
+        self.count_tables: Callable[[], int] = lambda: 0
+        """Counts the tables of this process."""
+        self._were_too_many = False
+
+    @property
+    def is_on(self) -> bool:
+        if self.tables_max is not None and self.count_tables() > self.tables_max:
+            self._were_too_many = True
+        return not self._were_too_many
+
+
+class TableCounter:
+    """A counter by table and, with *label*, by one thing more.
+
+    The event loop counts and calls `read`; any thread may call `build` with the result.
+    """
+
+    def __init__(self, name: str, help_text: str, label: str | None, detail: TableDetail) -> None:
+        self.name, self.help_text = name, help_text
+        self.labels = (*SOURCE, "table") if label is None else (*SOURCE, "table", label)
+        self._detail = detail
+        self._values: dict[tuple[str, ...], int] = {}
+
+    def add(self, number: int, *labels: str) -> None:
+        """Count *number* for *labels*: those of a table and, if there is one more, its value."""
+        self._values[labels] = self._values.get(labels, 0) + number
+
+    def read(self) -> dict[tuple[str, ...], int]:
+        """Return the values by labels."""
+        if self._detail.is_on:
+            return dict(self._values)
+        sums: dict[tuple[str, ...], int] = defaultdict(int)
+        for (database, sid, _, *rest), value in self._values.items():
+            sums[database, sid, "", *rest] += value
+        return sums
+
+    def build(self, values: dict[tuple[str, ...], int]) -> Iterable[Metric]:
+        family = CounterMetricFamily(self.name, self.help_text, labels=self.labels)
+        for labels, value in values.items():
+            family.add_metric(labels, value)
+        return [family]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.build(self.read())
+
+    def describe(self) -> Iterable[Metric]:
+        return self.build({})
