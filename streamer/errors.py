@@ -516,6 +516,16 @@ class ScriptError(StreamerError):
     runbook = "script-fails"
 
 
+class CutoverError(StreamerError):
+    """A step of `streamer cutover` cannot be done."""
+
+    code = "cutover"
+    exit_code = 1
+    retry = Retry.MANUAL
+    advice = "Follow the message, then run `streamer cutover` again, or with --undo."
+    runbook = "cutover-stops"
+
+
 class SpoolError(StreamerError):
     """streamer cannot write held changes to disk."""
 

@@ -266,7 +266,7 @@ create table streamer.script (
     source_id bigint not null references streamer.source on delete cascade,
     id text not null,
     script text not null,
-    -- What the target runs in place of it, if an operator gave that.
+    -- The text that the target runs in place of it, if an operator gave one.
     replacement text,
     side text not null check (side in ('source', 'target', 'both')),
     state text not null default 'waiting' check (state in ('waiting', 'error', 'done', 'skipped')),
@@ -279,6 +279,18 @@ create table streamer.script (
     requested_at timestamptz not null default pg_catalog.clock_timestamp(),
     finished_at timestamptz,
     primary key (source_id, id)
+);
+
+-- The cut-over of a source: the step that began last, and the facts for undoing it.
+create table streamer.cutover (
+    source_id bigint primary key references streamer.source on delete cascade,
+    step text not null,
+    details jsonb not null,
+    -- The end of the source's WAL when its writes had stopped.
+    marker_lsn pg_lsn,
+    began_at timestamptz not null default pg_catalog.clock_timestamp(),
+    -- Since then the target may be written to, and there is no way back.
+    finished_at timestamptz
 );
 
 -- Changes that wait in the memory or the spool of the process, which reports them every few seconds.

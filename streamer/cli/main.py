@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from streamer import __version__
+from streamer.cli import cutover as cutover_command
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import scripts as scripts_command
 from streamer.cli import users as user_commands
@@ -743,6 +744,11 @@ app.command(
     rich_help_panel=STREAM,
     epilog=example("streamer execute 2026-11-add-note.sql --id 2026-11-add-note --on both"),
 )(scripts_command.execute)
+app.command(
+    "cutover",
+    rich_help_panel=STREAM,
+    epilog=example("streamer cutover --reverse back.yaml --dry-run"),
+)(cutover_command.cutover)
 app.add_typer(mapping_commands.app)
 app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)

@@ -14,6 +14,7 @@ TABLES: Final = (
     "held",
     "sequence",
     "script",
+    "cutover",
     "request",
     "quarantine",
     "deferred_index",

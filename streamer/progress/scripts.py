@@ -41,7 +41,7 @@ ENDED: Final = (ScriptState.DONE, ScriptState.SKIPPED)
 class ScriptRecord:
     """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction.
 
-    ``replacement``: what the target runs in place of ``script``, if an operator gave that.
+    ``replacement``: the text for the target in place of ``script``, if an operator gave one.
     """
 
     source_id: int

@@ -2,7 +2,8 @@
 
 Every few seconds streamer reads the values at the source. It moves a sequence of the target when
 the source's has used up half of the margin. Sequences say nothing about rows, so a sequence that
-cannot follow stops no table: log and status show the reason.
+cannot follow stops no table: log and status show the reason. From the beginning of a cut-over on
+streamer follows none: that gives them their exact values.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from streamer.errors import SourceContentionError, StreamerError, TargetConnecti
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.mapping.sequences import places, value_ahead
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.cutovers import is_cutting_over
 from streamer.progress.sequences import SequenceRecord, store_sequences
 from streamer.progress.sources import SourceRecord
 from streamer.runtime.relations import Relations
@@ -57,7 +59,8 @@ class SequenceFollower:
             try:
                 with translating(self._source.label):
                     sequences = await read_sequences(plain)
-                await self._store(await self._follow(sequences))
+                if not await is_cutting_over(self._bookkeeping, self._source_id):
+                    await self._store(await self._follow(sequences))
             except (SourceContentionError, TargetError) as exc:
                 log.debug("sequences follow later", source=self._source.label, reason=str(exc))
             await asyncio.sleep(LOOK_SECONDS)

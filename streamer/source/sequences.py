@@ -5,12 +5,13 @@ Logical replication does not send sequences, so streamer reads them. PostgreSQL 
 null until the sequence is used for the first time.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from streamer.mapping.rules import RelationName
-from streamer.postgres.quoting import grant_on_sequence
-from streamer.source.connection import Connection, fetch_all
+from streamer.postgres.quoting import grant_on_sequence, quote_qualified
+from streamer.source.connection import Connection, fetch_all, fetch_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,18 @@ where c.relpersistence = 'p'
                      and e.objid = c.oid and e.deptype = 'e')
 order by 1, 2
 """
+
+
+async def read_exact(
+    plain: Connection, names: Iterable[RelationName]
+) -> dict[RelationName, tuple[int, bool]]:
+    """Return the value of each sequence, and whether it was given already. Raises psycopg.Error."""
+    values = {}
+    for name in names:
+        table = quote_qualified(name.namespace, name.name)
+        row = await fetch_one(plain, f"select last_value, is_called from {table}")
+        values[name] = row["last_value"], row["is_called"]
+    return values
 
 
 async def read_sequences(plain: Connection) -> list[SourceSequence]:

@@ -102,3 +102,15 @@ async def set_ahead(connection: TargetConnection, sequence: TargetSequence, valu
     """Have *sequence* go on behind *value*, unless it is there already. Raises TargetError."""
     assert sequence.range is not None
     await connection.fetch_value(_SET_SQL, sequence.oid, value, sequence.range.increment > 0)
+
+
+async def set_exact(
+    connection: TargetConnection, sequence: TargetSequence, value: int, *, is_called: bool
+) -> None:
+    """Have *sequence* give the value behind *value* next, or *value* itself. Raises TargetError."""
+    await connection.fetch_value(
+        "select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, $3)",
+        sequence.oid,
+        value,
+        is_called,
+    )

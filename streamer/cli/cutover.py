@@ -1,0 +1,96 @@
+"""The command ``cutover``: programs go over from a source to the target."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from streamer.cli.options import DatabaseOption, JsonOption, SidOption
+from streamer.cli.terminal import fail, load, print_json, run_to_end
+from streamer.commands.cutover.plan import CutoverOptions, FinalComparison, StopWrites
+from streamer.errors import StreamerError
+
+
+def cutover(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the steps and do the checks; change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do the steps.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Go back to the state before the cut-over.")
+    ] = False,
+    stop_writes: Annotated[
+        StopWrites,
+        typer.Option(help="read-only: streamer makes the source read-only; operator: you do it."),
+    ] = StopWrites.READ_ONLY,
+    compare: Annotated[
+        FinalComparison,
+        typer.Option(help="Comparison after the stop: all rows, or their numbers only."),
+    ] = FinalComparison.FULL,
+    reverse: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prepare a stream back to the source, and write its configuration to this file.",
+            metavar="FILE",
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each wait.", min=1)] = 60,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring programs from a source over to the target, step by step.
+
+    The steps: check, stop writes at the source, drain, compare, sequences, the stream back if asked
+    for, finish. Without --yes the command shows them and does nothing. A command that was killed
+    goes on when it is run again. --undo goes back at any step before the last.
+    """
+    from streamer.commands.cutover.run import Cutover, CutoverState
+    from streamer.commands.teardown import choose
+
+    settings, mapping = load(needs_sources=True)
+    try:
+        sources = choose(mapping, database, sid)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    if len(sources) > 1:
+        names = ", ".join(source.label for source in sources)
+        fail(f"a cut-over is for one source; choose with --database and --sid: {names}", 2)
+    done: list[dict[str, str]] = []
+
+    def report(step: str, outcome: str) -> None:
+        done.append({"step": step, "outcome": outcome})
+        if not as_json:
+            typer.echo(f"{step}: {outcome}")
+
+    async def run() -> tuple[CutoverState, list[str]]:
+        options = CutoverOptions(stop_writes, compare, reverse, timeout)
+        async with Cutover(settings, mapping, sources[0], options, report) as work:
+            state = await work.state()
+            if undo:
+                await work.undo()
+                return state, []
+            if not as_json:
+                typer.echo("\n".join(state.lines()))
+            if dry_run and state.left:
+                return state, await work.check()
+            if yes:
+                await work.run()
+            return state, []
+
+    state, problems = run_to_end(run())
+    if as_json:
+        shown: dict[str, Any] = {
+            "source": state.label,
+            "finished": state.record is not None and state.record.is_finished,
+            "steps": [step.value for step in state.left],
+            "problems": problems,
+            "done": done,
+        }
+        print_json(shown)
+    if problems:
+        fail("; ".join(problems), 1)
+    if not state.left and not undo and not as_json:
+        typer.echo(f"the cut-over of {state.label} has finished")
+    if state.left and not (undo or yes or dry_run):
+        fail("nothing was done; add --yes to do these steps, or --dry-run to check them", 2)

@@ -1,0 +1,103 @@
+"""The steps of a cut-over, in order, in words. Pure."""
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamer.progress.cutovers import CutoverRecord
+from streamer.source.writes import stop_sql
+
+
+class Step(enum.StrEnum):
+    """A step; stored as ``streamer.cutover.step``."""
+
+    CHECK = "check"
+    STOP_WRITES = "stop_writes"
+    DRAIN = "drain"
+    COMPARE = "compare"
+    SEQUENCES = "sequences"
+    REVERSE = "reverse"
+    FINISH = "finish"
+
+
+class StopWrites(enum.StrEnum):
+    """Who stops the programs that write at the source."""
+
+    READ_ONLY = "read-only"
+    OPERATOR = "operator"
+
+
+class FinalComparison(enum.StrEnum):
+    """How the rows are compared once writes have stopped."""
+
+    FULL = "full"
+    COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class CutoverOptions:
+    """The options of the command. An interrupted cut-over goes on with those it began with.
+
+    ``reverse``: the configuration file of the stream back; None for no such stream. ``seconds``:
+    the limit for each wait.
+    """
+
+    stop_writes: StopWrites = StopWrites.READ_ONLY
+    comparison: FinalComparison = FinalComparison.FULL
+    reverse: Path | None = None
+    seconds: float = 60.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stop_writes": self.stop_writes.value,
+            "comparison": self.comparison.value,
+            "reverse": None if self.reverse is None else str(self.reverse.absolute()),
+        }
+
+    def begun_with(self, record: CutoverRecord | None) -> "CutoverOptions":
+        """Return these options, with the stored ones of a cut-over that has begun."""
+        if record is None:
+            return self
+        stored = record.details
+        return CutoverOptions(
+            StopWrites(stored["stop_writes"]),
+            FinalComparison(stored["comparison"]),
+            None if stored["reverse"] is None else Path(stored["reverse"]),
+            self.seconds,
+        )
+
+
+def steps(options: CutoverOptions, record: CutoverRecord | None) -> list[Step]:
+    """Return the steps that are left, in order. The last one that began is done again."""
+    wanted = [step for step in Step if step is not Step.REVERSE or options.reverse is not None]
+    if record is None:
+        return wanted
+    if record.is_finished:
+        return []
+    begun = Step(record.step)
+    order = list(Step)
+    return [step for step in wanted if order.index(step) >= order.index(begun)]
+
+
+def describe(step: Step, options: CutoverOptions, label: str, database: str) -> str:
+    """Return what a step does, in words."""
+    match step:
+        case Step.CHECK:
+            return "check that every table is ready and equal, and every sequence is known"
+        case Step.STOP_WRITES if options.stop_writes is StopWrites.OPERATOR:
+            return f"check that no session writes at {label}; you have stopped the programs"
+        case Step.STOP_WRITES:
+            return f"stop writes at {label}: {stop_sql(database)}; end the programs' sessions"
+        case Step.DRAIN:
+            return "wait until the target has everything that was committed"
+        case Step.COMPARE if options.comparison is FinalComparison.COUNTS:
+            return "count the rows of every table on both sides"
+        case Step.COMPARE:
+            return "compare every table again"
+        case Step.SEQUENCES:
+            return "give every sequence of the target the value of the source"
+        case Step.REVERSE:
+            return f"prepare the stream back, by {options.reverse}"
+        case Step.FINISH:
+            return "check that nothing was written meanwhile, and allow writes at the target"

@@ -1,0 +1,111 @@
+"""The stream back from the target to the source, for programs that have gone over.
+
+Its configuration mirrors that of the source. Its slot exists before programs may write at the
+target, so no change is missed whenever its `run` starts. Both streams mark their transactions with
+a replication origin, so a change does not come back. Tables are declared to be in step
+(``initial: none``): the steps before have shown that they are.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from streamer.commands import teardown as teardown_command
+from streamer.config import static
+from streamer.config.settings import Settings
+from streamer.errors import CutoverError
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableType
+from streamer.runtime.engine import Engine, StopCondition
+from streamer.target.connection import TargetAddress
+
+
+def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
+    """Return why changes of the target cannot go back to *source*. Pure."""
+    found = []
+    if source.sid is not None:
+        found.append(
+            f"source {source.label} has a sid, so rows of other sources may be in its tables"
+        )
+    for mapping in mappings:
+        rule = mapping.rule
+        what = None
+        if mapping.type is not TableType.CLONE:
+            what = f"is of type {mapping.type.value}"
+        elif rule.filter is not None or rule.set or rule.exclude:
+            what = "has a filter, computed or excluded columns"
+        if what is not None:
+            found.append(f'table "{mapping.source}" {what}, so its rows cannot go back')
+    return found
+
+
+def document(
+    settings: Settings, source: SourceMapping, mappings: list[RelationMapping]
+) -> dict[str, Any]:
+    """Return the configuration of the stream back. Pure."""
+    tables: dict[str, Any] = {}
+    for mapping in mappings:
+        rule: dict[str, Any] = {"target": str(mapping.source), "initial": "none"}
+        if mapping.rule.columns is not None:
+            rule["columns"] = {there: here for here, there in mapping.rule.columns}
+        tables[str(mapping.target)] = rule
+    return {
+        "target": {"url": source.url.reveal(), "create_tables": False},
+        "http": {"listen": ""},
+        "spool": {"directory": f"{settings.spool.path}-back"},
+        "sources": [
+            {
+                "database": f"{source.database}_back",
+                "sequences": True,
+                "urls": [{"url": settings.target.url.reveal()}],
+                "tables": tables,
+            }
+        ],
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a configuration that others cannot read: it has passwords. A file that is there stays.
+
+    Raises CutoverError.
+    """
+    text = "# The stream back, by `streamer cutover`: start it with `streamer run`.\n"
+    text += yaml.safe_dump(content, sort_keys=False)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except OSError as exc:
+        raise CutoverError(f"--reverse {path}: {exc.strerror}") from None
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+
+
+async def prepare(path: Path) -> None:
+    """Create slot and bookkeeping of the stream back, and declare its tables to be in step.
+
+    A second time is fine.
+    """
+    settings, mapping = await asyncio.to_thread(static.load, path)
+    await Engine(settings, mapping, StopCondition(when_caught_up=True)).run()
+
+
+async def remove(path: Path) -> None:
+    """Remove slot and bookkeeping of the stream back. Raises CutoverError."""
+    if not await asyncio.to_thread(path.exists):
+        return
+    settings, mapping = await asyncio.to_thread(static.load, path)
+    results = await teardown_command.teardown(
+        TargetAddress.parse(settings.target.url),
+        list(mapping.sources),
+        settings.spool.path,
+        actor=None,
+    )
+    for result in results:
+        if result.error is not None:
+            raise CutoverError(
+                f"the stream back is not removed: {result.error}",
+                hint=f"run `streamer --config {path} teardown --yes`",
+            )
