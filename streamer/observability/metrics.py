@@ -104,12 +104,11 @@ class Metrics:
             "inserted the row), delete_missing (no row to delete)",
             "kind",
         )
-        self.skipped = Counter(
+        self.skipped = self._count_by_table(
             "streamer_skipped",
             "Source changes that streamer left out: delete (rows, by `resume --skip-deletes`), "
             "truncate (by that, or by `skip_truncate`)",
-            (*SOURCE, "table", "operation"),
-            registry=add,
+            "operation",
         )
         self.queue_bytes = Gauge(
             "streamer_queue_bytes",
@@ -169,7 +168,7 @@ class Metrics:
     def count_skipped(self, table: TableLabels, operation: str, number: int) -> None:
         """Count changes that were left out."""
         if number:
-            _increase(self.skipped.labels(*table, operation), number)
+            _increase(self.skipped, number, *table, operation)
 
     def count_error(self, error: StreamerError, database: str = "", sid: str | None = None) -> None:
         self.errors.labels(database, sid or "", error.code).inc()
