@@ -52,6 +52,7 @@ NAMES: Final = frozenset(
         "sync.table_created",
         "sync.prepared",
         "sync.guarded",
+        "sync.compared",
         "sync.planned",
         "sync.indexes_dropped",
         "sync.job_started",

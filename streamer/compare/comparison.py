@@ -19,7 +19,7 @@ import structlog
 
 from streamer.compare.definitions import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
-from streamer.compare.ranges import KeyRange, count_buckets, count_ranges, split_range
+from streamer.compare.ranges import count_buckets, count_ranges, split_range
 from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.tables import ComparedTable
 from streamer.errors import ComparisonError, MappingError, StreamerError
@@ -37,6 +37,7 @@ from streamer.mapping.rules import (
     resolve,
 )
 from streamer.postgres.conninfo import with_password_of
+from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.comparisons import (
@@ -274,7 +275,7 @@ class Comparison:
             rules = _rules(source, relations, self._mapping.target_namespace)
             self._lsns[record.source_id] = await flush_wal(plain)
             async with self._bookkeeping.connection() as target:
-                kind = await _choose_hash(plain, target)
+                kind = await agree_on_hash(plain, target)
                 for one in found:
                     try:
                         name = parse_name(one.record.source)
@@ -295,7 +296,7 @@ class Comparison:
                             target=aim,
                             where=where,
                         )
-                        one.rows = await _estimate_rows(plain, facts.relation)
+                        one.rows = await estimate_rows(plain, facts.relation)
                         one.table = build_table(facts, kind, count_buckets(one.rows))
                         self._check_statements(one.table)
                     except StreamerError as exc:
@@ -433,7 +434,7 @@ def _rules(
     return {mapping.source: mapping for mapping in mapped}
 
 
-async def _estimate_rows(plain: Connection, relation: SourceRelation) -> int:
+async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
     """Return about how many rows a table has. Without statistics the source counts them, up
     to a bound.
     """
@@ -447,7 +448,7 @@ async def _estimate_rows(plain: Connection, relation: SourceRelation) -> int:
     return int(row["rows"])
 
 
-async def _choose_hash(plain: Connection, target: TargetConnection) -> HashKind:
+async def agree_on_hash(plain: Connection, target: TargetConnection) -> HashKind:
     """Return the hash that both servers compute alike."""
     here = await fetch_one(
         plain,

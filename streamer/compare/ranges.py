@@ -1,11 +1,10 @@
-"""Ranges of keys, as text: their conditions, and how many there are to be. Pure."""
+"""How many ranges of keys a comparison reads, and where it cuts them. Pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
-from streamer.postgres.quoting import quote_literal
+from streamer.postgres.key_ranges import Key, KeyRange
 
 RANGE_ROWS: Final = 50_000
 """The size of a first range: some tenths of a second for a server."""
@@ -21,33 +20,6 @@ BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0
 """With a limit on the rate, reading a range takes about this time."""
-
-Key = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """Keys from ``lower`` on and before ``upper``; None is no bound."""
-
-    lower: Key | None = None
-    upper: Key | None = None
-
-
-def range_sql(unit: KeyRange, names: Sequence[str], types: Sequence[str]) -> str:
-    """Return the condition for keys in a range; *names* are the SQL of their columns."""
-    bounds = ((">=", unit.lower), ("<", unit.upper))
-    conditions = [
-        f"({', '.join(names)}) {operator} ({_constants(key, types)})"
-        for operator, key in bounds
-        if key is not None
-    ]
-    return " and ".join(conditions) or "true"
-
-
-def _constants(key: Key, types: Sequence[str]) -> str:
-    return ", ".join(
-        f"{quote_literal(value)}::{kind}" for value, kind in zip(key, types, strict=True)
-    )
 
 
 def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:

@@ -28,10 +28,11 @@ from streamer.compare.judge import (
     SourceReading,
     TargetReading,
 )
-from streamer.compare.ranges import FETCH_ROWS, Key, KeyRange, count_parts, split_range
+from streamer.compare.ranges import FETCH_ROWS, count_parts, split_range
 from streamer.compare.tables import ComparedTable
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.place import PLACE_SQL, Place, find_difference, place_of

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from streamer.compare.hashes import HashKind, bucket_sql, pair_sql, prepared_sql, value_sql
-from streamer.compare.ranges import KeyRange, range_sql
+from streamer.postgres.key_ranges import KeyRange, range_sql
 
 
 @dataclass(frozen=True, slots=True)

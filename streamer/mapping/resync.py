@@ -37,14 +37,28 @@ class KeySet:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """Rows by ranges of their keys: from the first of each pair on and before the second, as text.
+
+    ``columns`` and ``types``: as in `KeySet`. None is no bound.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    ranges: tuple[tuple[tuple[str, ...] | None, tuple[str, ...] | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowScope:
     """The rows to which a resync is limited: any condition or key may name a row.
 
     ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
+    ``ranges``: those that the copy itself has found; the bookkeeping does not store them.
     """
 
     conditions: tuple[str, ...] = ()
     keys: tuple[KeySet, ...] = ()
+    ranges: KeyRanges | None = None
 
     def union(self, other: "RowScope") -> "RowScope":
         """Return the rows of either."""

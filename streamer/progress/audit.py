@@ -53,9 +53,18 @@ async def write_acts(
         list(relation_ids),
         actor,
         action.replace("_", " "),
-        json.dumps(options or {}),
+        json.dumps(_without_keys(options or {})),
     )
     await prune_acts(connection)
+
+
+def _without_keys(options: dict[str, Any]) -> dict[str, Any]:
+    """Return *options* with the number of keys in the place of keys, which are values of rows."""
+    scope = options.get("scope")
+    if not scope:
+        return options
+    count = sum(len(keys["rows"]) for keys in scope.get("keys", ()))
+    return {**options, "scope": {**scope, "keys": count}}
 
 
 async def write_act(

@@ -71,15 +71,22 @@ async def hand_over_part(
     attempt: int,
     end_lsn: Lsn,
     is_whole: bool,
+    columns: Mapping[str, int],
 ) -> None:
     """Rows of a relation in sync were exchanged at *lsn*, where its stream goes on.
 
     *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
-    none is in quarantine any more. Raises TargetFencedError if another process has moved the
-    position, or the copy has begun again.
+    none is in quarantine any more. *columns*: as in `hand_over`. Raises TargetFencedError if
+    another process has moved the position, or the copy has begun again.
     """
     updated = await connection.execute(
-        _HAND_OVER_PART_SQL, relation_id, str(lsn), attempt, str(end_lsn), is_whole
+        _HAND_OVER_PART_SQL,
+        relation_id,
+        str(lsn),
+        attempt,
+        str(end_lsn),
+        is_whole,
+        json.dumps(dict(columns)),
     )
     if not updated:
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -291,6 +298,7 @@ with gone as (
 update streamer.relation set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
+    columns = case when $5 then $6::text::jsonb else columns end,
     resync = null, error = null, error_code = null, waiting_for = null, changed_at = now()
 where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
 """

@@ -210,6 +210,10 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
         if before is not None:
             resync = resync.union(Resync.from_json(json.loads(before)))
         return await _store_to_point(connection, request, resync)
+    if resync.compares and not resync.force:
+        taken = await _store_to_point(connection, request, resync)
+        if taken is not None:
+            return taken
     stored = await connection.fetch_value(
         _RESYNC_SQL, request.relation_id, json.dumps(resync.to_json())
     )

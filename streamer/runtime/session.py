@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.apply.lane import MappedRelation
 from streamer.apply.spool import StreamedSpool
+from streamer.compare.at_point import find_differences
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.errors import SourceContentionError
@@ -286,6 +287,7 @@ class _Opening:
                 services.sync,
                 tables,
                 services.metrics,
+                find_differences,
             )
         )
         settled.watch.follow(coordinator, lambda: tables.tracker.newest_lsn)

@@ -3,11 +3,12 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
+from streamer.mapping.resync import KeyRanges
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -15,6 +16,10 @@ from streamer.source.catalog import SourceServer
 from streamer.sync.launcher import SparkLauncher
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+
+if TYPE_CHECKING:
+    from streamer.sync.prepare import TableCopy
+    from streamer.sync.snapshot import HeldSnapshot
 
 TERMINATE_SECONDS: Final = 10.0
 _END_TASKS_SQL: Final = """
@@ -70,6 +75,14 @@ class SyncEvents(Protocol):
         ...
 
 
+class FindDifferences(Protocol):
+    """Finds the ranges of keys in which the target differs from a snapshot, at its position."""
+
+    async def __call__(
+        self, context: "CopyContext", copy: "TableCopy", snapshot: "HeldSnapshot"
+    ) -> KeyRanges | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CopyContext:
     """See the module."""
@@ -83,6 +96,7 @@ class CopyContext:
     settings: SyncSettings
     events: SyncEvents
     metrics: Metrics
+    find_differences: FindDifferences
 
     @property
     def label(self) -> str:

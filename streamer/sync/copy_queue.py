@@ -28,9 +28,14 @@ class CopyQueue:
         self._waiting[mapped] = None
 
     def take(self) -> "list[MappedRelation]":
-        """Return the relations of the next round."""
-        batch = [mapped for mapped in self._waiting if not mapped.is_set_aside]
-        self._waiting.clear()
+        """Return the relations of the next round.
+
+        Those in sync, of which a copy brings some rows, come after the others: such a copy may wait
+        until the target has applied changes.
+        """
+        wanted = [mapped for mapped in self._waiting if not mapped.is_set_aside]
+        batch = [mapped for mapped in wanted if not mapped.is_held_to_point] or wanted
+        self._waiting = {mapped: None for mapped in wanted if mapped not in batch}
         self._copying.update(batch)
         self._asked_again.clear()
         return batch

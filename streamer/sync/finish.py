@@ -207,7 +207,6 @@ class Finisher:
         if copy.has_strays or scope is None or not scope.conditions or not exchange.key:
             return False
         rows = await target.fetch(exchange.stray_keys_sql())
-        copy.has_strays = True
         keys = KeySet(
             tuple(name for name, _ in exchange.key),
             tuple(copy.target.columns[name].type for name, _ in exchange.key),
@@ -222,6 +221,7 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
+        copy.has_strays = True  # not before: a lost connection brings us here again
         copy.parts += parts
         return bool(parts)
 
@@ -259,6 +259,7 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         attempt=copy.attempt,
         end_lsn=mapped.end_lsn,
         is_whole=copy.resync.scope is None,
+        columns=copy.column_numbers,
     )
 
 

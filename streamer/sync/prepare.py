@@ -27,7 +27,7 @@ from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import (
     Initial,
     OnColumnAdded,
@@ -90,6 +90,8 @@ class TableCopy:
     """When to try again to exchange the rows."""
     is_to_point: bool = False
     """The relation is in sync, and follows the stream up to the copy's consistent point."""
+    found: RowScope | None = None
+    """The rows that a comparison at the consistent point found to differ."""
     has_strays: bool = False
     """The copy has the rows too that only the target finds by the conditions of the scope."""
 
@@ -115,7 +117,7 @@ class TableCopy:
     @property
     def order(self) -> CopyOrder:
         """The input of the copy's query."""
-        scope = self.resync.scope
+        scope = self.scope
         return CopyOrder(
             self.mapped.relation_id,
             self.attempt,
@@ -128,6 +130,11 @@ class TableCopy:
             self.can_split and (scope is None or bool(scope.conditions)),
             None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
         )
+
+    @property
+    def scope(self) -> RowScope | None:
+        """The rows that it brings; None for all."""
+        return self.found if self.resync.scope is None else self.resync.scope
 
     @property
     def names(self) -> list[str]:
@@ -431,7 +438,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
     # history has one open version of each.
     is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
-    scope = copy.resync.scope
+    scope = copy.scope
     within = "true"
     if scope is not None:
         conditions = check_conditions(scope, copy.unchanged, copy.mapped.mapping)

@@ -38,6 +38,7 @@ from streamer.errors import (
     TargetContentionError,
 )
 from streamer.failpoints import failpoint
+from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
 from streamer.postgres.conninfo import with_password_of
 from streamer.progress.relations import set_waiting
@@ -420,6 +421,8 @@ class Round:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
+        if copy.is_to_point and copy.resync.scope is None:
+            await self._find_differences(copy)
         rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)
         copy.columns = source.names
@@ -435,6 +438,14 @@ class Round:
             await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
         elif settings.defer_indexes and is_large(copy.heaps):
             await _defer_indexes(target, copy)
+
+    async def _find_differences(self, copy: TableCopy) -> None:
+        """Compare the table at the consistent point, so that the copy brings what differs only."""
+        await self._context.events.reach(copy.mapped, copy.consistent_point)
+        ranges = await self._context.find_differences(self._context, copy, self._snapshot)
+        failpoint("sync.compared")
+        if ranges is not None:
+            copy.found = RowScope(ranges=ranges)
 
     async def _run_job(self) -> None:
         """Let Spark copy the parts; finish each relation as it is complete."""

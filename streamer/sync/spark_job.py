@@ -56,6 +56,7 @@ SHIPPED: Final = (
     "streamer.failpoints",
     "streamer.lsn",
     "streamer.postgres",
+    "streamer.postgres.key_ranges",
     "streamer.postgres.origin",
     "streamer.postgres.quoting",
     "streamer.postgres.row_values",

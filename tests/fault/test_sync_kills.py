@@ -3,6 +3,7 @@
 import asyncio
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,52 @@ async def test_killed_while_one_of_its_tables_is_synced_again(
     await asyncio.to_thread(ask_late)
     case.write(5)
     await case.recover()
+
+
+DIFFERENCE = {"mode": "diff"}
+CONDITION = {"scope": {"where": ["id > 0 and id < 100000"], "keys": []}}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sid"),
+    [
+        ("requests.taken", CONDITION, None),
+        ("sync.compared", DIFFERENCE, "eu"),
+        ("sync.at_point", CONDITION, "eu"),
+        ("sync.exchanged", DIFFERENCE, None),
+        ("sync.catching_up", CONDITION, "eu"),
+    ],
+)
+async def test_killed_while_rows_that_differ_are_brought(
+    name: str,
+    options: dict[str, Any],
+    sid: str | None,
+    tmp_path: Path,
+    source: Database,
+    target: Database,
+) -> None:
+    """No change of any row is lost, whether the copy has it or not."""
+    case = Case(tmp_path, source, target, sid)
+    await case.recover()
+    case.spoil()
+    if name != "requests.taken":  # a start takes requests elsewhere
+        case.ask_to_point(options)
+        await asyncio.to_thread(case.die, f"{name}=kill")
+    else:
+        await asyncio.to_thread(ask_while_it_streams, case, name, options)
+    case.write(5)
+    await case.recover()
+
+
+def ask_while_it_streams(case: Case, name: str, options: dict[str, Any]) -> None:
+    armed = {"STREAMER_FAILPOINTS": f"{name}=kill"}
+    with Process(case.config, environment=armed, spark=False) as process:
+        streaming = "select 1 from streamer.source where state = 'streaming'"
+        eventually(lambda: case.target.execute(streaming))
+        case.write(5)
+        case.ask_to_point(options)
+        case.target.execute("notify streamer")
+        assert process.wait(60) == -9
 
 
 async def test_killed_inside_a_transaction_too_large_for_memory(

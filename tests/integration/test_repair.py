@@ -168,6 +168,8 @@ async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
         await bring(streamer, "keyed", keys)
         assert target.execute("select item from items where v <> 'v'") == [(10,)]
         assert target.value("select count(*) from items") == 200
+        audit = "select options -> 'scope' ->> 'keys' from streamer.audit order by id desc limit 1"
+        assert target.value(audit) == "4", "the audit has no values of rows"
         target.execute("update items set v = 'wrong' where item = 7")
         await ask(streamer, "public.keyed", **limited(keys))
         source.execute("truncate keyed; insert into keyed values (7, 'EU', 'after')")
@@ -210,6 +212,70 @@ async def test_what_a_limited_resync_cannot_do_leaves_the_table_as_it_was(
         await refused("keyed", RowScope(("id = 5",)), "in quarantine")
         assert target.value("select v from keyed where id = 1") == "v++"
         assert stages(target) == []
+
+
+WIDE = """
+create table wide (a int, b date, v text, n numeric, d double precision, t timestamptz, i interval,
+                   y bytea, c char(4), primary key (b, a));
+insert into wide select g, date '2026-01-01' + g % 7, 'v' || g, g / 4.0, g / 3.0,
+  timestamptz '2026-01-01 12:00+00' + g * interval '1 minute', g * interval '1 hour',
+  decode(lpad(to_hex(g), 4, '0'), 'hex'), 'ab' from generate_series(1, 1000) g;
+create table named (name text primary key, v text);
+insert into named select 'name ' || g, 'v' from generate_series(1, 300) g;
+create table hist (id int primary key, region text, v text);
+insert into hist select g, 'EU', 'v' from generate_series(1, 300) g;
+"""
+
+
+async def test_a_resync_by_difference_copies_only_the_ranges_that_differ(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamer.compare.ranges.RANGE_ROWS", 100)
+    for module in ("ranges", "at_point"):
+        monkeypatch.setattr(f"streamer.compare.{module}.FETCH_ROWS", 10)
+    source.execute(WIDE)
+    tables = (
+        "wide: {target: broad, columns: {a: aa, b: bb, v: v, n: n, d: d, t: t, i: i, y: y, c: c}}"
+    )
+    copied = """
+        select coalesce(sum(rows_copied), 0) from streamer.sync_partition
+        where relation_id = (select id from streamer.relation where source = 'public.{}')
+    """
+    async with stream(f"{tables}\nnamed:\nhist: {{type: history}}", sid="eu") as streamer:
+        await streamer.caught_up()
+        source.execute("analyze")
+        await ask(streamer, "public.wide", mode="diff")
+        await streamer.caught_up()
+        assert target.value(copied.format("wide")) == 0, "they are equal"
+        target.execute(
+            """
+            update broad set n = 1.0 where aa = 4; update broad set c = null where aa = 500;
+            delete from broad where aa = 900;
+            insert into broad (sid, aa, bb) values ('eu', 5000, '2030-01-01'), ('eu', 5000, '2020-01-01');
+            insert into broad (sid, aa, bb) values ('other', 1, '2026-01-01');
+            update named set v = 'wrong' where name = 'name 7'; delete from named where name = 'name 9';
+            update hist set v = 'wrong' where id = 200; delete from hist where id = 201
+            """
+        )
+        source.execute("update wide set v = 'w' where a = 800")
+        await ask(streamer, "public.wide", mode="diff")
+        for table in ("named", "hist"):
+            await ask(streamer, f"public.{table}", mode="diff")
+        source.execute(
+            "update wide set v = 'held' where a in (4, 5); update hist set v = 'w' where id = 3"
+        )
+        await streamer.caught_up()
+        assert 3 <= int(str(target.value(copied.format("wide")))) <= 100
+        assert 2 <= int(str(target.value(copied.format("hist")))) <= 20
+        assert stages(target) == []
+    own = "select aa, bb, v, n, d, t, i, y, c from broad where sid = 'eu' order by 2, 1"
+    assert target.execute(own) == source.execute("select * from wide order by b, a")
+    assert target.value("select count(*) from broad where sid = 'other'") == 1
+    assert target.execute("select name, v from named order by 1") == (
+        source.execute("select * from named order by 1")
+    )
+    open_now = "select id, region, v from hist where kvsz_end > '9000-01-01' order by id"
+    assert target.execute(open_now) == source.execute("select * from hist order by id")
 
 
 @pytest.mark.parametrize(

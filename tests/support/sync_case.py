@@ -1,7 +1,10 @@
 """One source whose tables are copied under writes, and how both sides are to look in the end."""
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from streamer.failpoints import NAMES
 from tests.support.postgres import Database
@@ -18,7 +21,11 @@ insert into keyed select g, 'before' from generate_series(1, 2000) g;
 insert into keyless select g % 10, 'same' from generate_series(1, 2000) g;
 insert into hist select g, 'before' from generate_series(1, 2000) g;
 """
-STEPS = sorted({name for name in NAMES if name.startswith("sync.")} - {"sync.slot_created"})
+TO_POINT = {"sync.compared", "sync.at_point"}
+"""Only a copy of the rows that differ reaches these."""
+STEPS = sorted(
+    {name for name in NAMES if name.startswith("sync.")} - {"sync.slot_created"} - TO_POINT
+)
 ONLY_AT_FIRST = {"sync.table_created", "sync.indexes_dropped", "sync.index_restored"}
 """A resync finds the table there, and leaves its indexes alone."""
 ONLY_LATER = {"sync.exchanged"}
@@ -86,6 +93,24 @@ class Case:
     def ask_for_resync(self) -> None:
         self.target.execute(
             "insert into streamer.request (relation_id, action) select id, 'resync' from streamer.relation"
+        )
+
+    def spoil(self) -> None:
+        """Make rows of the target differ, of which the writer changes some."""
+        own = f"sid = '{self.sid}' and" if self.sid else ""
+        self.target.execute(
+            f"""
+            update keyed set v = 'wrong' where {own} id % 50 = 7; delete from keyed where {own} id % 50 = 8;
+            update hist set v = 'wrong' where {own} id % 50 = 7; delete from hist where {own} id % 50 = 8
+            """
+        )
+
+    def ask_to_point(self, options: Mapping[str, Any]) -> None:
+        """Request the rows of tables with a key that differ."""
+        self.target.execute(
+            "insert into streamer.request (relation_id, action, options)"
+            f" select id, 'resync', '{json.dumps(options)}' from streamer.relation"
+            " where source <> 'public.keyless'"
         )
 
     def assert_equal(self) -> None:

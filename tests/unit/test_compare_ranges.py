@@ -6,13 +6,12 @@ from streamer.compare.ranges import (
     PARTS_MAX,
     RANGE_ROWS,
     RANGES_MAX,
-    KeyRange,
     count_buckets,
     count_parts,
     count_ranges,
-    range_sql,
     split_range,
 )
+from streamer.postgres.key_ranges import KeyRange, join_ranges, range_sql
 
 
 def test_ranges_cover_all_keys_and_touch_each_other() -> None:
@@ -53,3 +52,15 @@ def test_the_fast_hash_needs_the_same_bytes_and_the_same_answers() -> None:
     assert choose_hash(("LATIN1", "UTF8"), same) is HashKind.MD5
     assert choose_hash(("UTF8", "UTF8"), (["1"], ["2"])) is HashKind.MD5
     assert choose_hash(("UTF8", "UTF8"), (None, None)) is HashKind.MD5
+
+
+def test_ranges_without_a_gap_between_them_are_joined() -> None:
+    a, b, c, d, e = (KeyRange((x,), (y,)) for x, y in ("12", "23", "45", "56", "89"))
+    assert set(join_ranges([d, b, a, c, e])) == {
+        KeyRange(("1",), ("3",)),
+        KeyRange(("4",), ("6",)),
+        e,
+    }
+    first, last = KeyRange(None, ("1",)), KeyRange(("9",), None)
+    assert join_ranges([last, first, KeyRange(("1",), ("9",))]) == [KeyRange()]
+    assert join_ranges([]) == []

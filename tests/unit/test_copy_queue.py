@@ -15,6 +15,18 @@ def test_a_round_takes_the_requested_relations_once() -> None:
     assert not queue.is_empty
 
 
+def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
+    queue, whole, part = CopyQueue(), mapped_relation(1), mapped_relation(2)
+    part.is_held_to_point = True
+    queue.request(part)
+    queue.request(whole)
+    assert queue.take() == [whole]
+    assert queue.waiting == [part]
+    assert queue.has(part)
+    assert queue.take() == [part]
+    assert queue.waiting == []
+
+
 def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
     queue, relations = CopyQueue(), [mapped_relation(number) for number in range(3)]
     for mapped in relations:
