@@ -68,6 +68,9 @@ NAMES: Final = frozenset(
         "indexes.before_build",
         "brake.found",
         "brake.stored",
+        "definitions.planned",
+        "definitions.before_make",
+        "definitions.part_made",
     }
 )
 

@@ -222,6 +222,28 @@ create table streamer.deferred_index (
     definition text not null
 );
 
+-- Definitions that target tables get beside their columns: indexes, constraints, defaults and
+-- comments of the source's tables, as `create` asks for. A copy of the table stores them anew.
+create table streamer.definition (
+    id bigint generated always as identity primary key,
+    relation_id bigint not null references streamer.relation on delete cascade,
+    kind text not null,
+    name text not null,
+    state text not null check (state in ('pending', 'made', 'failed', 'unmade')),
+    -- The index that the first of the statements in `online` builds concurrently.
+    index_name text,
+    -- Arrays of statements: for a table that no other session uses, and for one in use.
+    statements json not null,
+    online json not null,
+    sql text not null,
+    -- Why it is not made.
+    reason text,
+    attempts integer not null default 0,
+    -- The target table that a foreign key refers to.
+    referenced text,
+    unique (relation_id, kind, name)
+);
+
 -- Requests of operators: a running process acts at once, a stopped one at its next start.
 create table streamer.request (
     id bigint generated always as identity primary key,

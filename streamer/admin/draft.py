@@ -105,6 +105,7 @@ def build_mapping(
         models,
         target_namespace(content, settings),
         default_on_error(content, settings),
+        settings.target.create,
         places.describe,
         variables,
         faults,
@@ -183,7 +184,11 @@ def check_table(fields: Row, settings: Settings) -> None:
             {"database": "x", "urls": [{"url": "host=x"}], "tables": {key: replaced}}
         )
         MappingBuilder(
-            [group], settings.target.schema_, settings.on_error, lambda location: _field(location)
+            [group],
+            settings.target.schema_,
+            settings.on_error,
+            settings.target.create,
+            lambda location: _field(location),
         ).build()
     except ValidationError as exc:
         error = explain(exc, _field)

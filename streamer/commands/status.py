@@ -15,6 +15,7 @@ from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.definitions import DefinitionRecord, read_definitions
 from streamer.progress.held import HeldRecord, read_held
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.relations import RelationRecord, read_relation_records
@@ -87,6 +88,8 @@ class TableStatus:
     """The transaction before which `max_deleted_rows` paused the table: xid, lsn, commit_time,
     deleted_rows, truncates.
     """
+    definitions: list[DefinitionRecord] = field(default_factory=list)
+    """Those that `create` asks for and the target lacks."""
 
 
 @dataclass(slots=True)
@@ -124,7 +127,11 @@ class SourceStatus:
 
     def to_json(self) -> dict[str, Any]:
         return _with_runbook(self) | {
-            "tables": [_with_runbook(table) for table in self.tables],
+            "tables": [
+                _with_runbook(table)
+                | {"definitions": [definition.to_json() for definition in table.definitions]}
+                for table in self.tables
+            ],
             "sequences": [asdict(sequence) for sequence in self.sequences],
         }
 
@@ -144,6 +151,7 @@ class _Bookkeeping:
     held: dict[int, HeldRecord] = field(default_factory=dict)
     sequences: dict[int, list[SequenceRecord]] = field(default_factory=dict)
     verifications: dict[int, VerificationRecord] = field(default_factory=dict)
+    definitions: dict[int, list[DefinitionRecord]] = field(default_factory=dict)
 
     def of(self, record: SourceRecord) -> list[RelationRecord]:
         return [r for r in self.relations if r.source_id == record.source_id]
@@ -251,6 +259,7 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
                     relation,
                     books.copies.get(relation.relation_id),
                     books.verifications.get(relation.relation_id),
+                    books.definitions.get(relation.relation_id, []),
                 )
                 for relation in books.of(record)
             ]
@@ -287,13 +296,17 @@ async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
             await read_held(bookkeeping),
             await read_sequences(bookkeeping),
             await read_verifications(bookkeeping),
+            await read_definitions(bookkeeping),
         )
     finally:
         await bookkeeping.close()
 
 
 def _table_status(
-    relation: RelationRecord, copy: CopyProgress | None, verification: VerificationRecord | None
+    relation: RelationRecord,
+    copy: CopyProgress | None,
+    verification: VerificationRecord | None,
+    definitions: list[DefinitionRecord],
 ) -> TableStatus:
     is_complete = relation.snapshot_lsn is not None
     brake = relation.waiting_brake
@@ -315,6 +328,7 @@ def _table_status(
         transport_reason=relation.transport_reason,
         truncates_skipped=relation.truncates_skipped,
         waits_before=None if brake is None else brake.to_json(),
+        definitions=definitions,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

@@ -120,6 +120,9 @@ def _problems(status: SourceStatus) -> Iterator[Text]:
                 "streamer quarantine list shows them"
             )
         yield from _verification(where, row, status)
+        for lacks in row.definitions:
+            if lacks.is_given_up:
+                yield Text(f"{where}: {lacks.label} is not made: {redact(lacks.reason or '')}")
     yield from _behind(status)
 
 

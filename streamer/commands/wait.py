@@ -13,8 +13,9 @@ from typing import Final
 
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import Mapping, SourceMapping, parse_name, parse_relation
+from streamer.mapping.rules import Create, Mapping, SourceMapping, parse_name, parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed
@@ -76,7 +77,12 @@ async def wait(
     Raises StreamerError for a failure that an operator must fix.
     """
     wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
-    waiting = _Waiting(address, scope, wanted)
+    makes_definitions = any(
+        rule.create is not Create.COLUMNS
+        for source in scope.sources(mapping)
+        for rule in source.rules
+    )
+    waiting = _Waiting(address, scope, wanted, makes_definitions=makes_definitions)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for source in scope.sources(mapping):
@@ -105,10 +111,13 @@ async def _find_position(source: SourceMapping, wanted: Wanted) -> None:
 class _Waiting:
     """Polls the bookkeeping. ``missing``: the obstacles at the last poll."""
 
-    def __init__(self, address: TargetAddress, scope: Scope, wanted: Wanted) -> None:
+    def __init__(
+        self, address: TargetAddress, scope: Scope, wanted: Wanted, *, makes_definitions: bool
+    ) -> None:
         self._address = address
         self._scope = scope
         self._wanted = wanted
+        self._makes_definitions = makes_definitions
         self.missing = _NOT_SET_UP
 
     async def run(self) -> None:
@@ -156,6 +165,8 @@ class _Waiting:
                 has_table = has_table or bool(relations)
                 if what := self._missing_of(label, relations, record.acknowledged_lsn, wanted):
                     missing.append(what)
+                elif self._makes_definitions:
+                    missing += await _pending(bookkeeping, label, relations)
         if self._scope.tables and not has_table and not missing:
             missing.append(f"no table {', '.join(self._scope.tables)} is streamed")
         return missing
@@ -176,3 +187,16 @@ class _Waiting:
                 where = f'table "{relation.source}" of "{label}"'
                 return f"{where}: visible {visible_lsn}, waiting for {wanted}"
         return None
+
+
+async def _pending(
+    bookkeeping: Bookkeeping, label: str, relations: list[RelationRecord]
+) -> list[str]:
+    """Return the definitions that a process is still to make; those it gave up do not count."""
+    found = await read_definitions(bookkeeping)
+    return [
+        f'{record.label} of table "{record.source}" of "{label}" is not made yet'
+        for relation in relations
+        for record in found.get(relation.relation_id, [])
+        if not record.is_given_up
+    ][:1]

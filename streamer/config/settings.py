@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
 from streamer.mapping.rules import (
+    Create,
     Initial,
     OnColumnAdded,
     OnError,
@@ -106,6 +107,11 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add": "streamer adds the column to the target, without NOT NULL",
         "ignore": "streamer leaves the column out",
     },
+    "create": {
+        "columns": "columns, NOT NULL and the primary key",
+        "keys": "also unique constraints, exclusion constraints and indexes",
+        "all": "also defaults, checks, foreign keys, comments and statistics targets",
+    },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",
         "text": "works for every type",
@@ -146,6 +152,12 @@ class TargetSettings(Strict):
         description="Create missing target tables from the source's definition: columns with their "
         "exact types, NOT NULL, the primary key with `sid` first, and the history columns. "
         "streamer also creates types that the target lacks.",
+    )
+    create: Create = Field(
+        default=Create.COLUMNS,
+        description="Definitions that target tables get if streamer creates them. `sid` leads "
+        "every unique key and foreign key. `streamer status` lists the definitions that the target "
+        "cannot have, with their SQL.",
     )
     create_fk_indexes: bool = Field(
         default=False,
@@ -394,6 +406,11 @@ class TableSettings(Strict):
         description="Allow a copy to delete rows of this source that streamer did not write. "
         "Without it, streamer refuses to copy into a table that holds such rows.",
     )
+    create: Create | None = Field(
+        default=None,
+        title="Definitions of a created table",
+        description="Overrides the `create` of the source, or `target.create`, for this table.",
+    )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,
         title="When the source adds a column",
@@ -475,6 +492,11 @@ class SourceSettings(Strict):
         "identity and serial columns of mapped tables, and other sequences of the same name in "
         "`target.schema`. streamer reads them every 3 seconds, and leaves a margin of at least "
         "1,000 values.",
+    )
+    create: Create | None = Field(
+        default=None,
+        title="Definitions of created tables",
+        description="Overrides `target.create` for the tables of this group.",
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from streamer.errors import MappingError, SettingsError
 from streamer.hints import command
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
+    Create,
     Initial,
     Mapping,
     MappingFault,
@@ -49,6 +50,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         settings.sources,
         settings.target.schema_,
         settings.on_error,
+        settings.target.create,
         describe,
         document.replaced,
         {
@@ -109,6 +111,7 @@ class MappingBuilder:
         groups: Sequence[SourceSettings],
         target_namespace: str,
         on_error: OnError,
+        create: Create,
         describe: Callable[[Location], str],
         replaced: Replaced | None = None,
         faults: dict[Location, MappingFault] | None = None,
@@ -120,6 +123,7 @@ class MappingBuilder:
         self._groups = groups
         self._target_namespace = target_namespace
         self._on_error = on_error
+        self._create = create
         self._describe = describe
 
     def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
@@ -216,14 +220,14 @@ class MappingBuilder:
         rules: list[TableRule] = []
         for name, table in group.tables.items():
             place = (*location, "tables", name)
-            rule = self._rule(name, table, place)
+            rule = self._rule(name, table, place, group.create or self._create)
             for other in rules:
                 if other.pattern == rule.pattern:
                     raise self._error(place, f'table "{rule.pattern}" has two rules')
             rules.append(rule)
         return tuple(rules)
 
-    def _rule(self, name: str, table: TableSettings, place: Location) -> TableRule:
+    def _rule(self, name: str, table: TableSettings, place: Location, create: Create) -> TableRule:
         try:
             pattern = parse_relation(name, "public")
             target = self._target(pattern, table.target)
@@ -251,6 +255,7 @@ class MappingBuilder:
             verify_interval=table.verify_interval,
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,
+            create=table.create or create,
         )
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:

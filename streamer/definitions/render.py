@@ -99,6 +99,8 @@ class Planned:
     index: str | None = None
     source_sql: str = ""
     reason: str | None = None
+    referenced: RelationName | None = None
+    """The target table that a foreign key refers to."""
 
     @property
     def sql(self) -> str:
@@ -498,7 +500,8 @@ class Renderer:
             f"foreign key ({', '.join(own)}) references {there.quoted} ({', '.join(refers)})"
             f"{match}{actions}{_timing(constraint)}"
         )
-        return self._validated(ObjectKind.FOREIGN_KEY, constraint, add)
+        planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, add)
+        return replace(planned, referenced=there.mapping.target)
 
     def _check_reference(self, referenced: RelationName, there: TargetPlace | None) -> None:
         if there is None:

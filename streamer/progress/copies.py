@@ -36,21 +36,18 @@ async def read_filling(connection: TargetConnection, relation_ids: Sequence[int]
 
 
 async def begin_copies(
-    connection: TargetConnection, were_created: Mapping[int, bool]
+    connection: TargetConnection, relation_ids: Sequence[int]
 ) -> dict[int, BegunCopy]:
     """Store ``copying`` and a new attempt of relations.
 
-    *were_created*: by relation id, whether streamer has just created the target. Raises
-    TargetFencedError if streamer found changes of a relation missing meanwhile. A copy that began
-    now would make the relation look in sync.
+    Raises TargetFencedError if streamer found changes of a relation missing meanwhile. A copy that
+    began now would make the relation look in sync.
     """
-    rows = await connection.fetch(
-        _BEGIN_COPIES_SQL, list(were_created), list(were_created.values())
-    )
+    rows = await connection.fetch(_BEGIN_COPIES_SQL, list(relation_ids))
     begun = {
         row["id"]: BegunCopy(row["attempt"], row["is_filling"], row["owns_rows"]) for row in rows
     }
-    if len(begun) < len(were_created):
+    if len(begun) < len(relation_ids):
         raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
     return begun
 
@@ -279,10 +276,8 @@ update streamer.relation r set
     error_code = case when state in ('init', 'copying') then error_code end, waiting_for = null,
     snapshot_lsn = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
-    target_created = target_created or w.was_created,
     changed_at = now()
-from unnest($1::int8[], $2::bool[]) w (id, was_created)
-where r.id = w.id and not needs_resync
+where r.id = any ($1::int8[]) and not needs_resync
 returning r.id, attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
 _BEGIN_PART_SQL: Final = """

@@ -45,6 +45,7 @@ from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
+from streamer.runtime.definitions import DefinitionBuilder
 from streamer.runtime.gauges import ScrapeFacts, families, read_facts
 from streamer.runtime.installation import Installation
 from streamer.runtime.readiness import (
@@ -279,6 +280,7 @@ class Engine:
                 defer_indexes=settings.sync.defer_indexes,
                 jobs=settings.sync.jobs,
                 rows_per_second=settings.sync.rows_per_second,
+                target_namespace=settings.target.schema_,
             ),
             target_namespace=settings.target.schema_,
             by_transaction=settings.consistency == "transaction",
@@ -302,6 +304,10 @@ class Engine:
             ]
             common.append(
                 group.create_task(enduring("launcher", services.launcher.run), name="launcher")
+            )
+            definitions = DefinitionBuilder(self._address, lambda: self._mapping, self.metrics)
+            common.append(
+                group.create_task(enduring("definitions", definitions.run), name="definitions")
             )
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(

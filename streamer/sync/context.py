@@ -38,6 +38,8 @@ class SyncSettings:
     defer_indexes: bool
     jobs: int
     rows_per_second: float | None
+    target_namespace: str = "public"
+    """The schema of target tables whose rule names none."""
 
     def __repr__(self) -> str:
         return "SyncSettings(…)"

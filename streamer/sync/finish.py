@@ -30,6 +30,7 @@ from streamer.progress.relations import demand_copy, fail_copy, fail_part
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.definitions import make_before_hand_over
 from streamer.sync.plan import CopyPart, cut
 from streamer.sync.prepare import TableCopy, add_parts, exchange_of
 from streamer.sync.scope import cut_keys, source_condition
@@ -138,6 +139,7 @@ class Finisher:
                     await self._exchange(target, copy, rows, size)
                 else:
                     await restore_indexes(target, copy.target.name)
+                    await make_before_hand_over(target, copy.mapped.relation_id)
                     await _analyze(target, copy)
                     await _hand_over(target, copy, rows, size)
                 self._handed_over(copy, rows, size)

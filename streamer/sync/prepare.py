@@ -251,7 +251,13 @@ class Preparation:
         oids = {column.type_oid for _, relation in pairs for column in relation.columns}
         types = await read_types(source, oids, self._server.version)
         wanted = [
-            NewTable(relation, mapped.mapping, mapped.source.sid, facts[mapped].types)
+            NewTable(
+                relation,
+                mapped.mapping,
+                mapped.source.sid,
+                facts[mapped].types,
+                mapped.relation_id,
+            )
             for mapped, relation in pairs
         ]
         created = await create_tables(target, wanted, types)
@@ -372,7 +378,7 @@ class Preparation:
         await target.execute(
             "delete from streamer.sync_partition where relation_id = any ($1::int8[])", ids
         )
-        begun = await begin_copies(target, {c.mapped.relation_id: c.was_created for c in copies})
+        begun = await begin_copies(target, [c.mapped.relation_id for c in copies])
         await drop_stages(target, ids)
         occupied = await read_occupied(target, copies)
         for copy in copies:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 import structlog
 
 from streamer.apply.lane import MappedRelation
@@ -43,7 +44,7 @@ from streamer.mapping.rules import RelationName
 from streamer.postgres.conninfo import with_password_of
 from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.connection import Connection, connection, translate, translating
 from streamer.source.publication import (
     Publication,
     membership_fingerprint,
@@ -56,6 +57,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.copy_waits import CopyWaits
+from streamer.sync.definitions import plan_definitions
 from streamer.sync.finish import Finisher
 from streamer.sync.finishing import Finishing
 from streamer.sync.leaves import know_leaves
@@ -405,6 +407,23 @@ class Round:
                 if exc.retry is Retry.TIMED:
                     raise
                 await self._store_one_by_one(target, planned)
+            await self._plan_definitions(target, planned)
+
+    async def _plan_definitions(self, target: TargetConnection, planned: list[TableCopy]) -> None:
+        """Store the definitions to make after the copy; a failure must not stop that."""
+        context, plain = self._context, self._snapshot.plain
+        await plain.execute("savepoint definitions")
+        try:
+            await plan_definitions(
+                context.source, context.settings.target_namespace, plain, target, planned
+            )
+        except (StreamerError, psycopg.Error) as exc:
+            error = translate(exc, context.label) if isinstance(exc, psycopg.Error) else exc
+            if error.retry is Retry.TIMED:
+                raise error from exc
+            log.error("definitions cannot be read", source=context.label, error=str(error))
+        if not plain.closed:
+            await plain.execute("rollback to savepoint definitions")
 
     async def _store_one_by_one(self, target: TargetConnection, planned: list[TableCopy]) -> None:
         """Find the table whose parts the target rejects."""

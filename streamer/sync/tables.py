@@ -132,12 +132,15 @@ def _column_sql(column: SourceColumn, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A target table to create. ``computed_types``: see `create_table_sql`."""
+    """A target table to create. ``computed_types``: see `create_table_sql`; ``relation_id``: the
+    relation that it is for.
+    """
 
     relation: SourceRelation
     mapping: RelationMapping
     sid: str | None
     computed_types: dict[str, str]
+    relation_id: int
 
     @property
     def quoted(self) -> str:
@@ -153,8 +156,8 @@ async def create_tables(
 ) -> set[RelationName]:
     """Create target tables, and *types*, unless they exist; return the created tables.
 
-    All are created or none. Raises TargetSchemaError, TargetRejectedError with the statements to
-    run instead.
+    All are created or none, and the bookkeeping tells. Raises TargetSchemaError,
+    TargetRejectedError with the statements to run instead.
     """
     for table in tables:
         check_can_be_made(table.relation, table.mapping, table.sid)
@@ -176,6 +179,10 @@ async def create_tables(
             for kind in types:
                 await _create_type(connection, kind)
             await connection.execute(_joined(wanted.values()))
+            await connection.execute(
+                "update streamer.relation set target_created = true where id = any ($1::int8[])",
+                [table.relation_id for table in wanted.values()],
+            )
     except TargetRejectedError as exc:
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",

@@ -13,7 +13,10 @@ from tests.support.process import Process, caught_up, status
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
-_OTHERS = ("sync.", "indexes.", "journal.", "compare.", "execute.", "brake.", "cutover.")
+_OTHERS = (
+    *("sync.", "indexes.", "journal.", "compare.", "execute.", "brake.", "cutover."),
+    "definitions.",
+)
 STREAMING = sorted(name for name in NAMES if not name.startswith(_OTHERS))
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.drain import drainer
+from streamer.commands.check.definitions import check_definitions
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.source import (
     check_capacity,
@@ -91,6 +92,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         findings += check_heartbeat(facts, settings.heartbeat_interval)
         if target is not None:
             findings += check_target_tables(facts, target, create_tables=create_tables)
+            findings += check_definitions(facts, target, create_tables=create_tables)
             findings += check_transport(facts, target)
         report.findings += in_order(findings)
     return Examination(report, sources, target)

@@ -8,9 +8,11 @@ from typing import Final
 
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rules import SeenTable, resolve_rules
+from streamer.definitions.model import TableDefinition
+from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import Create, RelationMapping, RelationName, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import (
@@ -126,6 +128,8 @@ class SourceFacts:
     sequences: list[SourceSequence] = field(default_factory=list)
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
+    definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
+    """Of the tables whose rule has a `create` beyond columns."""
     labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
@@ -271,6 +275,14 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
+    asking = [
+        relation.oid
+        for mapping, relation in facts.mapped()
+        if mapping.rule.create is not Create.COLUMNS
+    ]
+    if asking:
+        rows = await fetch_all(plain, definitions_sql("%s::oid[]"), asking)
+        facts.definitions = {found.name: found for found in map(definition_of, rows)}
     identities = [relation.identity for relation in facts.relations.values()]
     tables = [table.oid for each in identities for table in (each.root, *each.leaves)]
     facts.identities = {oid: IdentityDetails({}, None) for oid in tables}

@@ -15,6 +15,7 @@ from streamer.commands.check.findings import (
     Finding,
     Place,
     Severity,
+    at_target,
     error,
     found_lines,
     in_words,
@@ -131,6 +132,12 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
             pace = f", {format_latency(left)} left" if left is not None else ""
             waits = f"; it waits: {table.error}" if table.error else ""
             yield info(place, f"is being copied{pace}{waits}")
+    for lacks in table.definitions:
+        if lacks.is_given_up:
+            problem = f"its target lacks {lacks.label}, which cannot be made: {lacks.reason}"
+            yield warning(place, problem, at_target(lacks.sql))
+        else:
+            yield info(place, f"{lacks.label} of its target is yet to be made")
     if table.quarantined:
         problem = f"{table.quarantined:,} changes are in quarantine, so the target lacks them"
         yield error(place, problem, run_here(command("quarantine list --table")))

@@ -1,0 +1,152 @@
+"""Definitions that target tables are to get beside their columns, and how that stands.
+
+The round that copies a table stores them (`streamer.sync.definitions`). A row is `pending` until
+the object is there (`made`) or the target refused it (`failed`). An `unmade` one cannot be made.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamer.definitions.render import ObjectKind, Planned
+from streamer.mapping.rules import RelationName, parse_name
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.target.connection import TargetConnection, transaction
+
+_OPEN_SQL: Final = """
+select d.id, d.relation_id, r.target, r.source, d.kind, d.name, d.state, d.index_name,
+       d.statements::text, d.online::text, d.sql, d.reason, d.attempts, d.referenced
+from streamer.definition d join streamer.relation r on r.id = d.relation_id
+"""
+_PENDING_SQL: Final = """
+where d.state = 'pending'
+  and case when $1::int8 is not null then d.relation_id = $1 and d.kind <> 'foreign key'
+      else r.state = 'ready' and (d.referenced is null or not exists (
+           select from streamer.relation o
+            where o.source_id = r.source_id and o.target = d.referenced and o.state <> 'ready')) end
+order by d.attempts, d.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRecord:
+    """A definition in the bookkeeping.
+
+    ``statements`` and ``online``: see `streamer.definitions.render.Planned`. ``attempts``: failed
+    ones.
+    """
+
+    id: int
+    relation_id: int
+    source: str
+    target: RelationName
+    kind: ObjectKind
+    name: str
+    state: str
+    index: str | None
+    statements: tuple[str, ...]
+    online: tuple[str, ...]
+    sql: str
+    reason: str | None
+    attempts: int
+    referenced: str | None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether streamer does not try to make it."""
+        return self.state in ("failed", "unmade")
+
+    @property
+    def label(self) -> str:
+        return f'{self.kind} "{self.name}"'
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.value,
+            "name": self.name,
+            "state": self.state,
+            "sql": self.sql,
+            "reason": self.reason,
+        }
+
+
+async def store_definitions(
+    connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
+) -> None:
+    """Store *planned* as all definitions of a relation; those that are there are found there."""
+    async with transaction(connection):
+        await connection.execute(
+            "delete from streamer.definition where relation_id = $1", relation_id
+        )
+        for each in planned:
+            await connection.execute(
+                "insert into streamer.definition (relation_id, kind, name, state, index_name,"
+                " statements, online, sql, reason, referenced)"
+                " values ($1, $2, $3, $4, $5, $6::text::json, $7::text::json, $8, $9, $10)"
+                " on conflict do nothing",
+                relation_id,
+                each.kind.value,
+                each.name,
+                "pending" if each.reason is None else "unmade",
+                each.index,
+                json.dumps(each.statements),
+                json.dumps(each.online),
+                each.sql,
+                each.reason,
+                None if each.referenced is None else str(each.referenced),
+            )
+
+
+async def read_pending(
+    connection: TargetConnection, relation_id: int | None = None
+) -> list[DefinitionRecord]:
+    """Return the definitions to make now: those of one relation, or those of all ready ones.
+
+    A foreign key has to wait until both of its tables are ready.
+    """
+    rows = await connection.fetch(_OPEN_SQL + _PENDING_SQL, relation_id)
+    return [_record(row) for row in rows]
+
+
+async def read_definitions(bookkeeping: Bookkeeping) -> dict[int, list[DefinitionRecord]]:
+    """Return the definitions that are not made, by the id of their relation."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(f"{_OPEN_SQL} where d.state <> 'made' order by d.id")
+    found: dict[int, list[DefinitionRecord]] = {}
+    for row in rows:
+        record = _record(row)
+        found.setdefault(record.relation_id, []).append(record)
+    return found
+
+
+async def set_made(connection: TargetConnection, ids: Sequence[int]) -> None:
+    await connection.execute(
+        "update streamer.definition set state = 'made', reason = null where id = any ($1::int8[])",
+        list(ids),
+    )
+
+
+async def set_failed(
+    connection: TargetConnection, record: DefinitionRecord, reason: str, *, is_final: bool
+) -> None:
+    """Store the reason why *record* is not made; a final one stays so until the next copy."""
+    await connection.execute(
+        "update streamer.definition set state = case when $3 then 'failed' else state end,"
+        " reason = $2, attempts = attempts + 1 where id = $1",
+        record.id,
+        reason,
+        is_final,
+    )
+
+
+def _record(row: Any) -> DefinitionRecord:
+    fields = dict(row)
+    return DefinitionRecord(
+        target=parse_name(fields.pop("target")),
+        kind=ObjectKind(fields.pop("kind")),
+        index=fields.pop("index_name"),
+        statements=tuple(json.loads(fields.pop("statements"))),
+        online=tuple(json.loads(fields.pop("online"))),
+        **fields,
+    )

@@ -1,0 +1,182 @@
+"""`create` gives the tables that streamer creates the definitions of their sources."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.runtime import definitions as definition_builder
+from tests.support.definitions import described
+from tests.support.postgres import Database, assert_same, database
+from tests.support.process import command
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+SHOP = """
+create table people (id int primary key, email text not null unique, boss int references people);
+create table orders (
+    id serial primary key, person int not null references people on delete cascade,
+    "total " numeric check ("total " > 0), note text default 'it''s', at timestamptz default now()
+);
+create index "or""ders_note" on orders (lower(note) desc) where note <> 'x';
+create index other_schema on orders (at);
+comment on table orders is 'it''s ours';
+insert into people values (1, 'a@b', null), (2, 'b@c', 1);
+insert into orders (person, "total ", note) select 1, g, 'n' || g from generate_series(1, 100) g;
+"""
+TABLES = "people:\norders:"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setenv("STREAMER_TARGET__CREATE", "all")
+
+
+def states(target: Database) -> dict[str, str]:
+    rows = target.execute("select kind || ' ' || name, state from streamer.definition order by 1")
+    return {str(name): str(state) for name, state in rows}
+
+
+async def until_made(streamer: Streamer, target: Database) -> None:
+    async def is_made() -> bool:
+        return "pending" not in states(target).values()
+
+    await streamer.eventually(is_made)
+
+
+async def test_tables_get_all_definitions_and_stay_in_step(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(SHOP)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        await until_made(streamer, target)
+        assert set(states(target).values()) == {"made"}
+        for table in ("public.people", "public.orders"):
+            assert described(target, table) == described(source, table)
+        # Changes go on under them, also those that foreign keys and unique keys concern.
+        source.execute("update people set email = 'c@d' where id = 1")
+        source.execute(
+            "insert into people values (3, 'a@b', 2); delete from people where id = 1 and false"
+        )
+        source.execute("insert into orders (person, note) values (3, 'y')")
+        await streamer.caught_up()
+        source.execute("truncate people, orders")
+        source.execute("insert into people values (9, 'z', 9)")
+        await streamer.caught_up()
+        for table in ("people", "orders"):
+            assert_same(source, target, table)
+
+
+async def test_what_cannot_be_made_is_named_and_stops_nothing(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    source.execute(SHOP)
+    source.execute(
+        "create function mine(text) returns text immutable language sql as 'select $1';"
+        "create index of_mine on people (mine(email))"
+    )
+    write_config(tmp_path / "check.yaml", source, target, "people: {exclude: [boss]}")
+    checked = command(tmp_path / "check.yaml", "check").stdout
+    assert 'foreign key "people_boss_fkey" is not made at the target' in checked
+    assert 'alter table "public"."people" add constraint "people_boss_fkey"' in checked
+    async with stream("people: {exclude: [boss]}") as streamer:
+        await streamer.caught_up()
+        await until_made(streamer, target)
+        found = states(target)
+        assert found.pop("index of_mine") == "failed"
+        assert found.pop("foreign key people_boss_fkey") == "unmade"
+        assert set(found.values()) == {"made"}
+        status: dict[str, Any] = await streamer.status()
+        (table,) = status["tables"]
+        assert [(d["name"], d["state"]) for d in table["definitions"]] == [
+            ("of_mine", "failed"),
+            ("people_boss_fkey", "unmade"),
+        ]
+        assert "mine(" in table["definitions"][0]["sql"]
+        assert "mine" in table["definitions"][0]["reason"]
+        assert table["state"] == "ready"
+        said = command(streamer.path, "doctor").stdout
+        assert 'lacks index "of_mine", which cannot be made' in said
+        assert 'lacks foreign key "people_boss_fkey", which cannot be made' in said
+
+
+@pytest.fixture
+def other_source(shared_server: Server) -> Iterator[Database]:
+    with database(shared_server, "source") as made:
+        yield made
+
+
+async def test_tenants_share_a_table_and_its_definitions_under_other_names(
+    source: Database, other_source: Database, target: Database, tmp_path: Path
+) -> None:
+    both = {"eu": source, "us": other_source}
+    for each in both.values():
+        each.execute(SHOP)
+    tables = """
+    people: {target: crm.persons, columns: {id: number, email: mail, boss: boss}}
+    orders: {target: crm."or""ders"}
+    """
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, tables, sid="eu")
+    path.write_text(
+        path.read_text().replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
+    )
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        await until_made(streamer, target)
+        found = described(target, 'crm."or""ders"')
+        assert found["constraints"] == [
+            'or"ders_pkey PRIMARY KEY (sid, id)',
+            "orders_person_fkey FOREIGN KEY (sid, person) REFERENCES crm.persons(sid, number) ON DELETE CASCADE",
+            'orders_total _check CHECK (("total " > (0)::numeric))',
+        ]
+        assert "id nextval('crm.orders_id_seq'::regclass)  -" in found["columns"]
+        assert described(target, "crm.persons")["constraints"] == [
+            "people_boss_fkey FOREIGN KEY (sid, boss) REFERENCES crm.persons(sid, number)",
+            "people_email_key UNIQUE (sid, mail)",
+            "persons_pkey PRIMARY KEY (sid, number)",
+        ]
+        assert set(states(target).values()) == {"made"}
+        # A resync finds them there; what was dropped meanwhile is made again beside the stream.
+        before = described(target, 'crm."or""ders"'), described(target, "crm.persons")
+        target.execute(
+            'drop index crm."or""ders_note";'
+            "alter table crm.persons drop constraint people_email_key;"
+            'alter table crm."or""ders" drop constraint "orders_total _check",'
+            " drop constraint orders_person_fkey;"
+            "update pg_index set indisvalid = false where indexrelid = 'crm.other_schema'::regclass;"
+            "insert into streamer.request (relation_id, action)"
+            " select id, 'resync' from streamer.relation; notify streamer"
+        )
+
+        async def is_whole() -> bool:
+            now = described(target, 'crm."or""ders"'), described(target, "crm.persons")
+            return now == before
+
+        await streamer.eventually(is_whole)
+        await streamer.caught_up()
+        assert target.value("select count(*) from crm.persons") == 4
+    finally:
+        await streamer.stop()
+
+
+async def test_keys_are_less_than_all_and_a_rule_overrides(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(SHOP)
+    tables = "people: {create: columns}\norders: {type: append}"
+    async with stream(tables, group="create: keys") as streamer:
+        await streamer.caught_up()
+        await until_made(streamer, target)
+        assert states(target) == {'index or"ders_note': "made", "index other_schema": "made"}
+        assert described(target, "public.people")["constraints"] == ["people_pkey PRIMARY KEY (id)"]
+        waits = await asyncio.to_thread(command, streamer.path, "wait", "--timeout", "30")
+        assert waits.returncode == 0, waits.stderr
