@@ -13,6 +13,7 @@ from benchmarks import report
 from benchmarks.cases import CASES, Case, Kind, copy_of_tables
 from benchmarks.runner import Options, Runner, changes_of, delays
 from benchmarks.servers import settings_for
+from benchmarks.synchronous_mode import latency_of
 from streamer.commands.embedded import Server
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import SETTINGS, running, versions
@@ -74,6 +75,13 @@ def test_a_delay_runs_from_the_flush_of_a_position_to_its_visibility() -> None:
     flushed = [(1.0, 100), (2.0, 200), (3.0, 300)]
     visible = [(0.5, 50), (1.5, 120), (2.5, 290)]
     assert delays(flushed, visible) == [0.5, 0.5]  # the last position is never visible
+
+
+def test_the_log_of_pgbench_becomes_a_distribution_in_milliseconds() -> None:
+    found = latency_of([1000 * n for n in range(1, 201)], seconds=10)
+    assert (found.p50, found.rate) == (100.5, 20.0)
+    assert 190 < found.p95 < 192
+    assert 198 < found.p99 < 200
 
 
 def test_a_round_has_whole_transactions() -> None:
