@@ -59,8 +59,12 @@ QUIET_SECONDS: Final = 1.0
 
 Storing it writes WAL: where source and target are one server, that moves the position again.
 """
-GATHER_SECONDS: Final = 0.001
-"""Under load, reading pauses this long: many messages per wake-up cost less than many wake-ups."""
+GATHER_SECONDS: Final = 0.005
+"""Under load, reading pauses this long, which costs both sides less than many wake-ups.
+
+The walsender sends each message by itself. While the reader keeps TCP's window closed, the kernel
+joins them to large segments, and a message costs the walsender half as much.
+"""
 REST_SECONDS: Final = 0.015
 """Without load it pauses this long. Workers commit no more often by default, so it costs no delay,
 and a trickle of transactions has few wake-ups. The first one after silence is read at once.
@@ -292,6 +296,8 @@ class Pipeline:
                 tables.advanced.set()
             if not budget.has_room(tables):
                 await budget.wait_for_room(tables)
+            elif burst.has_more:
+                await asyncio.sleep(0)
             elif count:
                 may_rest = count < LOAD_MESSAGES and not session.acknowledgement.is_awaited
                 await asyncio.sleep(REST_SECONDS if may_rest else GATHER_SECONDS)

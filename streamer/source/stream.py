@@ -54,9 +54,11 @@ _UNIX_TO_POSTGRES_SECONDS: Final = 946_684_800
 
 MESSAGES_VERSION: Final = 14_00_00
 """The first server version whose pgoutput sends logical messages."""
-BURST_FRAMES_MAX: Final = 2000
-BURST_BYTES_MAX: Final = 1024 * 1024
-"""How much is taken in one turn of the event loop: about two milliseconds of work."""
+BURST_FRAMES_MAX: Final = 20_000
+BURST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How much is taken in one turn of the event loop: about ten milliseconds of work."""
+BURST_FRAMES_MAX_UNCOMPILED: Final = 2000
+BURST_BYTES_MAX_UNCOMPILED: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Burst:
     wal_end_lsn: Lsn | None = None
     source_time: int = 0
     reply_requested: bool = False
+    has_more: bool = False
+    """Whether more may be there already, and only the size of a burst ended it."""
 
 
 class ChangeStream(Protocol):
@@ -264,8 +268,9 @@ class ReplicationStream:
         data = b""
         pgconn.consume_input()
         has_consumed = True
-        remaining = BURST_BYTES_MAX
-        while len(payloads) < BURST_FRAMES_MAX and remaining > 0:
+        remaining = BURST_BYTES_MAX_UNCOMPILED
+        burst.has_more = True
+        while len(payloads) < BURST_FRAMES_MAX_UNCOMPILED and remaining > 0:
             size, view = get_copy_data(1)
             if size > 0:
                 remaining -= size
@@ -282,6 +287,7 @@ class ReplicationStream:
             elif size == 0:
                 # libpq reads at most its buffer at a time, so there may be more in the socket.
                 if has_consumed:
+                    burst.has_more = False
                     break
                 pgconn.consume_input()
                 has_consumed = True
@@ -301,6 +307,7 @@ class ReplicationStream:
             found = frames.read(payloads, BURST_FRAMES_MAX - len(payloads), remaining, LARGE_BYTES)
             remaining -= frames.taken_bytes
             if found is None:
+                burst.has_more = True
                 break
             if isinstance(found, int):
                 if found == -2:

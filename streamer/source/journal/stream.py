@@ -53,6 +53,7 @@ class JournalStream:
             before = self._offset
             self._read_record(burst)
             size += self._offset - before
+        burst.has_more = not self._is_at_end
         failpoint("journal.read")
         return burst
 
