@@ -63,6 +63,10 @@ class Counts:
     delete: int = 0
     truncate: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.insert + self.update + self.delete + self.truncate
+
     def count(self, payloads: Iterable[bytes]) -> "Counts":
         """Count row messages by their first byte; return the counts themselves."""
         for payload in payloads:

@@ -1,11 +1,12 @@
 """Plans for relations, made from the target's catalogs when a definition is first met."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.check_expressions import confirm_expressions
@@ -14,6 +15,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
 from streamer.apply.quarantine.changes import Definition
 from streamer.apply.writer import HAS_DEFERRED_SQL
+from streamer.batched import Batched
 from streamer.containment import contained
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
@@ -31,7 +33,8 @@ from streamer.target.add_columns import (
     store_known,
     type_keys,
 )
-from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.catalog import TargetRelation, read_relations
+from streamer.target.claim import Claim
 from streamer.target.connection import (
     KeptConnection,
     TargetAddress,
@@ -42,12 +45,17 @@ from streamer.target.connection import (
 AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
 """Asks the source of a database and sid for the present columns of a table."""
 
-AskRelation = Callable[[str, str | None, RelationName], Awaitable[SourceRelation | None]]
-"""Asks the source of a database and sid for the definition of a table; None if it is not there."""
+AskRelations = Callable[
+    [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
+]
+"""Asks the source of a database and sid for the definitions of tables, of those that are there."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
 
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _ACTIONS_SQL: Final = """
 select k.conname::text as constraint, n.nspname::text as namespace, c.relname::text as name
@@ -70,9 +78,9 @@ class Planner:
         ask_source: AskSource,
         ask_expressions: AskExpressions,
         ask_columns: AskColumns,
-        ask_relation: AskRelation,
+        ask_relations: AskRelations,
     ) -> None:
-        self._ask_relation = ask_relation
+        self._ask_relations = ask_relations
         self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
@@ -80,15 +88,23 @@ class Planner:
         self._kept = KeptConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self._definitions = Batched(self._read_definitions)
+        self._targets = Batched(self._read_targets)
+        self._known = Batched(self._read_known)
 
-    async def plans(self, share: LaneTransaction) -> list[ApplyPlan | None]:
+    async def plans(
+        self, share: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
+    ) -> list[ApplyPlan | None]:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
         has.
 
-        May add columns to the target, which waits for sessions that write there. Raises
+        *ahead*: shares that come next. Their relations without any plan get one, too, because it
+        costs the servers little more to describe many relations than one. May add columns to the
+        target, which waits for sessions that write there. Raises
         TargetSchemaError if the target does not fit, TransportError if it fits but not in binary,
         TargetContentionError, TargetConnectionError.
         """
+        await self._plan_first([share, *ahead])
         plans: list[ApplyPlan | None] = []
         for mapped, changes in share.changes:
             plan = mapped.plan_for(changes.relation)
@@ -98,11 +114,62 @@ class Planner:
             plans.append(plan)
         return plans
 
+    async def _plan_first(self, shares: Iterable[LaneTransaction]) -> None:
+        """Plan the relations of *shares* that have no plan, side by side.
+
+        An error is left to the share's own turn.
+        """
+        first: dict[MappedRelation, Relation] = {}
+        for share in shares:
+            for mapped, changes in share.changes:
+                if mapped.plan is None and not mapped.has(share.transaction):
+                    first.setdefault(mapped, changes.relation)
+        if len(first) > 1:
+            await asyncio.gather(
+                *(self._try_make(mapped, relation) for mapped, relation in first.items())
+            )
+
+    async def _try_make(self, mapped: MappedRelation, relation: Relation) -> None:
+        with (
+            contextlib.suppress(StreamerError),
+            contained(f'planning for "{mapped.mapping.source}"'),
+        ):
+            await self._make(mapped, relation)
+
+    async def _read_definitions(
+        self, keys: list[tuple[str, str | None, RelationName]]
+    ) -> dict[tuple[str, str | None, RelationName], SourceRelation]:
+        found: dict[tuple[str, str | None, RelationName], SourceRelation] = {}
+        for (database, sid), names in _grouped((key[:2], key[2]) for key in keys).items():
+            there = await self._ask_relations(database, sid, names)
+            found |= {(database, sid, name): each for name, each in there.items()}
+        return found
+
+    async def _read_targets(
+        self, keys: list[tuple[Claim, RelationName]]
+    ) -> dict[tuple[Claim, RelationName], TargetRelation]:
+        found: dict[tuple[Claim, RelationName], TargetRelation] = {}
+        for claim, names in _grouped(keys).items():
+            async with self._target(claim) as connection:
+                there = await read_relations(connection, names)
+            found |= {(claim, name): each for name, each in there.items()}
+        return found
+
+    async def _read_known(
+        self, keys: list[tuple[Claim, int]]
+    ) -> dict[tuple[Claim, int], dict[str, int]]:
+        found: dict[tuple[Claim, int], dict[str, int]] = {}
+        for claim, relation_ids in _grouped(keys).items():
+            async with self._target(claim) as connection:
+                known = await read_known(connection, relation_ids)
+            found |= {(claim, relation_id): each for relation_id, each in known.items()}
+        return found
+
     @asynccontextmanager
-    async def _target(self, mapped: MappedRelation) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block, on the server with the target of *mapped*."""
+    async def _target(self, claim: Claim) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block, on the server of *claim*."""
         async with self._lock:
-            connection = await self._kept.get(mapped.source.claim)
+            connection = await self._kept.get(claim)
             try:
                 yield connection
             except TargetError:
@@ -110,28 +177,48 @@ class Planner:
                 raise
 
     async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
-        async with self._target(mapped) as connection:
-            return await read_relation(connection, mapped.mapping.target)
+        return await self._targets.get((mapped.source.claim, mapped.mapping.target))
 
-    async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Read the source's keys again; return the present plan if it fits *relation* as well."""
+    async def _define(self, mapped: MappedRelation) -> None:
+        """Read the source's keys again."""
         before = mapped.source
         name = mapped.mapping.source
-        definition = await self._ask_relation(before.database, before.sid, name)
+        definition = await self._definitions.get((before.database, before.sid, name))
         if definition is not None and mapped.relid in (None, definition.oid):
             mapped.source = before.with_definition(definition)
-        plan = mapped.plan
-        if plan is None or plan.relation != relation or mapped.source != before:
+
+    async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
+        """Define the source again; return the present plan if it fits *relation* as well."""
+        before, plan = mapped.source, mapped.plan
+        if plan is None:
+            return None
+        await self._define(mapped)
+        if plan is not mapped.plan or plan.relation != relation or mapped.source != before:
             return None
         mapped.confirm(relation)
         return plan
 
+    async def _read_both(
+        self, mapped: MappedRelation
+    ) -> tuple[TargetRelation | None, dict[str, int] | None]:
+        """Read the table at the target, and the columns of its last copy; define the source."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._define(mapped), name="definition")
+                target = group.create_task(self._read(mapped), name="target")
+                known = group.create_task(
+                    self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
+                )
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        return target.result(), known.result()
+
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
-        target = await self._read(mapped)
+        target, known = await self._read_both(mapped)
         types = mapped.source.types
-        known, now = await self._compare_columns(mapped, relation)
+        now = await self._columns_now(mapped, relation, known)
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
             names = [name for name, _ in missing]
@@ -163,16 +250,16 @@ class Planner:
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:
-            async with self._target(mapped) as connection:
+            async with self._target(mapped.source.claim) as connection:
                 await confirm_expressions(connection, plan, facts.types)
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
-            async with self._target(mapped) as connection:
+            async with self._target(mapped.source.claim) as connection:
                 if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
                     plan = replace(plan, is_provisional=True)
         if known is not None and now:
             stay = {name: number for name, number in known.items() if name in now}
-            async with self._target(mapped) as connection:
+            async with self._target(mapped.source.claim) as connection:
                 await store_known(
                     connection,
                     mapped.relation_id,
@@ -189,7 +276,7 @@ class Planner:
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return
-        async with self._target(mapped) as connection:
+        async with self._target(mapped.source.claim) as connection:
             found = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
             ours = {row["target"] for row in await connection.fetch(_TARGETS_SQL)}
             acting = [
@@ -210,18 +297,14 @@ class Planner:
             f"table {table} drop constraint {quote_identifier(constraint)}",
         )
 
-    async def _compare_columns(
-        self, mapped: MappedRelation, relation: Relation
-    ) -> tuple[dict[str, int] | None, dict[str, ColumnNow]]:
-        """Return the columns of the table's last copy, and the source's present ones if *relation*
-        has others.
-        """
-        async with self._target(mapped) as connection:
-            known = await read_known(connection, mapped.relation_id)
+    async def _columns_now(
+        self, mapped: MappedRelation, relation: Relation, known: dict[str, int] | None
+    ) -> dict[str, ColumnNow]:
+        """Return the source's present columns if *relation* has others than the last copy had."""
         if known is None or all(column.name in known for column in relation.columns):
-            return known, {}
+            return {}
         source = mapped.source
-        return known, await self._ask_columns(source.database, source.sid, mapped.mapping.source)
+        return await self._ask_columns(source.database, source.sid, mapped.mapping.source)
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.
@@ -289,7 +372,7 @@ class Planner:
         """Return the names of the columns' types, without those that neither server knows."""
         source = mapped.source
         keys = type_keys(relation, names)
-        async with self._target(mapped) as connection:
+        async with self._target(mapped.source.claim) as connection:
             found = await read_own_type_names(connection, list(keys.values()))
         if unknown := [key for key in keys.values() if key not in found]:
             try:
@@ -308,6 +391,13 @@ class Planner:
 
     async def close(self) -> None:
         await self._kept.close()
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:

@@ -24,7 +24,7 @@ from streamer.apply.budget import Budget
 from streamer.apply.counting import count_window, skipped_truncates
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.pace import CommitPace
+from streamer.apply.pace import CommitPace, WindowFacts
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.transaction import TargetTransaction
@@ -83,6 +83,15 @@ class Window:
     def is_full(self) -> bool:
         return self.change_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
+    @property
+    def facts(self) -> WindowFacts:
+        relations = [each for lane in self.lanes.values() for each in lane.relations.values()]
+        # Changes in exact order are not folded: each of them is a row.
+        folds = [fold for each in relations for fold in each.folds]
+        ordered = self.change_count - sum(each.counts.total for each in folds)
+        row_count = ordered + sum(fold.row_count for fold in folds)
+        return WindowFacts(self.change_count, self.size, len(relations), row_count)
+
 
 class Worker:
     """One apply worker. `put` is called by readers, `run` by its owner."""
@@ -115,6 +124,8 @@ class Worker:
         self._left = asyncio.Event()
         """Set when a lane has left the window that is being committed."""
         self._too_slow: Lane | None = None
+        self._connects_ahead = True
+        """Whether no share has come yet. The first one is planned while the worker connects."""
 
     # ---- the queue -----------------------------------------------------------------------------
 
@@ -124,6 +135,8 @@ class Worker:
         self.queued_bytes += share.size
         self._budget.take(lane, share.size)
         self._arrived.set()
+        if self._connects_ahead:
+            self._filled.set()
 
     def hurry(self) -> None:
         """Commit the queued shares without a pause: a task waits for that."""
@@ -212,7 +225,7 @@ class Worker:
         backoff = Backoff()
         while not lane.is_ending:
             try:
-                return await self._planner.plans(share)
+                return await self._planner.plans(share, [queued for _, queued in self._queue])
             except TargetMovedError as exc:
                 lane.owner.source_failed(exc)
             except TargetConnectionError as exc:
@@ -257,14 +270,16 @@ class Worker:
     async def _next_window(self) -> Window:
         while not self._filling.share_count:
             self._filled.clear()
-            await self._filled.wait()
+            if self._connects_ahead and self._queue:
+                await self._connect_ahead()
+            else:
+                await self._filled.wait()
         window, is_growing = self._filling, True
         while not (window.is_full or self._due.is_set()):
             seconds = self._pace.seconds_left(
                 time.monotonic(),
                 window.opened_at,
-                window.change_count,
-                window.size,
+                window.facts,
                 is_growing=is_growing,
             )
             if not seconds:
@@ -276,6 +291,12 @@ class Worker:
         self._due.clear()
         self._taken.set()
         return window
+
+    async def _connect_ahead(self) -> None:
+        """Connect while the first shares are planned. A commit handles errors, and connects."""
+        self._connects_ahead = False
+        with contextlib.suppress(StreamerError):
+            await self._transaction.connect({lane.owner.claim for lane, _ in self._queue})
 
     async def _commit(self, window: Window) -> None:
         """Commit *window*; give back the lanes that this way does not suit."""

@@ -62,7 +62,7 @@ from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.verification import Verification, VerificationSettings
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.catalog import SourceRelation, ask_relation
+from streamer.source.catalog import SourceRelation, ask_relations
 from streamer.source.columns import ColumnNow, ask_columns
 from streamer.source.connection import connection
 from streamer.source.expressions import read_expressions
@@ -159,7 +159,7 @@ class Engine:
             self._name_types,
             self._describe_expressions,
             self._ask_columns,
-            self._ask_relation,
+            self._ask_relations,
         )
         try:
             async with asyncio.TaskGroup() as guarding:
@@ -218,11 +218,11 @@ class Engine:
         source = self._source_of(database, sid)
         return {} if source is None else await ask_columns(source, name)
 
-    async def _ask_relation(
-        self, database: str, sid: str | None, name: RelationName
-    ) -> SourceRelation | None:
+    async def _ask_relations(
+        self, database: str, sid: str | None, names: Sequence[RelationName]
+    ) -> dict[RelationName, SourceRelation]:
         source = self._source_of(database, sid)
-        return None if source is None else await ask_relation(source, name)
+        return {} if source is None else await ask_relations(source, names)
 
     async def _migrate(self, bookkeeping: Bookkeeping) -> None:
         backoff = Backoff()

@@ -3,6 +3,7 @@
 Queries use names qualified with pg_catalog, because sessions run with an empty search_path.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -295,10 +296,12 @@ async def read_relations(
     return relations
 
 
-async def ask_relation(source: SourceMapping, name: RelationName) -> SourceRelation | None:
-    """Return the definition of a table of *source*, over a connection of its own."""
+async def ask_relations(
+    source: SourceMapping, names: Sequence[RelationName]
+) -> dict[RelationName, SourceRelation]:
+    """Return the definitions of tables of *source*, over a connection of its own."""
     async with own_connection(source) as plain:
-        return (await read_relations(plain, [name])).get(name)
+        return await read_relations(plain, list(names))
 
 
 async def read_flush_lsn(connection: Connection) -> Lsn:

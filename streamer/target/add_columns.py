@@ -71,20 +71,17 @@ async def read_own_type_names(
     return {(row["oid"], row["modifier"]): row["name"] for row in rows}
 
 
-async def read_known(connection: TargetConnection, relation_id: int) -> dict[str, int] | None:
-    """Return the source's columns by their numbers as they were when a table was last in sync; None
-    if unknown.
+async def read_known(
+    connection: TargetConnection, relation_ids: Sequence[int] | None = None
+) -> dict[int, dict[str, int]]:
+    """Return the source's columns by their numbers as they were when each table was last in sync.
+
+    By id of the relation, of those with such a record; *relation_ids*: None for all.
     """
-    stored = await connection.fetch_value(
-        "select columns::text from streamer.relation where id = $1", relation_id
-    )
-    return None if stored is None else json.loads(stored)
-
-
-async def read_all_known(connection: TargetConnection) -> dict[int, dict[str, int]]:
-    """Return the same of all relations with such a record, by their ids."""
     rows = await connection.fetch(
-        "select id, columns::text from streamer.relation where columns is not null"
+        "select id, columns::text from streamer.relation"
+        " where columns is not null and ($1::int8[] is null or id = any ($1))",
+        relation_ids,
     )
     return {row["id"]: json.loads(row["columns"]) for row in rows}
 

@@ -1,6 +1,7 @@
 """The cost of many tables and many sources."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +11,18 @@ from streamer.mapping.rules import (
     RelationName,
     RelationPattern,
     Secret,
+    SourceMapping,
     TableRule,
 )
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import register_relations
 from streamer.progress.requests import CHANNEL, has_requests
 from streamer.progress.schema import migrate
-from streamer.runtime import target_watch
+from streamer.runtime import engine, target_watch
+from streamer.source.catalog import ask_relations
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until
 
 
@@ -106,3 +110,29 @@ async def test_sources_ask_for_requests_only_if_there_are_any(
         watching.cancel()
         await asyncio.wait([watching])
         await bookkeeping.close()
+
+
+async def test_tables_that_change_first_at_one_time_are_described_together(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t_{number}" for number in range(20)]
+    tables = "; ".join(f"create table {name} (id int primary key, v text)" for name in names)
+    source.execute(tables)
+    target.execute(tables)
+    asked: list[list[str]] = []
+
+    async def asking(mapping: SourceMapping, wanted: Sequence[RelationName]) -> Any:
+        asked.append([name.name for name in wanted])
+        return await ask_relations(mapping, wanted)
+
+    monkeypatch.setattr(engine, "ask_relations", asking)
+    rules = "\n".join(f"{name}: {{initial: none}}" for name in names)
+    async with stream(rules) as streamer:
+        await streamer.caught_up()
+        source.execute("; ".join(f"insert into {name} values (1, '{name}')" for name in names))
+        await streamer.caught_up()
+        for name in names:
+            assert target.execute(f"select v from {name}") == [(name,)]
+    assert sorted(name for some in asked for name in some) == sorted(names)
+    # A worker asks for all of its tables at once, and joins the others that are asking.
+    assert len(asked) <= 4

@@ -1,8 +1,10 @@
 """When a worker commits: at once, but not too often, and late for a backlog."""
 
+from functools import partial
+
 import pytest
 
-from streamer.apply.pace import CommitPace
+from streamer.apply.pace import CommitPace, WindowFacts
 
 KILOBYTE = 1024
 
@@ -18,9 +20,12 @@ def seconds_left(
     opened_at: float,
     changes: int = 1,
     size: int = 100,
+    relations: int = 1,
+    rows: int | None = None,
     is_growing: bool = True,
 ) -> float:
-    left = pace.seconds_left(now, opened_at, changes, size, is_growing=is_growing)
+    facts = WindowFacts(changes, size, relations, changes if rows is None else rows)
+    left = pace.seconds_left(now, opened_at, facts, is_growing=is_growing)
     return round(left, 6)
 
 
@@ -50,12 +55,31 @@ def test_no_change_waits_longer_than_the_interval(interval_max: float) -> None:
 
 
 @pytest.mark.parametrize(("changes", "size"), [(5000, 100), (10, 1024 * KILOBYTE)])
-def test_a_window_of_a_backlog_gathers_until_it_is_old(changes: int, size: int) -> None:
-    slow = pace(commit_seconds=0.03)
-    assert seconds_left(slow, 100.03, opened_at=100.001, changes=changes, size=size) == 0.03
+def test_a_small_window_of_a_backlog_gathers_until_it_is_old(changes: int, size: int) -> None:
+    slow = pace(commit_seconds=0.015)
+    assert seconds_left(slow, 100.03, opened_at=100.001, changes=changes, size=size) == 0.015
+    slowest = pace(commit_seconds=0.5)
+    assert seconds_left(slowest, 100.03, opened_at=100.001, changes=changes, size=size) == 0.02
     changes, size = changes * 10, size * 10
-    assert seconds_left(slow, 100.19, opened_at=100.001, changes=changes, size=size) == 0.011
-    assert seconds_left(slow, 100.201, opened_at=100.001, changes=changes, size=size) == 0
+    of_many = partial(seconds_left, slow, changes=changes, size=size, relations=100)
+    assert of_many(100.19, opened_at=100.001) == 0.011
+    assert of_many(100.201, opened_at=100.001) == 0
+
+
+@pytest.mark.parametrize(("changes", "size"), [(9000, 100), (10, 1700 * KILOBYTE)])
+def test_a_window_that_is_worth_a_commit_does_not_wait_for_more(changes: int, size: int) -> None:
+    assert seconds_left(pace(), 100.03, opened_at=100.001, changes=changes, size=size) == 0
+
+
+def test_a_window_that_folds_its_changes_waits_for_more() -> None:
+    folds = partial(seconds_left, pace(), changes=9000, rows=1000)
+    assert folds(100.03, opened_at=100.001) == 0.004
+    assert folds(100.201, opened_at=100.001) == 0
+
+
+def test_each_relation_of_a_window_has_to_be_worth_its_statements() -> None:
+    assert seconds_left(pace(), 100.03, opened_at=100.001, changes=20_000, relations=13) == 0.004
+    assert seconds_left(pace(), 100.03, opened_at=100.001, changes=20_000, relations=12) == 0
 
 
 def test_a_backlog_that_has_ended_is_committed_like_anything_else() -> None:

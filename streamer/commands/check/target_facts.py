@@ -15,7 +15,7 @@ from streamer.progress.schema import is_installed, read_installation
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.source.catalog import SourceRelation
 from streamer.sync.states import State, needs_copy
-from streamer.target.add_columns import read_all_known
+from streamer.target.add_columns import read_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.conventions import SID
@@ -223,7 +223,7 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
                 for record in await read_relation_records(bookkeeping)
             }
             async with bookkeeping.connection() as connection:
-                known = await read_all_known(connection)
+                known = await read_known(connection)
             facts.filled = {
                 key: known[record.relation_id]
                 for key, record in facts.relations.items()
