@@ -160,7 +160,7 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors", "hints", "quantities", "backoff"},
-    {"containment", "error_reports", "failpoints", "hot", "migrations", "waiting"},
+    {"batched", "containment", "error_reports", "failpoints", "hot", "migrations", "waiting"},
     {"postgres"},
     {"decode", "mapping"},
     {"source", "target", "config", "observability"},
