@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Batch(Generic[K, V]):
+class _Gathered(Generic[K, V]):
     keys: dict[K, None] = field(default_factory=dict)
     found: Mapping[K, V] | None = None
 
@@ -25,7 +25,7 @@ class Batched(Generic[K, V]):
     def __init__(self, read: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._read = read
         self._lock = asyncio.Lock()
-        self._open: _Batch[K, V] = _Batch()
+        self._open: _Gathered[K, V] = _Gathered()
 
     async def get(self, key: K) -> V | None:
         """Return the value of *key*, or None. Raises what *read* raises."""
@@ -35,6 +35,6 @@ class Batched(Generic[K, V]):
             if batch.found is None:
                 await asyncio.sleep(0)  # others may ask in this turn of the event loop
                 if self._open is batch:
-                    self._open = _Batch()
+                    self._open = _Gathered()
                 batch.found = await self._read(list(batch.keys))
         return batch.found.get(key)
