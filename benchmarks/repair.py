@@ -57,6 +57,8 @@ def main() -> None:
             made = "select to_regclass('streamer.request') is not null"
             wait_until(target.url("bench"), made, 120, run)
             wait_until(target.url("bench"), READY, 600, run)
+            streams = "select bool_and(state = 'streaming') from streamer.source"
+            wait_until(target.url("bench"), streams, 120, run)
             _measure(name, resync, source, target, run, step)
             run.stop()
 

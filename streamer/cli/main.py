@@ -52,7 +52,7 @@ from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.hot import choice
 from streamer.lsn import Lsn
-from streamer.mapping.resync import Mode, Resync, RowScope
+from streamer.mapping.resync import Mode, Resync
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
@@ -501,14 +501,12 @@ def resync(
     The target stores the request: a running process acts at once, a stopped one at its next start.
     Readers of the target see the old rows until the new ones replace them in one transaction.
     """
-    from streamer.sync.scope import parse_condition
+    from streamer.sync.scope import where_scope
 
-    scope = None
-    if where is not None:
-        try:
-            scope = RowScope((str(parse_condition(where)),))
-        except StreamerError as exc:
-            fail(str(exc), exc.exit_code)
+    try:
+        scope = None if where is None else where_scope(where)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
     options = Resync(mode, force, scope).to_json()
     _request("resync", table, database, sid, as_json, options)
 

@@ -460,6 +460,7 @@ class Round:
 
     async def _find_differences(self, copy: TableCopy) -> None:
         """Compare the table at the consistent point, so that the copy brings what differs only."""
+        self._context.launcher.prepare()  # Spark starts meanwhile
         await self._context.events.reach(copy.mapped, copy.consistent_point)
         ranges = await self._context.find_differences(self._context, copy, self._snapshot)
         failpoint("sync.compared")

@@ -37,6 +37,11 @@ def parse_condition(text: str) -> Expression:
         raise MappingError(f"--where: {exc}") from None
 
 
+def where_scope(text: str) -> RowScope:
+    """Return the rows of an operator's condition. Raises MappingError."""
+    return RowScope((parse_condition(text).text,))
+
+
 def unchanged_columns(
     columns: "Iterable[SourceColumn]", mapping: RelationMapping, target: "TargetRelation"
 ) -> dict[str, str]:
