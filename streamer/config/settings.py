@@ -354,8 +354,10 @@ class TableSettings(Strict):
         default=None,
         title="Target",
         description="Target table, with or without its schema. Without a schema, streamer uses "
-        "`target.schema`, also for a source table in another schema. In the rule of a pattern, `*` "
-        'stands for the name of the source table, as in `"archive.*"`.',
+        "`target.schema`, also for a source table in another schema. `{database}`, `{sid}`, "
+        "`{schema}` and `{table}` stand for the source's names, as in "
+        '`"{database}_{schema}.{table}"`. In the rule of a pattern, `*` stands for the name of the '
+        'source table, as in `"archive.*"`. A part in double quotes is literal.',
         examples=["sales.orders"],
     )
     type: TableType = Field(

@@ -19,11 +19,15 @@ from streamer.mapping.rules import (
     MappingFault,
     OnError,
     OnMaxRetainedWal,
+    RelationName,
     RelationPattern,
     Secret,
     SourceMapping,
     TableRule,
+    check_target,
     parse_relation,
+    parse_target,
+    target_of,
 )
 from streamer.postgres.conninfo import parse_conninfo
 
@@ -289,16 +293,8 @@ class MappingBuilder:
     def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
         if target is None:
             return None
-        parsed = parse_relation(target, self._target_namespace)
-        if pattern.is_pattern and not parsed.name_is_pattern:
-            raise MappingError(
-                f"pattern {pattern} would write several tables into {target}",
-                hint='write a * where the table\'s own name goes, as in target: "archive.*"',
-            )
-        if parsed.is_pattern and not pattern.is_pattern:
-            raise MappingError(
-                f"target {target} has a * but the rule names one table", hint="write the name out"
-            )
+        parsed = parse_target(target, self._target_namespace)
+        check_target(pattern, parsed)
         return parsed
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
@@ -306,9 +302,13 @@ class MappingBuilder:
         writers: dict[tuple[str, str | None], str] = {}
         for source in mapping.sources:
             for rule in source.rules:
+                example = RelationName(rule.pattern.namespace, rule.pattern.name)
+                try:
+                    target = target_of(source, rule, example, mapping.target_namespace)
+                except MappingError as exc:
+                    raise self._error(("sources",), exc.message, exc.hint) from None
                 if rule.pattern.is_pattern:
                     continue
-                target = rule.target or RelationPattern(mapping.target_namespace, rule.pattern.name)
                 other = writers.setdefault((str(target), source.sid), source.label)
                 if other != source.label:
                     raise self._error(

@@ -135,7 +135,22 @@ def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
     return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), name, re.DOTALL) is not None
 
 
-def parse_relation(text: str, default_namespace: str) -> RelationPattern:
+_PLACEHOLDER: Final = re.compile(r"\*|\{(?:database|sid|schema|table)\}")
+
+
+def parse_target(text: str, default_namespace: str) -> RelationPattern:
+    """Read the ``target`` of a rule: as `parse_relation`, and a part without double quotes may hold
+    ``{database}``, ``{sid}``, ``{schema}`` and ``{table}``. Raises MappingError.
+    """
+    return parse_relation(text, default_namespace, special=_PLACEHOLDER)
+
+
+_STAR: Final = re.compile(r"\*")
+
+
+def parse_relation(
+    text: str, default_namespace: str, special: re.Pattern[str] = _STAR
+) -> RelationPattern:
     """Read ``table``, ``schema.table`` or either with ``*`` in it.
 
     A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
@@ -154,7 +169,8 @@ def parse_relation(text: str, default_namespace: str) -> RelationPattern:
             end = len(text) if end < 0 else end
             part = text[position:end]
             # The check below refuses an empty part.
-            parts.append(("" if part.startswith('"') else part, "*" in part))
+            is_pattern = special.search(part) is not None
+            parts.append(("" if part.startswith('"') else part, is_pattern))
             position = end
         if position >= len(text):
             break
@@ -445,7 +461,7 @@ def resolve(
                 hint="create it there, correct its name, or take it out of `tables`",
             )
     mapped = [
-        RelationMapping(relation, _target(rule, relation, target_namespace), rule)
+        RelationMapping(relation, target_of(source, rule, relation, target_namespace), rule)
         for relation, rule in find_rules(source, present).items()
     ]
     by_target: dict[RelationName, RelationName] = {}
@@ -490,10 +506,74 @@ def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRul
     return matching[0] if matching else None
 
 
-def _target(rule: TableRule, relation: RelationName, default_namespace: str) -> RelationName:
+def target_of(
+    source: SourceMapping, rule: TableRule, relation: RelationName, default_namespace: str
+) -> RelationName:
+    """Return where *rule* writes *relation*.
+
+    ``*`` stands for the schema or the table of the relation, whichever part it is in. Raises
+    MappingError for ``{sid}`` of a source without one, and for a name that is too long.
+    """
     target = rule.target
     if target is None:
         return RelationName(default_namespace, relation.name)
-    namespace = relation.namespace if target.namespace_is_pattern else target.namespace
-    name = target.name.replace("*", relation.name) if target.name_is_pattern else target.name
-    return RelationName(namespace, name)
+    words = {
+        "{database}": source.database,
+        "{sid}": source.sid,
+        "{schema}": relation.namespace,
+        "{table}": relation.name,
+    }
+
+    def fill(part: str, star: str) -> str:
+        filled = _PLACEHOLDER.sub(lambda found: {**words, "*": star}[found[0]] or "", part)
+        if not filled or not _can_be_stored(filled):
+            raise MappingError(
+                f'target "{filled}" of table "{relation}" of source "{source.label}" is no name: '
+                "PostgreSQL allows 1 to 63 bytes",
+                hint="shorten `target`, or give the table a rule of its own",
+            )
+        return filled
+
+    if source.sid is None and "{sid}" in _placeholders(target):
+        raise MappingError(
+            f'target {target} contains {{sid}}, and source "{source.label}" has no sid',
+            hint="give its url a sid, or take {sid} out of the target",
+        )
+    is_pattern, name_is_pattern = target.namespace_is_pattern, target.name_is_pattern
+    return RelationName(
+        fill(target.namespace, relation.namespace) if is_pattern else target.namespace,
+        fill(target.name, relation.name) if name_is_pattern else target.name,
+    )
+
+
+def _placeholders(target: RelationPattern) -> set[str]:
+    """Return the placeholders in a target, ``*`` included."""
+    return {
+        found
+        for part, is_pattern in (
+            (target.namespace, target.namespace_is_pattern),
+            (target.name, target.name_is_pattern),
+        )
+        if is_pattern
+        for found in _PLACEHOLDER.findall(part)
+    }
+
+
+def check_target(pattern: RelationPattern, target: RelationPattern) -> None:
+    """Check that a rule for several tables has a target for each. Raises MappingError."""
+    found = _placeholders(target)
+    if "*" in found and not pattern.is_pattern:
+        raise MappingError(
+            f"target {target} has a * but the rule names one table", hint="write the name out"
+        )
+    has_table = target.name_is_pattern and "*" in _PLACEHOLDER.findall(target.name)
+    has_table |= "{table}" in found
+    has_schema = "{schema}" in found or (
+        target.namespace_is_pattern and "*" in _PLACEHOLDER.findall(target.namespace)
+    )
+    is_named = has_table if pattern.name_is_pattern else has_table or has_schema
+    if pattern.is_pattern and not is_named:
+        raise MappingError(
+            f"pattern {pattern} would write several tables into {target}",
+            hint='write a * where the table\'s own name goes, as in target: "archive.*"',
+        )

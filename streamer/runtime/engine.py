@@ -28,7 +28,7 @@ from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
 from streamer.containment import enduring
-from streamer.errors import Retry, SourceError, StreamerError
+from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.indexes.builder import IndexBuilder
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.expressions import ExpressionFacts
@@ -540,10 +540,19 @@ class Engine:
 
 async def _check_resolves(mapping: Mapping) -> None:
     """Check that the rules fit the sources that answer. Raises MappingError."""
+    writers: dict[tuple[RelationName, str | None], SourceMapping] = {}
     for source in mapping.sources:
         try:
             async with connection(source) as plain:
-                await resolve_at(plain, source, mapping.target_namespace)
+                mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
+            for table in mapped:
+                other = writers.setdefault((table.target, source.sid), source)
+                if other is not source:
+                    raise MappingError(
+                        f'"{other.label}" and "{source.label}" would write the same rows of '
+                        f'"{table.target}"',
+                        hint="give their urls different sids, or one of the tables another target",
+                    )
         except SourceError as exc:
             log.warning("cannot check whether the rules fit", source=source.label, error=str(exc))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.commands.embedded import Server
+from streamer.errors import MappingError
 from streamer.runtime import definitions as definition_builder
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same, database
@@ -180,3 +181,52 @@ async def test_keys_are_less_than_all_and_a_rule_overrides(
         assert described(target, "public.people")["constraints"] == ["people_pkey PRIMARY KEY (id)"]
         waits = await asyncio.to_thread(command, streamer.path, "wait", "--timeout", "30")
         assert waits.returncode == 0, waits.stderr
+
+
+async def test_each_source_may_have_a_schema_of_its_own(
+    source: Database, other_source: Database, target: Database, tmp_path: Path
+) -> None:
+    for each in (source, other_source):
+        each.execute(
+            'create schema "A ""b"; create table "A ""b".t (id int primary key);'
+            'create table t (id int primary key); insert into t values (1); insert into "A ""b".t values (2)'
+        )
+    path = tmp_path / "config.yaml"
+    write_config(
+        path, source, target, '"*.*": {target: "{database}_{sid} {schema}.{table}"}', sid="eu"
+    )
+    written = path.read_text()
+    both = written.replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
+    path.write_text(both.replace("{sid} ", ""))
+    checked = await asyncio.to_thread(command, path, "check")
+    assert checked.returncode == 0, checked.stdout  # one schema, and sid tells the rows apart
+    path.write_text(both)
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        found = target.execute(
+            "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = relnamespace"
+            " where nspname like 'shop%' and relkind = 'r' order by 1"
+        )
+        assert found == [
+            ('shop_eu A "b', "t"),
+            ("shop_eu public", "t"),
+            ('shop_us A "b', "t"),
+            ("shop_us public", "t"),
+        ]
+        assert target.execute('select sid, id from "shop_us A ""b".t') == [("us", 2)]
+        # Another group whose names give the same table is refused, and the running one stays.
+        group = both[both.index("- database") :].replace(
+            "database: shop", "database: shop_us public"
+        )
+        group = (
+            group.replace("{database}_{sid} {schema}", "{database}")
+            .replace('"*.*":', '"public.*":')
+            .replace(', {url: "' + other_source.url + '", sid: us}', "")
+        )
+        path.write_text(both + "\n" + group.replace("sid: eu", "sid: us"))
+        with pytest.raises(MappingError, match="would write the same rows"):
+            await streamer.apply()
+    finally:
+        await streamer.stop()

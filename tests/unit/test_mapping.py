@@ -13,11 +13,14 @@ from streamer.mapping.rules import (
     Secret,
     SourceMapping,
     TableRule,
+    check_target,
     find_source,
     parse_name,
     parse_relation,
+    parse_target,
     resolve,
     source_object_name,
+    target_of,
 )
 from tests.unit.build import relation_mapping, source_mapping, table_rule
 
@@ -314,3 +317,57 @@ def test_a_source_is_found_by_its_two_names_and_not_by_its_label() -> None:
     assert find_source([colon, pair], "a", "b") is pair
     assert find_source([colon, pair], "a:b", None) is colon
     assert find_source([colon, pair], "a", None) is None
+
+
+# ---- templates ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("{database}_{schema}.{table}", exact("shop_a b", "{table}")),
+        ("{sid}.*", exact("eu", "{table}")),
+        ("{database}.x_{table}_{sid}", exact("shop", "x_{table}_eu")),
+        ("{table}", exact("public", "{table}")),
+        ('"{sid}"."{table}"', exact("{sid}", "{table}")),
+        ("{other}.{TABLE}", exact("{other}", "{TABLE}")),
+        ("*.*", exact("a b", "{table}")),
+    ],
+)
+def test_a_target_is_filled_once_with_the_names_of_the_source(
+    target: str, expected: RelationPattern
+) -> None:
+    rule = TableRule(parse_relation('"a b"."{table}"', "public"), parse_target(target, "public"))
+    source = source_mapping(database="shop", sid="eu")
+    found = target_of(source, rule, RelationName("a b", "{table}"), "public")
+    assert (found.namespace, found.name) == (expected.namespace, expected.name)
+
+
+def test_a_target_needs_a_sid_if_it_has_one_and_a_name_that_fits() -> None:
+    rule = TableRule(parse_relation("t", "public"), parse_target("{sid}.t", "public"))
+    with pytest.raises(MappingError, match="has no sid"):
+        target_of(source_mapping(sid=None), rule, RelationName("public", "t"), "public")
+    long = TableRule(parse_relation("t", "public"), parse_target("{sid}{sid}.t", "public"))
+    with pytest.raises(MappingError, match="63 bytes"):
+        target_of(source_mapping(sid="x" * 40), long, RelationName("public", "t"), "public")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "target", "is_fine"),
+    [
+        ("log.*", "{schema}.{table}", True),
+        ("log.*", "{table}.rows", True),
+        ("log.*", "{schema}.all", False),
+        ("tenant_*.orders", "{schema}.orders", True),
+        ("tenant_*.orders", "all.orders_{database}", False),
+        ("orders", "{database}.orders", True),
+        ("orders", "all.*", False),
+    ],
+)
+def test_each_table_of_a_pattern_has_a_target(pattern: str, target: str, is_fine: bool) -> None:
+    rule, parsed = parse_relation(pattern, "public"), parse_target(target, "public")
+    if is_fine:
+        check_target(rule, parsed)
+    else:
+        with pytest.raises(MappingError):
+            check_target(rule, parsed)
