@@ -58,7 +58,7 @@ sanitize: $(installed)
 # makes without a look at the variable; the variable is for programs.
 nightly: $(installed)
 	@failed=0; \
-	PROPERTY_EXAMPLES=300 FUZZ_EXAMPLES=50 TEST_COMBINATIONS=all TEST_LOCK_SECONDS=120 PYTHONASYNCIODEBUG=1 \
+	PROPERTY_EXAMPLES=300 FUZZ_EXAMPLES=50 COMPARE_RUNS=10 TEST_COMBINATIONS=all TEST_LOCK_SECONDS=120 PYTHONASYNCIODEBUG=1 \
 		$(MAKE) test ARGS='--asyncio-debug $(ARGS)' || failed=1; \
 	$(MAKE) sanitize || failed=1; \
 	$(MAKE) matrix || failed=1; \
