@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
-from streamer.errors import MappingError
+from streamer.errors import MappingError, StreamerError
 from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import Mapping, SourceLabel
 from streamer.sync.launcher import SparkLauncher
@@ -21,6 +28,7 @@ from streamer.sync.scope import parse_condition
 from streamer.target.connection import TargetAddress
 
 REPORT_SUFFIXES: Final = (".parquet", ".jsonl", ".ndjson", ".json")
+PROGRESS_SECONDS: Final = 0.5
 _SAMPLE_SHOWN: Final = 3
 
 
@@ -65,6 +73,40 @@ async def spark(settings: Settings) -> AsyncIterator[SparkLauncher]:
                 await running
 
 
+def progress_console() -> Console:
+    """Return the terminal that shows progress; standard output has the result only."""
+    return Console(stderr=True)
+
+
+@asynccontextmanager
+async def _progress(comparison: Comparison, console: Console) -> AsyncIterator[None]:
+    """Show how many ranges were found equal for the length of a block, if *console* is a
+    terminal.
+    """
+    if not console.is_terminal:
+        yield
+        return
+    showing = asyncio.create_task(_show_progress(comparison, console), name="progress")
+    try:
+        yield
+    finally:
+        showing.cancel()
+        await asyncio.wait([showing])
+
+
+async def _show_progress(comparison: Comparison, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as shown:
+        task = shown.add_task("definitions", total=None)
+        while True:
+            with contextlib.suppress(StreamerError):  # the comparison reports it
+                if (counts := await comparison.count_ranges()) is not None:
+                    done, ranges = counts
+                    # Others are read, split and judged meanwhile.
+                    shown.update(task, description="equal ranges", completed=done, total=ranges)
+            await asyncio.sleep(PROGRESS_SECONDS)
+
+
 async def compare(
     settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
 ) -> list[TableResult]:
@@ -83,7 +125,8 @@ async def compare(
             launcher,
             options,
         )
-        return await comparison.run(scope)
+        async with _progress(comparison, progress_console()):
+            return await comparison.run(scope)
 
 
 def print_results(results: Iterable[TableResult], console: Console) -> None:

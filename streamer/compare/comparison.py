@@ -39,6 +39,7 @@ from streamer.mapping.rules import (
 from streamer.postgres.conninfo import with_password_of
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
+from streamer.progress import comparisons
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.comparisons import (
     ComparisonRecord,
@@ -179,6 +180,7 @@ class Comparison:
         self._sources: dict[int, tuple[str, Place]] = {}
         self._lsns: dict[int, Lsn] = {}
         self._began_at: datetime | None = None
+        self._comparison_id: int | None = None
 
     async def run(self, scope: ComparisonScope) -> list[TableResult]:
         """Compare the tables of *scope*; return a result for each.
@@ -198,6 +200,15 @@ class Comparison:
             return [one.result for one in found]
         finally:
             await self._bookkeeping.close()
+
+    async def count_ranges(self) -> tuple[int, int] | None:
+        """Return how many ranges were found equal, and how many there are; None before the plan.
+
+        Raises TargetError.
+        """
+        if self._comparison_id is None:
+            return None
+        return await comparisons.count_ranges(self._bookkeeping, self._comparison_id)
 
     async def _store(self, found: Sequence[_Found]) -> None:
         """Store the results, for `status`, metrics and the standing verification."""
@@ -322,7 +333,7 @@ class Comparison:
     async def _compare(self, found: Sequence[_Found]) -> None:
         tables = [one.table for one in found if one.table is not None]
         record = await self._begin(found, tables)
-        self._began_at = record.began_at
+        self._began_at, self._comparison_id = record.began_at, record.comparison_id
         left = [r for r in record.ranges if not r.is_done]
         if len(left) < len(record.ranges):
             log.info(

@@ -20,6 +20,10 @@ BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0
 """With a limit on the rate, reading a range takes about this time."""
+WHOLE_SECONDS_MAX: Final = 300.0
+"""How long a limit on the rate may draw out the statement that reads a table as a whole. The server
+keeps its snapshot meanwhile, so VACUUM removes no dead rows.
+"""
 
 
 def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
@@ -47,6 +51,13 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
 def count_parts(rows: int) -> int:
     """Return the number of parts for a range of *rows* that differs."""
     return max(2, min(-(-rows // FETCH_ROWS), PARTS_MAX))
+
+
+def whole_rate(rows_per_second: float | None, buckets: int) -> float | None:
+    """Return the rate for a table that is read as a whole, and has that many buckets."""
+    if rows_per_second is None:
+        return None
+    return max(rows_per_second, buckets * BUCKET_ROWS / WHOLE_SECONDS_MAX)
 
 
 def count_buckets(rows: int) -> int:

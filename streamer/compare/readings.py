@@ -28,7 +28,7 @@ from streamer.compare.judge import (
     SourceReading,
     TargetReading,
 )
-from streamer.compare.ranges import FETCH_ROWS, count_parts, split_range
+from streamer.compare.ranges import FETCH_ROWS, count_parts, split_range, whole_rate
 from streamer.compare.tables import ComparedTable
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -208,6 +208,7 @@ class RangeReader:
     ) -> None:
         self._tables = tables
         self._servers = servers
+        self._rows_per_second = rows_per_second
         self._pace = Pace(rows_per_second)
         self._comparison_id = comparison_id
 
@@ -235,8 +236,14 @@ class RangeReader:
         if side == SOURCE:
             self._pace.begin(is_throttled=self._is_throttled(table))
         began = time.monotonic()
-        sql = table.digest_sql(table.source if side == SOURCE else table.target, unit.range)
-        rows = connection.execute(sql.encode()).fetchall()
+        rate = None
+        if side == SOURCE and not table.is_ordered:
+            rate = whole_rate(self._rows_per_second, table.buckets)
+        sql = table.digest_sql(table.source if side == SOURCE else table.target, unit.range, rate)
+        with connection.transaction():
+            if rate is not None:  # each worker of a parallel plan would have the rate for itself
+                connection.execute("set local max_parallel_workers_per_gather = 0")
+            rows = connection.execute(sql.encode()).fetchall()
         digests = {bucket: (count, first, second) for bucket, count, first, second in rows}
         if side == SOURCE:
             count = sum(row[0] for row in digests.values())

@@ -107,11 +107,12 @@ class ComparedTable:
 
     # ---- queries -------------------------------------------------------------------------------
 
-    def digest_sql(self, side: Side, unit: KeyRange) -> str:
+    def digest_sql(self, side: Side, unit: KeyRange, rows_per_second: float | None = None) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
         An ordered table has one row, with bucket 0; another one a row for each bucket in use. Sums
-        count equal rows, and do not depend on the order.
+        count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps after
+        rows whose hash ends in zeros, about once a second.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._row)
@@ -124,7 +125,7 @@ class ComparedTable:
         return (
             f"select h.bucket, count(*), sum(h.h1)::text, sum(h.h2)::text"
             f" from (select r.bucket, {first} as h1, {second} as h2 from ({rows}) r) h"
-            " group by h.bucket"
+            f"{_pause_sql(rows_per_second)} group by h.bucket"
         )
 
     def cut_sql(self, side: Side, unit: KeyRange, count: int, *, clause: str = "") -> str:
@@ -196,3 +197,11 @@ class ComparedTable:
             return [list(keys), list(keys.values())]
         columns = [[parts[n][j] for n in keys] for j in range(len(self.key_types))]
         return [list(keys), *columns]
+
+
+def _pause_sql(rows_per_second: float | None) -> str:
+    if rows_per_second is None:
+        return ""
+    rows = 1 << (max(1, int(rows_per_second)).bit_length() - 1)
+    seconds = rows / rows_per_second
+    return f" where h.h1 & {rows - 1} <> 0 or pg_catalog.pg_sleep({seconds:.6f}) is not null"

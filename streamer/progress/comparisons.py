@@ -114,6 +114,17 @@ async def begin_comparison(
     return ComparisonRecord(comparison_id, began_at, lsns, planned)
 
 
+async def count_ranges(bookkeeping: Bookkeeping, comparison_id: int) -> tuple[int, int]:
+    """Return how many ranges of a comparison were found equal, and how many there are."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            "select count(source_rows) as done, count(*) as ranges"
+            " from streamer.compared_range where comparison_id = $1",
+            comparison_id,
+        )
+    return rows[0]["done"], rows[0]["ranges"]
+
+
 async def end_comparison(bookkeeping: Bookkeeping, comparison_id: int) -> None:
     """Remove a comparison that has ended."""
     async with bookkeeping.connection() as connection:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from rich.console import Console
 
+from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
 from streamer.compare import comparison, spark_program
@@ -199,7 +202,7 @@ async def two_tenants(
             await streamer.stop()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 + 60 * LIVE_RUNS)
 async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
     tmp_path: Path,
     source: Database,
@@ -305,8 +308,11 @@ async def test_a_comparison_that_was_interrupted_goes_on_with_the_ranges_that_ar
             with pytest.raises(ConnectionResetError):
                 await compare(streamer)
         done = target.value("select count(source_rows) from streamer.compared_range")
+        terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+        monkeypatch.setattr(compare_command, "progress_console", lambda: terminal)
         after = await compare(streamer)
         left = target.execute("select * from streamer.comparison")
     assert (started, done, left) == ([4, 1], 3, [])
+    assert "3/4" in terminal.file.getvalue()  # type: ignore[attr-defined]
     result = after["t"]
     assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)

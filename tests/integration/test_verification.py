@@ -1,15 +1,19 @@
 """`verify_interval`: the process that runs compares tables in turn, without Spark."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamer.admin.events import SeenState, changes_between
+from streamer.compare.comparison import Comparison, ComparisonScope, Options
+from streamer.compare.local_process import LocalProcess
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up
 from tests.support.streamer import MakeStreamer, Streamer, write_config
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -98,6 +102,29 @@ async def test_each_table_is_verified_in_turn_and_differences_show_everywhere(
             )
 
         await streamer.eventually(all_are_equal_again)
+
+
+@pytest.mark.timeout(300)
+async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_statement(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    source.execute("create table words (word text primary key, n int)")
+    source.execute("insert into words select 'word ' || g, g from generate_series(1, 200) g")
+    async with stream("words:") as streamer:
+        await streamer.caught_up()
+        comparison = Comparison(
+            TargetAddress.parse(streamer.settings.target.url),
+            target.url,
+            streamer.mapping,
+            LocalProcess(),
+            Options(1, rows_per_second=40),
+        )
+        comparing = asyncio.create_task(comparison.run(ComparisonScope()))
+        await until(
+            lambda: source.value(f"{SESSIONS} and wait_event = 'PgSleep'"), "the server sleeps"
+        )
+        (result,) = await comparing
+    assert (result.is_equal, result.rows_source, result.rows_target) == (True, 200, 200)
 
 
 @pytest.mark.timeout(300)

@@ -2,14 +2,17 @@
 
 from streamer.compare.hashes import HashKind, choose_hash
 from streamer.compare.ranges import (
+    BUCKET_ROWS,
     BUCKETS_MAX,
     PARTS_MAX,
     RANGE_ROWS,
     RANGES_MAX,
+    WHOLE_SECONDS_MAX,
     count_buckets,
     count_parts,
     count_ranges,
     split_range,
+    whole_rate,
 )
 from streamer.postgres.key_ranges import KeyRange, join_ranges, range_sql
 
@@ -30,6 +33,12 @@ def test_conditions_quote_values_and_name_their_types() -> None:
     sql = range_sql(KeyRange(("1", "o'c"), None), ["b.v1", "b.v2"], ["integer", "uuid"])
     assert sql == "(b.v1, b.v2) >= ('1'::integer, 'o''c'::uuid)"
     assert range_sql(KeyRange(), ["b.v1"], ["integer"]) == "true"
+
+
+def test_a_limit_on_the_rate_draws_no_statement_out_for_longer_than_its_snapshot_may_live() -> None:
+    assert whole_rate(None, 4) is None
+    assert whole_rate(1000.0, 4) == 1000.0
+    assert whole_rate(10.0, 65_536) == 65_536 * BUCKET_ROWS / WHOLE_SECONDS_MAX
 
 
 def test_the_number_of_ranges_is_bounded_and_follows_the_rate() -> None:

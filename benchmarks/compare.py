@@ -1,0 +1,156 @@
+"""The processor time of `streamer compare`: both servers, Spark's JVM, Python.
+
+Both sides get the same rows; a few of the target's are then changed. `run` streams meanwhile, as it
+does for an operator. The time of a server is that of all its processes, so that of `run` and of
+autovacuum is in it. The peak of memory is that of the JVM, and of all Python processes together.
+
+``python -m benchmarks.compare --rows 10000000`` needs about 5 GB of disk.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from benchmarks.servers import Run, source_and_target, wait_until, write_config
+
+TABLE: Final = (
+    "create table big (id {type} primary key, customer int, at timestamptz, amount numeric(12,2),"
+    " note text)"
+)
+ROWS: Final = (
+    "insert into big select g, g % 10000, '2026-01-01'::timestamptz + g * interval '1 second',"
+    " g * 0.25, md5(g::text) from generate_series(1, {rows}) g"
+)
+SAMPLE_SECONDS: Final = 0.1
+
+
+def server_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a postmaster's processes, those that have ended included."""
+    times = process.cpu_times()
+    total = float(times.children_user + times.children_system)
+    for child in process.children():
+        try:
+            own = child.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += own.user + own.system
+    return total
+
+
+class Family:
+    """The processes of one command: processor time and peak of memory by kind."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._seconds: dict[tuple[str, int], float] = {}
+        self.peaks: dict[str, int] = defaultdict(int)
+
+    def sample(self) -> None:
+        memory: dict[str, int] = defaultdict(int)
+        try:
+            members = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for member in members:
+            try:
+                kind = self._kind(member)
+                times = member.cpu_times()
+                memory[kind] += member.memory_info().rss
+            except psutil.Error:
+                continue
+            self._seconds[kind, member.pid] = times.user + times.system
+        for kind, size in memory.items():
+            self.peaks[kind] = max(self.peaks[kind], size)
+
+    def _kind(self, member: psutil.Process) -> str:
+        if member.name() == "java":
+            return "Spark's JVM"
+        is_task = "spark_worker" in " ".join(member.cmdline())
+        return "Python of tasks" if is_task else "Python of the command and the driver"
+
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for (kind, _), seconds in self._seconds.items():
+            found[kind] += seconds
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--differing", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--key", choices=["bigint", "text"], default="bigint")
+    options = parser.parse_args()
+    with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
+        for server in (source, target):
+            server.execute("create database bench")
+            server.execute(TABLE.format(type=options.key), "bench")
+            server.execute(ROWS.format(rows=options.rows), "bench")
+            server.execute("vacuum (freeze, analyze) big", "bench")
+        config = Path(directory) / "config.yaml"
+        write_config(
+            config,
+            source.url("bench"),
+            target.url("bench"),
+            "{big: {initial: none}}",
+            sync=f"{{jobs: {options.jobs}}}",
+        )
+        run = Run(config)
+        ready = "select bool_and(state = 'ready') from streamer.relation"
+        made = "select to_regclass('streamer.relation') is not null"
+        wait_until(target.url("bench"), made, 120, run)
+        wait_until(target.url("bench"), ready, 120, run)
+        step = max(1, options.rows // max(1, options.differing))
+        target.execute(
+            f"update big set note = 'other' where (customer + 10000 * floor(amount / 2500))"
+            f" % {step} = 0",
+            "bench",
+        )
+        roots = {
+            name: psutil.Process(server.postmaster_pid)
+            for name, server in (("source", source), ("target", target))
+        }
+        measure(config, roots, options.rows)
+        run.stop()
+
+
+def measure(config: Path, roots: dict[str, psutil.Process], rows: int) -> None:
+    before = {name: server_seconds(root) for name, root in roots.items()}
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "streamer", "-c", str(config), "compare", "--json"],
+            stdout=output,
+            env=dict(os.environ),
+        )
+        family = Family(command.pid)
+        while command.poll() is None:
+            family.sample()
+            time.sleep(SAMPLE_SECONDS)
+        seconds = time.monotonic() - began
+        output.seek(0)
+        (table,) = json.load(output)["tables"]
+    used = {name: server_seconds(root) - before[name] for name, root in roots.items()}
+    used |= family.seconds()
+    total = sum(used.values())
+    print(
+        f"{rows} rows on each side in {seconds:.1f} s: {table['different']} different,"
+        f" {table['missing']} missing, {table['extra']} extra, {table['undecided']} undecided"
+    )
+    for name, each in used.items():
+        peak = f", at most {family.peaks[name] / 1e6:.0f} MB" if name in family.peaks else ""
+        print(f"{name:38} {each:7.1f} s of processor time, {each / total:4.0%}{peak}")
+
+
+if __name__ == "__main__":
+    main()
