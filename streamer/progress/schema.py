@@ -18,6 +18,7 @@ TABLES: Final = (
     "request",
     "quarantine",
     "deferred_index",
+    "definition",
     "sync_partition",
     "compared_range",
     "comparison",
