@@ -288,6 +288,59 @@ def test_a_comparison_on_a_cluster_ships_its_code_and_leaves_no_value_behind(
         assert VALUE not in text
 
 
+def test_a_comparison_outlives_a_worker_of_the_cluster(
+    cluster: Cluster, source: Database, target: Database, tmp_path: Path
+) -> None:
+    """An executor is lost while its task reads a range: another one reads it."""
+    tables = [f"t_{n}" for n in range(6)]
+    for table in tables:
+        source.execute(f"create table {table} (id int primary key, v text)")
+        source.execute(f"insert into {table} select g, 'v' from generate_series(1, 50) g")
+    config = tmp_path / "config.yaml"
+    settings = f"sync: {{spark_master: '{cluster.url}', jobs: 2}}"
+    write_config(config, source, target, '"*":', settings=settings)
+    waiting = (
+        "select client_port from pg_stat_activity where wait_event_type = 'Lock'"
+        " and application_name = 'streamer compare'"
+    )
+    with Process(config, spark=False) as process, target.connect() as blocker:
+        caught_up(process, 120)
+        target.execute("update t_2 set v = 'other' where id = 7; delete from t_3 where id = 8")
+        blocker.execute("begin")
+        blocker.execute(f"lock table {', '.join(tables)} in access exclusive mode")
+        with (tmp_path / "output").open("wb") as output, (tmp_path / "log").open("wb") as log:
+            comparing = subprocess.Popen(
+                [sys.executable, "-m", "streamer", "-c", config, "compare", "--json"],
+                env=os.environ | cluster.environment,
+                stdout=output,
+                stderr=log,
+            )
+        try:
+
+            def ports() -> list[int] | None:
+                found = [int(str(row[0])) for row in target.execute(waiting)]
+                return found if len(found) == 2 else None
+
+            first, second = eventually(ports, 300, "both workers compare")
+            assert cluster.worker_of(first) != cluster.worker_of(second)
+            end(cluster.worker_of(second))
+            blocker.execute("rollback")
+            code = comparing.wait(300)
+        finally:
+            comparing.kill()
+            comparing.wait()
+            cluster.start_worker()
+        assert process.terminate() == 0
+    text = (tmp_path / "output").read_text()
+    assert code == 1, (tmp_path / "log").read_text()
+    found = json.loads(text)["tables"]
+    assert {
+        table["source"]: (table["missing"], table["extra"], table["different"])
+        for table in found
+        if not table["equal"]
+    } == {"public.t_2": (0, 0, 1), "public.t_3": (1, 0, 0)}, text
+
+
 async def make_bookkeeping(target: Database) -> None:
     bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
     await migrate(bookkeeping)
