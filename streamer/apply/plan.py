@@ -137,6 +137,12 @@ class ApplyPlan:
         return tuple(column for column in self.columns if column.expression is None)
 
     @cached_property
+    def written(self) -> dict[str, str]:
+        """The target's names of the source columns that it gets as they are."""
+        columns = self.relation.columns
+        return {columns[c.position].name: c.name for c in self.plain_columns if c.position >= 0}
+
+    @cached_property
     def computed_columns(self) -> tuple[PlanColumn, ...]:
         return tuple(column for column in self.columns if column.expression is not None)
 
@@ -426,11 +432,6 @@ class AddedColumn:
     fill: str | None = None
     is_computed: bool = False
 
-    @property
-    def may_be_added(self) -> bool:
-        """Whether adding it leaves the target's rows as the source has them."""
-        return self.renamed_from is None and not self.is_computed
-
 
 NO_ADDED: Final[Mapping[str, AddedColumn]] = MappingProxyType({})
 
@@ -441,10 +442,9 @@ def missing_error(
     missing: Sequence[tuple[str, str]],
     types: Mapping[str, str],
     added: Mapping[str, AddedColumn] = NO_ADDED,
-    resync: str | None = None,
 ) -> TargetSchemaError:
     """Return the error for columns that the target lacks, with `missing_remedy`. Pure."""
-    statements, words = missing_remedy(mapping, target, missing, types, added, resync)
+    statements, words = missing_remedy(mapping, target, missing, types, added)
     hint = f"run there: {'; '.join(statements)}; {words}"
     listed = ", ".join(f'"{name}"' for _, name in missing)
     return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
@@ -456,10 +456,9 @@ def missing_remedy(
     missing: Sequence[tuple[str, str]],
     types: Mapping[str, str],
     added: Mapping[str, AddedColumn],
-    resync: str | None,
 ) -> tuple[list[str], str]:
     """Return the statements that make the target fit and keep its rows equal, and advice beyond
-    them. *resync*: the command that copies the table again. Pure.
+    them. Pure.
     """
     alter = f"alter table {quote_qualified(target.namespace, target.name)}"
     plain = AddedColumn()
@@ -478,8 +477,8 @@ def missing_remedy(
     if additions:
         statements.append(f"{alter} {add_columns_clause(additions)}")
     words = "or exclude the column in the mapping"
-    if resync is not None and any(added.get(source, plain).is_computed for source, _ in missing):
-        words += f"; no change brings the values that rows from before have in it: {resync} does"
+    if any(added.get(source, plain).is_computed for source, _ in missing):
+        words += "; once it is there, streamer brings the values of rows from before"
     return statements, words
 
 

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
 
+import structlog
+
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
@@ -19,9 +21,14 @@ from streamer.batched import Batched
 from streamer.containment import contained
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
-from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.mapping.rules import (
+    OnColumnAdded,
+    RelationMapping,
+    RelationName,
+    SourceLabel,
+    TableType,
+)
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
@@ -41,6 +48,8 @@ from streamer.target.connection import (
     TargetConnection,
     may_replace_role,
 )
+
+log = structlog.get_logger()
 
 AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
 """Asks the source of a database and sid for the present columns of a table."""
@@ -219,17 +228,19 @@ class Planner:
         target, known = await self._read_both(mapped)
         types = mapped.source.types
         now = await self._columns_now(mapped, relation, known)
+        added_now: dict[str, str | None] = {}
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
             names = [name for name, _ in missing]
             types = await self._name_types(mapped, relation, names, may_fail=adds)
             added = judge_added(names, known or {}, now)
-            if not adds or any(not column.may_be_added for column in added.values()):
-                own = mapped.source
-                resync = command(
-                    "resync", str(mapped.mapping.source), database=own.database, sid=own.sid
-                )
-                raise missing_error(mapped.mapping, target.name, missing, types, added, resync)
+            if known is not None and (lost := [name for name in names if known.get(name, 0) > 0]):
+                # A session dropped them at the target. They lack values when they are back.
+                known = known | {name: -known[name] for name in lost}
+                async with self._target(mapped.source.claim) as connection:
+                    await store_known(connection, mapped.relation_id, known)
+            if not adds or any(column.renamed_from is not None for column in added.values()):
+                raise missing_error(mapped.mapping, target.name, missing, types, added)
             if all(name in types for name in names):
                 fills = {
                     there: column.fill
@@ -243,6 +254,7 @@ class Planner:
                     fills,
                 )
                 target = await self._read(mapped)
+                added_now = {there: fills.get(there) for _, there in missing}
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
@@ -257,16 +269,36 @@ class Planner:
             async with self._target(mapped.source.claim) as connection:
                 if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
                     plan = replace(plan, is_provisional=True)
-        if known is not None and now:
-            stay = {name: number for name, number in known.items() if name in now}
-            async with self._target(mapped.source.claim) as connection:
-                await store_known(
-                    connection,
-                    mapped.relation_id,
-                    {name: column.number for name, column in now.items()} | stay,
-                )
+        if known is not None:
+            await self._store_columns(mapped, plan, known, now, added_now)
         mapped.set_plan(plan)
         return plan
+
+    async def _store_columns(
+        self,
+        mapped: MappedRelation,
+        plan: ApplyPlan,
+        known: dict[str, int],
+        now: dict[str, ColumnNow],
+        added: dict[str, str | None],
+    ) -> None:
+        """Store the source's columns, and request those that existing rows of the target lack.
+
+        *added*: columns of the target that this process has just added, with their values.
+        """
+        columns = columns_of(plan, known, now)
+        wanted = columns_to_bring(plan, known, now, added)
+        if not wanted and columns == known:
+            return
+        async with self._target(mapped.source.claim) as connection:
+            await store_known(connection, mapped.relation_id, columns, wanted)
+        if wanted:
+            log.info(
+                "columns of existing rows are brought",
+                source=SourceLabel(mapped.source.database, mapped.source.sid),
+                table=str(mapped.mapping.source),
+                columns=", ".join(wanted),
+            )
 
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
         """Refuse a table whose deletes would change rows of another mapped table.
@@ -432,7 +464,7 @@ def judge_added(
     Leave out a column that the source no longer has by that name. If the target had a column at its
     last copy, a session dropped it there, with the values of all rows. Pure.
     """
-    by_number = {number: name for name, number in known.items()}
+    by_number = {abs(number): name for name, number in known.items()}
     judged = {}
     for name in names:
         if name in now:
@@ -443,3 +475,41 @@ def judge_added(
                 else AddedColumn(former, column.fill, column.is_computed)
             )
     return judged
+
+
+def columns_of(
+    plan: ApplyPlan, known: Mapping[str, int], now: Mapping[str, ColumnNow]
+) -> dict[str, int]:
+    """Return the columns to remember; the number of one that the target does not get is negative.
+
+    *now*: the source's present columns, if there are others than *known*. Pure.
+    """
+    numbers = {name: abs(number) for name, number in known.items() if name in now or not now}
+    numbers = {name: column.number for name, column in now.items()} | numbers
+    written = plan.written
+    return {name: number if name in written else -number for name, number in numbers.items()}
+
+
+def columns_to_bring(
+    plan: ApplyPlan,
+    known: Mapping[str, int],
+    now: Mapping[str, ColumnNow],
+    added: Mapping[str, str | None],
+) -> list[str]:
+    """Return the columns of the target, by name, that its existing rows lack values of.
+
+    That are columns that the target gets as of now: the source or the target has added them, or the
+    mapping has let them in. No change brings the values that existing rows have. Leave out a
+    renamed column, one that *added* has filled, and a new one without a default. Pure.
+    """
+    numbers = {abs(number): name for name, number in known.items()}
+    found = []
+    for name, there in plan.written.items():
+        if name in known:
+            if known[name] < 0:
+                found.append(there)
+        elif (column := now.get(name)) is not None and column.number not in numbers:
+            has_values = column.is_computed or column.fill is not None
+            if has_values and added.get(there) is None:
+                found.append(there)
+    return found

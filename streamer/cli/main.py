@@ -1,5 +1,6 @@
 """The command line, and the commands about the stream, its tables and incidents."""
 
+import csv
 import gc
 import json
 import signal
@@ -491,6 +492,14 @@ def resync(
             metavar="EXPR",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Bring only these columns of the existing rows, by the target's names, separated "
+            "by commas.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Copy without the columns that the target lacks.")
     ] = False,
@@ -507,7 +516,10 @@ def resync(
         scope = None if where is None else where_scope(where)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
-    options = Resync(mode, force, scope).to_json()
+    names = None if columns is None else tuple(next(csv.reader([columns], skipinitialspace=True)))
+    if names is not None and scope is not None:
+        fail("--where and --columns exclude each other", 2)
+    options = Resync(mode, force, scope, names).to_json()
     _request("resync", table, database, sid, as_json, options)
 
 

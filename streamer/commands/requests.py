@@ -4,6 +4,7 @@ A notification wakes a running process at once; a stopped one finds the request 
 """
 
 import getpass
+from collections.abc import Sequence
 from typing import Any
 
 from streamer.errors import MappingError
@@ -13,6 +14,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_requests
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
 
 
@@ -67,6 +69,7 @@ async def request(
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists the tables"
             )
+        await _check_columns(bookkeeping, found, (options or {}).get("columns") or ())
         await make_requests(
             bookkeeping,
             [relation.relation_id for _, relation in found],
@@ -77,3 +80,24 @@ async def request(
     finally:
         await bookkeeping.close()
     return [f"{source.label} {relation.source}" for source, relation in found]
+
+
+async def _check_columns(
+    bookkeeping: Bookkeeping,
+    found: list[tuple[SourceRecord, RelationRecord]],
+    columns: Sequence[str],
+) -> None:
+    """Refuse columns that a target table lacks. Raises MappingError."""
+    if not columns:
+        return
+    names = [parse_name(relation.target) for _, relation in found]
+    async with bookkeeping.connection() as target:
+        there = await read_relations(target, names)
+    for name in names:
+        present = there[name].columns if name in there else {}
+        missing = [column for column in columns if column not in present]
+        if missing:
+            raise MappingError(
+                f'target table "{name}" has no column "{missing[0]}"',
+                hint=f"its columns are: {', '.join(present)}",
+            )

@@ -417,8 +417,8 @@ class TableSettings(Strict):
         default=OnColumnAdded.STOP,
         title="When the source adds a column",
         description="Reaction to a source column that the target lacks. With `add`, "
-        "existing rows get the constant default that ADD COLUMN gave them at the source. A "
-        "volatile default or a renamed column stops the table instead.",
+        "existing rows get the values that ADD COLUMN gave them at the source. A renamed column "
+        "stops the table instead.",
     )
     verify_interval: float | None = Field(
         default=None,

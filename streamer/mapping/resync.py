@@ -80,23 +80,34 @@ class RowScope:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """``force``: leave out columns that the target lacks. ``scope``: bring only these rows."""
+    """``force``: leave out columns that the target lacks. ``scope``: bring only these rows.
+    ``columns``: bring only these columns, by the target's names, of the rows that it has.
+    """
 
     mode: Mode = Mode.RELOAD
     force: bool = False
     scope: RowScope | None = None
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it brings some rows or columns only, so that no change may be dropped."""
+        return self.scope is not None or self.columns is not None
 
     @property
     def compares(self) -> bool:
         """Whether rows that are equal stay untouched."""
-        return self.mode is Mode.DIFF or self.scope is not None
+        return self.mode is Mode.DIFF or self.is_partial
 
     def union(self, other: "Resync") -> "Resync":
         """Return a resync that does for both."""
-        scope = None
+        force = self.force or other.force
         if self.scope is not None and other.scope is not None:
-            scope = self.scope.union(other.scope)
-        return Resync(Mode.DIFF, self.force or other.force, scope)
+            return Resync(Mode.DIFF, force, self.scope.union(other.scope))
+        if self.columns is not None and other.columns is not None:
+            columns = tuple(dict.fromkeys(self.columns + other.columns))
+            return Resync(Mode.DIFF, force, columns=columns)
+        return Resync(Mode.DIFF, force)
 
     def to_json(self) -> dict[str, Any]:
         options: dict[str, Any] = {"mode": self.mode.value}
@@ -104,14 +115,17 @@ class Resync:
             options["force"] = True
         if self.scope is not None:
             options["scope"] = self.scope.to_json()
+        if self.columns is not None:
+            options["columns"] = list(self.columns)
         return options
 
     @classmethod
     def from_json(cls, options: dict[str, Any] | None) -> Self:
         options = options or {}
-        scope = options.get("scope")
+        scope, columns = options.get("scope"), options.get("columns")
         return cls(
             Mode(options.get("mode", Mode.RELOAD)),
             bool(options.get("force", False)),
             None if scope is None else RowScope.from_json(scope),
+            None if columns is None else tuple(columns),
         )

@@ -202,7 +202,7 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
     None: it is limited to some rows of a table of which a copy has to bring all.
     """
     resync = request.resync
-    if resync.scope is not None:
+    if resync.is_partial:
         before = await connection.fetch_value(
             "select resync::text from streamer.relation where id = $1 and snapshot_lsn is not null",
             request.relation_id,
@@ -224,7 +224,7 @@ async def _store_to_point(
     connection: TargetConnection, request: Request, resync: Resync
 ) -> Request | None:
     stored = await connection.fetch_value(
-        _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.scope is not None
+        _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.is_partial
     )
     if stored is None:
         return None

@@ -40,6 +40,12 @@ class CopyOrder:
     can_split: bool
     scope: str | None = None
     """A condition over the source's columns for the rows to copy."""
+    only: frozenset[str] | None = None
+    """The columns of the target to bring, with its key; None for all."""
+
+    def brings(self, name: str) -> bool:
+        """Return whether the copy brings a column of the target."""
+        return self.only is None or name in self.only
 
 
 class _Selection:
@@ -68,12 +74,12 @@ class _Selection:
 def copy_source(order: CopyOrder, source_version: int, target_version: int) -> CopySource:
     """Return the facts that the parts of a copy have in common."""
     selection = _Selection(binary_types(source_version, target_version))
-    if order.sid is not None:
+    if order.sid is not None and order.brings(SID):
         is_text = order.target.columns[SID].type == "text"
         selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
     _add_columns(selection, order)
     _add_computed(selection, order)
-    if order.mapping.type is TableType.HISTORY:
+    if order.mapping.type is TableType.HISTORY and order.only is None:
         _add_history(selection, order.target)
     rule = order.mapping.rule
     conditions = [] if rule.filter is None else [rule.filter.text]
@@ -102,7 +108,7 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
         if name is not None and mapping.is_computed(name):
             continue
         there = order.target.columns.get(name) if name is not None else None
-        if name is None or there is None or there.generated:
+        if name is None or there is None or there.generated or not order.brings(name):
             continue
         is_same = column.type_oid == there.type_oid
         selection.add(
@@ -112,6 +118,8 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
 
 def _add_computed(selection: _Selection, order: CopyOrder) -> None:
     for name, expression in order.mapping.rule.set:
+        if not order.brings(name):
+            continue
         there = order.target.columns[name]
         selection.add(
             f"({expression}){computed_cast(there, of_target=False)}",

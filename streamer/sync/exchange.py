@@ -41,7 +41,8 @@ class Exchange:
     columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
     no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
     The staging table has the rows of the source that it names, and may have others.
-    ``is_history``: only open versions are compared. ``at``: the source's time.
+    ``fills``: if given, set only these columns, in rows that both sides have. ``is_history``: only
+    open versions are compared. ``at``: the source's time.
     """
 
     table: str
@@ -53,6 +54,7 @@ class Exchange:
     is_history: bool
     at: str
     scope: str = "true"
+    fills: tuple[str, ...] | None = None
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -65,7 +67,8 @@ class Exchange:
         return [name for name in self.columns if name not in ours]
 
     def _row(self, table: str) -> str:
-        values = ", ".join(f"{table}.{quote_identifier(name)}" for name in self._values)
+        names = self._values if self.fills is None else self.fills
+        values = ", ".join(f"{table}.{quote_identifier(name)}" for name in names)
         return f'row({values})::text collate "C"'
 
     @property
@@ -126,6 +129,8 @@ class Exchange:
         Without *by_update* it deletes and inserts rows that differ, because another unique
         constraint may reject the updates.
         """
+        if self.fills is not None:
+            return list(self._fill())
         if mode is WriteMode.REPLACE:
             delete = f"delete from {self.table} t where {self._own} and {self.scope}"
             return [delete, self._insert("true")]
@@ -135,6 +140,17 @@ class Exchange:
         if not self.key:
             return list(self._by_count(deletes))
         return list(self._by_key(deletes, by_update))
+
+    def _fill(self) -> Iterator[str]:
+        """Set the filled columns; the open versions of a history keep their times."""
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = s.{quote_identifier(name)}" for name in self.fills or ()
+        )
+        if assignments:
+            yield (
+                f"update {self.table} t set {assignments} from {self.stage} s "
+                f"where {self._same_key} and {self._current} and {self._differs}"
+            )
 
     def _insert(self, condition: str) -> str:
         if not self.columns:

@@ -166,7 +166,7 @@ class Finisher:
             copy.is_done = True
             copy.mapped.end_lsn = copy.mapped.skip_through_lsn = copy.consistent_point
             return
-        if copy.resync.scope is None:
+        if not copy.resync.is_partial:
             copy.mapped.quarantine.forget(0)
         copy.is_done = True
         self._queue.copied(copy.mapped)
@@ -201,7 +201,7 @@ class Finisher:
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
         scope, exchange = copy.resync.scope, exchange_of(copy)
-        if scope is not None and copy.mapped.quarantine.count:
+        if copy.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
                 f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
                 hint="retry or drop them with `streamer quarantine`, or resync the whole table",
@@ -260,7 +260,7 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         copy.consistent_point,
         attempt=copy.attempt,
         end_lsn=mapped.end_lsn,
-        is_whole=copy.resync.scope is None,
+        is_whole=not copy.resync.is_partial,
         columns=copy.column_numbers,
     )
 

@@ -107,8 +107,12 @@ class TableCopy:
 
     @property
     def column_numbers(self) -> dict[str, int]:
-        """The source's columns with their numbers."""
-        return {column.name: column.number for column in self.relation.columns}
+        """The source's columns with their numbers, negative where the target does not get one."""
+        numbers = {column.name: column.number for column in self.relation.columns}
+        if self.plan is None:
+            return numbers
+        written = self.plan.written
+        return {name: number if name in written else -number for name, number in numbers.items()}
 
     @property
     def is_staged(self) -> bool:
@@ -129,12 +133,32 @@ class TableCopy:
             self.heaps,
             self.can_split and (scope is None or bool(scope.conditions)),
             None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
+            self.only,
         )
 
     @property
     def scope(self) -> RowScope | None:
         """The rows that it brings; None for all."""
         return self.found if self.resync.scope is None else self.resync.scope
+
+    @property
+    def filled(self) -> tuple[str, ...] | None:
+        """The columns of the target to bring, if not all."""
+        if self.resync.columns is None or self.plan is None:
+            return None
+        present = {column.name: column for column in self.plan.columns}
+        return tuple(
+            name
+            for name in self.resync.columns
+            if name in present and not present[name].target.identity_always
+        )
+
+    @property
+    def only(self) -> frozenset[str] | None:
+        """The same with the key, which finds their rows."""
+        if self.filled is None or self.plan is None:
+            return None
+        return frozenset(self.filled) | {column.name for column in self.plan.key}
 
     @property
     def names(self) -> list[str]:
@@ -238,6 +262,7 @@ class Preparation:
             await _check_scope(source, copy)
             if not mapped.is_to_declare:
                 await self._check_fits(target, copy, facts[mapped])
+            copy.resync = _findable(copy)
             copies.append(copy)
         return copies
 
@@ -398,6 +423,17 @@ class Preparation:
         )
 
 
+def _findable(copy: TableCopy) -> Resync:
+    """Return the resync of *copy*; one of all columns if its rows cannot be found by a key."""
+    columns, plan = copy.resync.columns, copy.plan
+    if columns is None or plan is None:
+        return copy.resync
+    key = {column.name for column in plan.key}
+    if plan.identity is Identity.KEY and key.isdisjoint(columns):
+        return copy.resync
+    return replace(copy.resync, columns=None)
+
+
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
     """Check the conditions of a resync as those of `filter`. Raises MappingError."""
     scope, mapping = copy.resync.scope, copy.mapped.mapping
@@ -443,6 +479,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
     # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
     # history has one open version of each.
     is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
+    is_keyed = is_keyed or copy.filled is not None
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
     scope = copy.scope
     within = "true"
@@ -461,6 +498,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
         is_history=is_history,
         at=copy.source_time,
         scope=within,
+        fills=copy.filled,
     )
 
 

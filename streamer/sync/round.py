@@ -440,7 +440,7 @@ class Round:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
-        if copy.is_to_point and copy.resync.scope is None:
+        if copy.is_to_point and not copy.resync.is_partial:
             await self._find_differences(copy)
         rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)

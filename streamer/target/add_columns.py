@@ -13,6 +13,7 @@ import structlog
 
 from streamer.decode.pgoutput import Relation
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import (
     add_columns_clause,
@@ -76,7 +77,8 @@ async def read_known(
 ) -> dict[int, dict[str, int]]:
     """Return the source's columns by their numbers as they were when each table was last in sync.
 
-    By id of the relation, of those with such a record; *relation_ids*: None for all.
+    By id of the relation, of those with such a record; *relation_ids*: None for all. The
+    number of a column that the target did not get is negative.
     """
     rows = await connection.fetch(
         "select id, columns::text from streamer.relation"
@@ -87,13 +89,26 @@ async def read_known(
 
 
 async def store_known(
-    connection: TargetConnection, relation_id: int, columns: Mapping[str, int]
+    connection: TargetConnection,
+    relation_id: int,
+    columns: Mapping[str, int],
+    wanted: Sequence[str] = (),
 ) -> None:
-    await connection.execute(
-        "update streamer.relation set columns = $2::text::jsonb where id = $1",
-        relation_id,
-        json.dumps(columns),
-    )
+    """Store the columns of a table, and request those of *wanted* for existing rows."""
+    async with transaction(connection):
+        await connection.execute(
+            "update streamer.relation set columns = $2::text::jsonb where id = $1",
+            relation_id,
+            json.dumps(columns),
+        )
+        if wanted:
+            await connection.execute(
+                "insert into streamer.request (relation_id, action, options)"
+                " values ($1, 'resync', $2::text::jsonb)",
+                relation_id,
+                json.dumps(Resync(Mode.DIFF, columns=tuple(wanted)).to_json()),
+            )
+            await connection.execute("notify streamer")
 
 
 async def add_columns(

@@ -12,6 +12,8 @@ from streamer.runtime import session as session_module
 from tests.support.postgres import Database, contents, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 DDL = "create table t (id int primary key, name text)"
 ADD = (
     'alter table t add column amount numeric(10,2), add column "we""ird" varchar(5)[],'

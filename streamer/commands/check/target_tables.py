@@ -33,7 +33,6 @@ from streamer.commands.check.identities import key_fix
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import TargetSchemaError
-from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import (
@@ -270,7 +269,7 @@ def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Ite
     missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
     judged = _judge_missing(pair, missing)
     if pair.mapping.rule.on_column_added is OnColumnAdded.ADD and all(
-        column.may_be_added for column in judged.values()
+        column.renamed_from is None for column in judged.values()
     ):
         relation, added = with_added_columns(pair, relation)
         if added:
@@ -323,10 +322,8 @@ def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, Adde
 
 def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, AddedColumn]) -> Fix:
     """Return the same remedy as `run` gives where it meets a change."""
-    source = pair.facts.source
-    resync = command("resync", str(pair.mapping.source), database=source.database, sid=source.sid)
     types = {column.name: column.type for column in pair.relation.columns}
-    statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged, resync)
+    statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged)
     return at_target(*missing_types_sql(pair), *statements, words=words)
 
 

@@ -1,0 +1,188 @@
+"""Columns that existing rows of the target lack are brought, and nothing else."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from streamer.commands.requests import request
+from streamer.errors import MappingError
+from streamer.mapping.resync import Mode, Resync
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = [
+    pytest.mark.usefixtures("without_spark", "short_backoffs"),
+    pytest.mark.timeout(180),
+]
+
+DDL = "create table {0} (id int primary key, v text, secret text)"
+FILL = "insert into {0} select g, 'v', 'secret ' || g from generate_series(1, 100) g"
+
+
+@contextmanager
+def writing(source: Database, *tables: str) -> Iterator[None]:
+    """Change rows all the while: hot ones, new ones, deleted ones and keys."""
+    ended = threading.Event()
+
+    def write() -> None:
+        n = 1000
+        while not ended.wait(0.05):
+            n += 1
+            for table in tables:
+                source.execute(
+                    f"begin; insert into {table} (id, v) values ({n}, 'new');"
+                    f"update {table} set v = v || '.' where id in (3, 4);"
+                    f"update {table} set id = id + 100000 where id = {n} - 3;"
+                    f"delete from {table} where id = 100000 + {n} - 6; commit"
+                )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
+
+
+async def equal(streamer: Streamer, source: Database, target: Database, query: str) -> None:
+    """Wait until both sides have the same, and the table's own way is over."""
+
+    async def is_so() -> bool:
+        states = {table["state"] for table in (await streamer.status())["tables"]}
+        return states == {"ready"} and source.execute(query) == target.execute(query)
+
+    await streamer.eventually(is_so)
+
+
+async def test_a_column_with_a_volatile_default_gets_the_values_of_existing_rows(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for table in ("t", "h"):
+        source.execute(f"{DDL.format(table)}; {FILL.format(table)}")
+    source.execute(
+        "create table bag (a int); insert into bag select g % 5 from generate_series(1, 20) g"
+    )
+    source.execute("alter table bag replica identity full")
+    add = "on_column_added: add"
+    async with stream(f"t: {{{add}}}\nh: {{type: history, {add}}}\nbag: {{{add}}}") as streamer:
+        await streamer.caught_up()
+        source.execute("update h set v = 'second' where id <= 10")
+        await streamer.caught_up()
+        with writing(source, "t"):
+            source.execute(
+                "alter table t add column token uuid default gen_random_uuid(), add column n serial;"
+                "update t set token = null where id = 5; update t set n = -1 where id = 6"
+            )
+            source.execute("alter table h add column token uuid default gen_random_uuid()")
+            source.execute("insert into h (id, v) values (200, 'later')")
+            source.execute("alter table bag add column n serial; insert into bag (a) values (7)")
+
+            async def has_token() -> bool:
+                has = "select exists (select from t where id = 1 and {0} is not null)"
+                columns = target.value(
+                    "select count(*) from pg_attribute where attrelid = 't'::regclass"
+                    " and attname in ('token', 'n')"
+                )
+                return columns == 2 and bool(target.value(has.format("token")))
+
+            await streamer.eventually(has_token)
+        await streamer.caught_up()
+        await equal(streamer, source, target, "select * from t order by id")
+        await equal(streamer, source, target, "select a, n from bag order by n")
+        is_open = "kvsz_end = '9999-01-01 00:00:00+00'"
+        rows = "select id, v, secret, token from {0} order by id"
+        await streamer.eventually(
+            lambda: _true(
+                target.execute(rows.format(f"(select * from h where {is_open}) h"))
+                == source.execute(rows.format("h"))
+            )
+        )
+        # Versions that ended before keep no value, and no version begins for the column.
+        assert target.value("select count(token) from h where v = 'v' and id <= 10") == 0
+        assert target.value("select count(*) from h") == 111
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def test_a_tenant_gets_its_own_values_in_a_shared_table(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    target.execute(
+        "create table t (sid text, id int, v text, secret text, n int, primary key (sid, id));"
+        "insert into t select 'us', g, 'theirs', null, -1 from generate_series(1, 50) g"
+    )
+    async with stream("t: {truncate_target: true}", sid="eu") as streamer:
+        await streamer.caught_up()
+        # The target has the column already: another tenant's source had it first.
+        source.execute("alter table t add column n int default 7; update t set n = 8 where id = 2")
+        source.execute("insert into t values (300, 'new', null, null)")
+
+        async def is_there() -> bool:
+            found = target.execute("select id, v, secret, n from t where sid = 'eu' order by id")
+            return found == source.execute("select id, v, secret, n from t order by id")
+
+        await streamer.eventually(is_there)
+        await streamer.caught_up()
+        assert target.value("select count(*) from t where sid = 'us' and n = -1") == 50
+
+
+async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_brought(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    target.execute(DDL.format("t"))
+    async with stream("t: {exclude: [secret]}") as streamer:
+        await streamer.caught_up()
+        assert target.value("select count(secret) from t") == 0
+        write_config(streamer.path, source, target, "t: {}")
+        await streamer.apply()
+        with writing(source, "t"):
+            source.execute("update t set v = 'first change' where id = 50")
+
+            async def is_there() -> bool:
+                return target.value("select count(secret) from t where id between 5 and 90") == 86
+
+            await streamer.eventually(is_there)
+        await streamer.caught_up()
+        await equal(streamer, source, target, "select * from t order by id")
+        # What another session has changed at the target, only the named column comes back.
+        target.execute("update t set v = 'theirs', secret = 'theirs' where id in (8, 9)")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        options = Resync(Mode.DIFF, columns=("secret",)).to_json()
+        where = {"database": None, "sid": None}
+        await request(address, "resync", "t", **where, options=options)
+        await streamer.eventually(
+            lambda: _true(target.value("select count(*) from t where secret = 'theirs'") == 0)
+        )
+        await streamer.caught_up()
+        assert target.value("select count(*) from t where v = 'theirs'") == 2
+        options = Resync(Mode.DIFF, columns=("sekret",)).to_json()
+        with pytest.raises(MappingError, match='no column "sekret"'):
+            await request(address, "resync", "t", **where, options=options)
+
+
+async def test_a_column_that_an_operator_adds_to_the_target_is_brought(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    async with stream("t: {}") as streamer:
+        await streamer.caught_up()
+        source.execute("alter table t add column n serial; update t set v = 'x' where id = 1")
+        await streamer.table_state("public.t", "error")
+        assert "brings the values" in (await streamer.table("public.t"))["error"]
+        target.execute("alter table t add column n int")
+        await equal(streamer, source, target, "select * from t order by id")
+        # The same for a column that was dropped there by mistake.
+        target.execute("alter table t drop column secret")
+        source.execute("update t set v = 'y' where id = 2")
+        await streamer.table_state("public.t", "error")
+        target.execute("alter table t add column secret text")
+        query = "select id, v, secret, n from t order by id"
+        await equal(streamer, source, target, query)
