@@ -59,6 +59,10 @@ QUIET_SECONDS: Final = 1.0
 
 Storing it writes WAL: where source and target are one server, that moves the position again.
 """
+IDLE_SECONDS: Final = 5.0
+"""How often the pipeline looks at its position while nothing moves it: each look costs each of many
+sources a wake-up and a status update.
+"""
 GATHER_SECONDS: Final = 0.005
 """Under load, reading pauses this long, which costs both sides less than many wake-ups.
 
@@ -317,6 +321,8 @@ class Pipeline:
                 await asyncio.sleep(0)
             elif dispatched.is_new:
                 self._note_commit(session, dispatched, dispatched.end_lsn)
+                if not dispatched.parts:
+                    self._note_move(session)
 
     def _note_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
         session.lag.received(dispatched.commit_time)
@@ -330,17 +336,24 @@ class Pipeline:
             return
         self.heartbeat.look(session.tracker)
         session.lag.received(source_time)
-        is_due = time.monotonic() - session.acknowledgement.tried_at >= QUIET_SECONDS
-        if is_due or session.acknowledgement.is_wanted:
+        self._note_move(session)
+
+    def _note_move(self, session: Session) -> None:
+        """The position has moved without changes for us."""
+        acknowledgement = session.acknowledgement
+        is_due = time.monotonic() - acknowledgement.tried_at >= QUIET_SECONDS
+        if is_due or acknowledgement.is_wanted or acknowledgement.is_awaited:
             session.tables.advanced.set()
 
     # ---- acknowledging -------------------------------------------------------------------------
 
     async def _follow_progress(self, session: Session) -> None:
         """Store every durable advance, however long the target takes for it."""
-        advanced = session.tables.advanced
+        advanced, dispatcher = session.tables.advanced, session.dispatcher
         while True:
-            await wait_for_event(advanced, QUIET_SECONDS)
+            await wait_for_event(
+                advanced, IDLE_SECONDS if dispatcher.stop_lsn is None else QUIET_SECONDS
+            )
             advanced.clear()
             await _store_progress(session)
             self._stored.set()

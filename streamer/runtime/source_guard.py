@@ -21,10 +21,10 @@ from streamer.progress.relations import fail_copy, require_resync
 from streamer.runtime.published import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health
-from streamer.source.catalog import SourceServer, read_flush_lsn
+from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.guard_facts import read_digest
-from streamer.source.slot import check_slot, read_slot
+from streamer.source.guard_look import GuardFacts, read_guard_facts
+from streamer.source.slot import check_slot
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
@@ -106,23 +106,22 @@ class SourceWatch:
             while True:
                 began = time.monotonic()
                 with translating(self._source.label):
-                    await self._check_slot(plain)
+                    names = [mapped.mapping.source for mapped in self._relations]
+                    seen = await read_guard_facts(plain, self._source, names, self._server.version)
+                    self._check_slot(seen)
                     await self._stop_replaced()
                     self._expect_missing()
-                    names = [mapped.mapping.source for mapped in self._relations]
-                    seen = await read_digest(plain, self._source, names, self._server.version)
-                    if seen != digest or self._is_unsettled:
+                    if seen.digest != digest or self._is_unsettled:
                         await self._settle(plain)
-                        digest = seen  # read before: the next look sees later changes
+                        digest = seen.digest  # read before: the next look sees later changes
                 took = time.monotonic() - began
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
 
-    async def _check_slot(self, plain: Connection) -> None:
-        health, name = self._health, self._source.slot
-        slot = await read_slot(plain, name)
-        health.wal_end_lsn = max(health.wal_end_lsn, await read_flush_lsn(plain))
-        check_slot(slot, name, self._server.database)
+    def _check_slot(self, seen: GuardFacts) -> None:
+        health, slot = self._health, seen.slot
+        health.wal_end_lsn = max(health.wal_end_lsn, seen.flush_lsn)
+        check_slot(slot, self._source.slot, self._server.database)
         assert slot is not None
         health.restart_lsn, health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
 

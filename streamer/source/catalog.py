@@ -304,13 +304,16 @@ async def ask_relations(
         return await read_relations(plain, list(names))
 
 
+FLUSH_LSN_SQL: Final = (
+    "case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
+    " else pg_catalog.pg_current_wal_flush_lsn() end"
+)
+"""The end of the WAL that a server has flushed or, as a standby, replayed."""
+
+
 async def read_flush_lsn(connection: Connection) -> Lsn:
     """Return the end of the WAL that the source has flushed."""
-    row = await fetch_one(
-        connection,
-        "select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
-        " else pg_catalog.pg_current_wal_flush_lsn() end::text as lsn",
-    )
+    row = await fetch_one(connection, f"select ({FLUSH_LSN_SQL})::text as lsn")
     return Lsn.parse(row["lsn"])
 
 

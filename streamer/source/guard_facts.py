@@ -1,4 +1,4 @@
-"""Reads the facts that the guard of a source compares: replica identities of tables and leaves.
+"""Reads the replica identities of tables and leaves, which the guard of a source compares.
 
 It reads only catalogs, and calls no function that opens the table itself. So a lock on a user's
 table cannot delay it.
@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.identity import RelationIdentity, TableIdentity
-from streamer.source.publication import publications_sql
 
-_IDENTITIES_SQL: Final = """
+IDENTITIES_SQL: Final = """
 with recursive wanted as (
     select c.oid, c.relkind
     from unnest(%s::text[], %s::text[]) w (namespace, name)
@@ -62,31 +61,6 @@ order by t.root, t.relid
 """
 
 
-_DIGEST_SQL: Final = """
-select pg_catalog.md5(
-    coalesce((select pg_catalog.string_agg(i::text, ';' order by i.root, i.relid)
-                from ({identities}) i), '') || '/' ||
-    coalesce((select pg_catalog.string_agg(p::text, ';' order by p.mark)
-                from ({publications}) p), '')) as digest
-"""
-
-
-async def read_digest(
-    connection: Connection, source: SourceMapping, names: Iterable[RelationName], version: int
-) -> str:
-    """Return a digest that changes with the identities of *names* or with our publications."""
-    wanted = list(names)
-    sql = _DIGEST_SQL.format(identities=_IDENTITIES_SQL, publications=publications_sql(version))
-    rows = await fetch_all(
-        connection,
-        sql,
-        [name.namespace for name in wanted],
-        [name.name for name in wanted],
-        [source.publication, source.publication_inserts],
-    )
-    return str(rows[0]["digest"])
-
-
 async def read_identities(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, RelationIdentity]:
@@ -94,7 +68,7 @@ async def read_identities(
     wanted = list(names)
     rows = await fetch_all(
         connection,
-        _IDENTITIES_SQL,
+        IDENTITIES_SQL,
         [name.namespace for name in wanted],
         [name.name for name in wanted],
     )

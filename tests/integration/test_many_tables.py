@@ -20,6 +20,8 @@ from streamer.progress.requests import CHANNEL, has_requests
 from streamer.progress.schema import migrate
 from streamer.runtime import engine, target_watch
 from streamer.source.catalog import ask_relations
+from streamer.source.connection import connection
+from streamer.source.guard_look import read_guard_facts
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -136,3 +138,32 @@ async def test_tables_that_change_first_at_one_time_are_described_together(
     assert sorted(name for some in asked for name in some) == sorted(names)
     # A worker asks for all of its tables at once, and joins the others that are asking.
     assert len(asked) <= 4
+
+
+async def test_a_look_of_the_guard_is_one_statement(source: Database) -> None:
+    source.execute("create table t_0 (id int primary key)")
+    mapped = SourceMapping("shop", None, Secret(source.url), ())
+    async with connection(mapped) as plain:
+        await plain.execute(
+            "select pg_create_logical_replication_slot(%s, 'pgoutput')", [mapped.slot]
+        )
+        names = [mapping(0).source]
+        before = await read_guard_facts(plain, mapped, names, plain.info.server_version)
+        assert before.slot is not None
+        assert before.slot.name == mapped.slot
+        source.execute("alter table t_0 replica identity full")
+        statements: list[str] = []
+        execute = plain.execute
+
+        async def counting(sql: Any, *parameters: Any) -> Any:
+            statements.append(sql)
+            return await execute(sql, *parameters)
+
+        plain.execute = counting  # type: ignore[assignment, method-assign]
+        after = await read_guard_facts(plain, mapped, names, plain.info.server_version)
+        assert len(statements) == 1
+        assert after.digest != before.digest
+        assert after.flush_lsn >= before.flush_lsn
+        await execute("select pg_drop_replication_slot(%s)", [mapped.slot])
+        gone = await read_guard_facts(plain, mapped, names, plain.info.server_version)
+        assert gone.slot is None
