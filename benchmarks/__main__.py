@@ -26,6 +26,8 @@ def main() -> None:
     options = _parser().parse_args()
     # Ended by a signal, the servers stop too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    if options.markdown is not None:
+        report.check_marks(options.markdown)
     cases = _select(options.only)
     if options.list:
         for case in cases:

@@ -171,6 +171,12 @@ def _cells(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
     return {column: cells.get(column, "") for column in columns}
 
 
+def _note(found: Sequence[Figure]) -> str:
+    """Return the note under the table; it tells which side was not measured. Pure."""
+    sides = {side for figure in found for side in figure.values}
+    return NOTE if "pglogical" in sides else f"{NOTE} {WITHOUT_PGLOGICAL}"
+
+
 def _columns(found: Sequence[Figure]) -> dict[str, str]:
     """Return the columns that have values, with their headings."""
     headings = {
@@ -197,7 +203,7 @@ def _columns(found: Sequence[Figure]) -> dict[str, str]:
 def table(found: Sequence[Figure], title: str) -> Table:
     """Return the table for a terminal."""
     columns = _columns(found)
-    made = Table(title=title, caption=NOTE, caption_justify="left")
+    made = Table(title=title, caption=_note(found), caption_justify="left")
     for name, heading in columns.items():
         made.add_column(heading, justify="left" if name in ("profile", "unit") else "right")
     for figure in found:
@@ -215,7 +221,7 @@ def markdown(found: Sequence[Figure], title: str) -> str:
         "|" + "|".join("---" if name in ("profile", "unit") else "---:" for name in columns) + "|",
     ]
     lines += ["| " + " | ".join(_cells(f, list(columns)).values()) + " |" for f in found]
-    return "\n".join([*lines, "", NOTE, ""])
+    return "\n".join([*lines, "", _note(found), ""])
 
 
 NOTE: Final = (
@@ -223,17 +229,26 @@ NOTE: Final = (
     "hold the least and the greatest ratio of a round. CPU is in microseconds a change, or in "
     "percent of a core where the load is fixed."
 )
+WITHOUT_PGLOGICAL: Final = "pglogical was not measured: the server does not have it."
 
 
 def insert_markdown(path: Path, text: str) -> None:
-    """Write *text* to a file: between the two marks if it has them, else as its whole content."""
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    start, end = MARKS
-    if start in before and end in before:
-        head, _, rest = before.partition(start)
+    """Write *text* to a file: between the two marks, or as the content of a new file."""
+    check_marks(path)
+    if path.exists():
+        start, end = MARKS
+        head, _, rest = path.read_text(encoding="utf-8").partition(start)
         tail = rest.partition(end)[2]
         text = f"{head}{start}\n\n{text}\n{end}{tail}"
     path.write_text(text, encoding="utf-8")
+
+
+def check_marks(path: Path) -> None:
+    """Refuse a page without the two marks: the table would replace it. Raises SystemExit."""
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        if not all(mark in text for mark in MARKS):
+            raise SystemExit(f"{path} lacks the marks {MARKS[0]} and {MARKS[1]}")
 
 
 # ---- results -----------------------------------------------------------------------------------

@@ -98,3 +98,15 @@ def test_a_table_in_a_page_is_replaced_between_its_marks(tmp_path: Path) -> None
     page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
     report.insert_markdown(page, "new\n")
     assert page.read_text() == f"before\n{start}\n\nnew\n\n{end}\nafter\n"
+
+
+def test_a_page_without_marks_is_not_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a page\n")
+    with pytest.raises(SystemExit, match="lacks the marks"):
+        report.insert_markdown(page, "new\n")
+    assert page.read_text() == "a page\n"
+
+
+def test_the_readme_has_the_marks_of_the_table() -> None:
+    report.check_marks(report.ROOT / "README.md")
