@@ -18,6 +18,7 @@ from typing import Final
 
 from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
+from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.rules import RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
@@ -105,7 +106,7 @@ def _columns_sql(
             continue
         if mapping.is_optional(column.name) and name not in key:
             continue
-        columns.append(_column_sql(column, name))
+        columns.append(_column_sql(relation, mapping, column, name))
     for name, _ in mapping.rule.set:
         columns.append(f"{quote_identifier(name)} {computed_types.get(name, 'text')}")
     if mapping.type is TableType.HISTORY:
@@ -118,16 +119,47 @@ def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def _column_sql(column: SourceColumn, name: str) -> str:
+def _column_sql(
+    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn, name: str
+) -> str:
     parts = [quote_identifier(name), column.type]
     if column.collation is not None:
         parts.append(f"collate {column.collation}")
     if column.generated:
         # Publications leave out generated columns; virtual ones (18) exist only there.
-        parts.append(f"generated always as ({column.generation_expression}) stored")
+        expression = _generation_expression(relation, mapping, column)
+        parts.append(f"generated always as ({expression}) stored")
     if column.not_null:
         parts.append("not null")
     return " ".join(parts)
+
+
+def _generation_expression(
+    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn
+) -> str:
+    """Return the expression of a generated column over the target's columns.
+
+    Raises TargetSchemaError if it uses a column that the target does not get.
+    """
+    text = column.generation_expression or ""
+    named = f'column "{column.name}" of source table "{relation.name}" is generated'
+    hint = f'exclude "{column.name}", or create target table "{mapping.target}" yourself'
+    key, names = _key(relation, mapping), {}
+    try:
+        for each in relation.column_names:
+            there = mapping.target_column(each)
+            if there is not None and (not mapping.is_optional(each) or there in key):
+                names[each] = there
+            elif rename_columns(text, {each: f"{each}?"}) != text:  # the expression has it
+                raise TargetSchemaError(
+                    f'{named} from "{each}", which target table "{mapping.target}" does not get',
+                    hint=hint,
+                )
+        return rename_columns(text, names)
+    except UnclearExpressionError as exc:
+        raise TargetSchemaError(
+            f"{named}, and its expression is unclear: {exc}", hint=hint
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
