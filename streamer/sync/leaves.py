@@ -8,7 +8,7 @@ The partitions in the snapshot of a copy are known. A later partition that broug
 table's status until the next copy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 
@@ -20,7 +20,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
 from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
-from streamer.source.columns import read_columns
+from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
 from streamer.target.add_columns import store_known
 
@@ -94,6 +94,13 @@ def _names(leaves: list[Leaf]) -> str:
     return ", ".join(f'"{leaf.name}"' for leaf in leaves)
 
 
+def replaced_columns(known: Mapping[str, int], now: Mapping[str, ColumnNow]) -> list[str]:
+    """Return the columns with another number than *known* has, where one that the target does not
+    get is negative. Pure.
+    """
+    return [c for c, its in now.items() if abs(known.get(c, its.number)) != its.number]
+
+
 async def look_at_columns(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
@@ -110,7 +117,7 @@ async def look_at_columns(
             async with bookkeeping.connection() as connection:
                 await store_known(connection, mapped.relation_id, numbers)
             continue
-        others = [c for c, now in columns.items() if known.get(c, now.number) != now.number]
+        others = replaced_columns(known, columns)
         if others:
             own = mapped.source
             resync = command(
