@@ -46,6 +46,7 @@ NAMES: Final = frozenset(
         "journal.finished",
         "journal.discarding",
         "reader.dispatched",
+        "expressions.stored",
         "requests.taken",
         "sync.slot_created",
         "sync.slot_stored",

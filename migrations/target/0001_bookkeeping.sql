@@ -67,7 +67,8 @@ create table streamer.relation (
     declared boolean not null default false,
     -- A copy fills the target table itself, so the rows of this source there are incomplete.
     filling boolean not null default false,
-    -- `filter` and `set` of the rows in the target; null for none. Others need a new copy.
+    -- `filter` and `set` of the rows in the target; null for none. Another `filter` needs a new copy,
+    -- another `set` the values of its columns.
     expressions text,
     -- The options of a resync, until it is done.
     resync jsonb,
@@ -106,6 +107,8 @@ create table streamer.relation (
     -- Deletes of such a transaction were left out, so the target may have rows that the source
     -- lacks, until the next copy.
     outlives boolean not null default false,
+    -- Columns of the target whose values existing rows lack, until a copy has brought them.
+    unfilled text[] not null default '{}',
     unique (source_id, source)
 );
 

@@ -14,6 +14,7 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
+from streamer.mapping.recomputed import recomputed
 from streamer.mapping.rules import (
     Initial,
     Mapping,
@@ -22,7 +23,9 @@ from streamer.mapping.rules import (
     SourceLabel,
     SourceMapping,
 )
+from streamer.progress.relations import RelationRecord, brings_columns
 from streamer.progress.sources import SourceRecord
+from streamer.source.catalog import SourceRelation
 from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection
@@ -227,7 +230,12 @@ def _plan_table(
         return planned("copy", f"its type was {record.type}")
     rule = mapping.rule
     if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
-        return planned("copy", "its filter or its computed columns change")
+        columns = _columns_alone(record, mapping, relation)
+        if columns is None:
+            return planned("copy", "its filter or its computed columns change")
+        if columns:
+            return planned("change", f"existing rows get the values of {', '.join(columns)}")
+        return planned("change", "its rule changes")
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
         if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):
@@ -236,6 +244,19 @@ def _plan_table(
     if target.needs_copy(facts.source, mapping):
         return planned("copy" if copies else "stream", "its copy is not finished")
     return planned("keep")
+
+
+def _columns_alone(
+    record: RelationRecord, mapping: RelationMapping, relation: SourceRelation | None
+) -> tuple[str, ...] | None:
+    """Return the columns that another `set` changes, if streamer brings them alone."""
+    is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
+    if not is_in_sync or record.quarantined or relation is None:
+        return None
+    if not brings_columns(mapping, relation):
+        return None
+    changed = recomputed(record.expressions, mapping, relation.column_names)
+    return None if changed is None else changed.columns
 
 
 _NOWHERE: Final = Secret("")

@@ -44,8 +44,9 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
-from streamer.lsn import Lsn
+from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
@@ -206,13 +207,22 @@ class MappedRelation:
         self.is_held_to_point = self.is_to_declare = False
         self.resync = Resync()
 
-    def fills_like(self, mapping: RelationMapping | None) -> bool:
-        """Whether the target's rows are those that *mapping* would produce."""
+    def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
+        """Whether the target's rows are those that *mapping* would produce, but for the values of
+        columns that can be brought alone.
+
+        *columns*: the source's, if they can. In quarantine, or without a copy, a relation needs
+        another one.
+        """
         own = self.mapping
-        return mapping is not None and (
-            (own.target, own.type, own.rule.expressions_mark)
-            == (mapping.target, mapping.type, mapping.rule.expressions_mark)
-        )
+        if mapping is None or (own.target, own.type) != (mapping.target, mapping.type):
+            return False
+        mark = own.rule.expressions_mark
+        if mark == mapping.rule.expressions_mark:
+            return True
+        if columns is None or self.quarantine.count or self.skip_through_lsn == EVERYTHING:
+            return False
+        return recomputed(mark, mapping, columns) is not None
 
     def __repr__(self) -> str:
         return (

@@ -271,7 +271,8 @@ class Planner:
                     plan = replace(plan, is_provisional=True)
         if known is not None:
             await self._store_columns(mapped, plan, known, now, added_now)
-        mapped.set_plan(plan)
+        if plan.mapping is mapped.mapping:  # otherwise another rule came meanwhile
+            mapped.set_plan(plan)
         return plan
 
     async def _store_columns(

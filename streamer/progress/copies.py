@@ -69,11 +69,13 @@ async def hand_over_part(
     end_lsn: Lsn,
     is_whole: bool,
     columns: Mapping[str, int],
+    filled: Sequence[str] = (),
 ) -> None:
     """Rows of a relation in sync were exchanged at *lsn*, where its stream goes on.
 
     *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
-    none is in quarantine any more. *columns*: as in `hand_over`. Raises TargetFencedError if
+    none is in quarantine any more. *columns*: as in `hand_over`. *filled*: the columns that all
+    rows have got, if not whole rows. Raises TargetFencedError if
     another process has moved the position, or the copy has begun again.
     """
     updated = await connection.execute(
@@ -84,6 +86,7 @@ async def hand_over_part(
         str(end_lsn),
         is_whole,
         json.dumps(dict(columns)),
+        list(filled),
     )
     if not updated:
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -294,6 +297,8 @@ update streamer.relation set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
     columns = case when $5 then $6::text::jsonb else columns end,
+    unfilled = case when $5 then '{}'
+                    else array(select unnest(unfilled) except select unnest($7::text[])) end,
     resync = null, error = null, error_code = null, waiting_for = null, changed_at = now()
 where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
 """
@@ -308,7 +313,7 @@ update streamer.relation r set
     declared = r.declared or c.attempt is null,
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     filling = false, resync = null, error = null, error_code = null, waiting_for = null,
-    changed_at = now()
+    changed_at = now(), unfilled = '{}'
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[])
      c (id, lsn, copied, size, attempt, owns, columns)
 where r.id = c.id and (c.attempt is null or r.attempt = c.attempt)

@@ -1,19 +1,24 @@
 """The rows of streamer.relation: state, definition and progress of each mapped table."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from streamer.error_reports import ErrorReport
+from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import Initial, RelationMapping
+from streamer.mapping.rules import Initial, RelationMapping, RelationName
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.former import bring_back, keep_former
-from streamer.target.connection import transaction
+from streamer.source.catalog import SourceRelation
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.unfilled import request_unfilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +127,39 @@ where r.source_id = $1 and r.source = w.source
 """
 
 
+# Rows in quarantine come with a copy of all rows only.
+_IN_SYNC_SQL: Final = """
+select id, source, type, expressions from streamer.relation r
+where source_id = $1 and source = any ($2::text[]) and snapshot_lsn is not null and not needs_resync
+  and not exists (select from streamer.quarantine q where q.relation_id = r.id)
+order by id for update
+"""
+# The planner would request columns with a negative number once more.
+_RECOMPUTED_SQL: Final = """
+update streamer.relation r set expressions = $2, columns = coalesce(
+    (select jsonb_object_agg(
+         key, case when key = any ($3::text[]) then abs(value::int) else value::int end)
+     from jsonb_each_text(r.columns)), r.columns)
+where id = $1
+"""
+
+
 async def register_relations(
     bookkeeping: Bookkeeping,
     source_id: int,
     mappings: Iterable[RelationMapping],
     *,
     may_resume: bool = False,
+    found: Mapping[RelationName, SourceRelation] = MappingProxyType({}),
 ) -> list[RelationRecord]:
     """Return the records of mapped relations, in the order of *mappings*; new ones get one.
 
     A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
     the stream is about to begin at the acknowledged position, the relation continues if that
     position has not moved since. A relation with another target is new. With another type, or other
-    expressions, a copy fills the same target again, unless the mapping says `initial: none`.
+    expressions, a copy fills the same target again, unless the mapping says `initial: none`. Where
+    only `set` differs, this requests the columns that it changes, if `brings_columns` allows that.
+    *found*: the source's definitions, as far as it has them.
 
     The number of statements does not depend on the number of relations: a start with thousands
     would take as many round trips.
@@ -148,17 +173,58 @@ async def register_relations(
         await connection.execute(_MOVED_SQL, source_id, sources, list(targets.values()))
         returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
         await connection.execute(_NEW_SQL, source_id, sources, list(targets.values()), types, marks)
+        has_requested = await _request_recomputed(connection, source_id, wanted, found)
         await connection.execute(_CHANGED_SQL, source_id, sources, types, marks, are_copied)
         rows = await connection.fetch(
             f"{_RELATIONS_SQL} where source_id = $1 and source = any ($2::text[])",
             source_id,
             sources,
         )
+    if has_requested:
+        failpoint("expressions.stored")
     records = {
         record.source: replace(record, has_returned=record.source in returned)
         for record in map(_relation_record, rows)
     }
     return [records[source] for source in sources]
+
+
+def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
+    """Whether columns that `set` computes otherwise can be brought alone.
+
+    Without a key, a change finds its row by the values of all columns. So the target may not hold
+    some by the old expressions while the stream computes them by the new ones.
+    """
+    return relation is not None and bool(relation.key) and mapping.rule.initial is not Initial.NONE
+
+
+async def _request_recomputed(
+    connection: TargetConnection,
+    source_id: int,
+    wanted: Iterable[RelationMapping],
+    found: Mapping[RelationName, SourceRelation],
+) -> bool:
+    """Store other expressions of relations in sync, and request the columns that they change.
+
+    Return whether there are any.
+    """
+    has_requested = False
+    by_source = {str(mapping.source): mapping for mapping in wanted}
+    for row in await connection.fetch(_IN_SYNC_SQL, source_id, list(by_source)):
+        mapping = by_source[row["source"]]
+        mark = mapping.rule.expressions_mark
+        relation = found.get(mapping.source)
+        if row["expressions"] == mark or row["type"] != mapping.type.value:
+            continue
+        if relation is None or not brings_columns(mapping, relation):
+            continue
+        if (changed := recomputed(row["expressions"], mapping, relation.column_names)) is None:
+            continue
+        await connection.execute(_RECOMPUTED_SQL, row["id"], mark, list(changed.sources))
+        if changed.columns:
+            await request_unfilled(connection, row["id"], changed.columns)
+            has_requested = True
+    return has_requested
 
 
 async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamer.mapping.mass_delete import MassDelete
-from streamer.mapping.resync import Resync
+from streamer.mapping.resync import Mode, Resync
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
+from streamer.target.unfilled import AUTOMATIC, remember_unfilled
 
 CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
@@ -80,6 +81,12 @@ update streamer.relation set
     changed_at = now()
 where id = $1 and state in ('paused', 'error')
 """
+_UNFILLED_SQL: Final = """
+select id, unfilled from streamer.relation
+where source_id = $1 and ($2::int8 is null or id = $2) and unfilled <> '{}' and resync is null
+  and state <> 'paused'
+order by id for update
+"""
 # A request to resume is about the transaction that the operator has seen.
 _INSERT_SQL: Final = """
 insert into streamer.request (relation_id, action, options)
@@ -132,9 +139,15 @@ async def has_requests(connection: TargetConnection) -> bool:
 
 
 async def take_requests(
-    bookkeeping: Bookkeeping, source_id: int, pause: Callable[[int], None] = lambda _: None
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    pause: Callable[[int], None] = lambda _: None,
+    *,
+    begins: bool = False,
 ) -> list[Request]:
     """Take the requests for a source's relations, in order, storing the requested states.
+
+    A start, *begins*, and a request to resume bring columns that existing rows still lack.
 
     *pause* is called with each relation to pause before readers can see that it is paused. Requests
     about rows in quarantine stay, see `quarantine_requests`.
@@ -156,10 +169,13 @@ async def take_requests(
             if request.action == "resume":
                 if (taken := await _take_resume(connection, request)) is not None:
                     requests.append(taken)
+                    requests += await _take_unfilled(connection, source_id, request.relation_id)
                 continue
             pause(request.relation_id)
             await connection.execute(_PAUSE_SQL, request.relation_id)
             requests.append(request)
+        if begins:
+            requests += await _take_unfilled(connection, source_id)
     return requests
 
 
@@ -186,6 +202,19 @@ async def _take_resume(connection: TargetConnection, request: Request) -> Reques
     return replace(request, options={"brake": stored})
 
 
+async def _take_unfilled(
+    connection: TargetConnection, source_id: int, relation_id: int | None = None
+) -> list[Request]:
+    """Begin to bring columns that existing rows of relations lack: of one, or of all."""
+    taken = []
+    for row in await connection.fetch(_UNFILLED_SQL, source_id, relation_id):
+        resync = Resync(Mode.DIFF, columns=tuple(row["unfilled"]))
+        request = Request(0, row["id"], "resync", resync.to_json())
+        if (found := await _store_to_point(connection, request, resync)) is not None:
+            taken.append(found)
+    return taken
+
+
 async def read_quarantine_requests(bookkeeping: Bookkeeping, source_id: int) -> list[Request]:
     """Return the requests that the lanes of a source fulfil, and then remove, in order."""
     async with bookkeeping.connection() as connection:
@@ -199,9 +228,15 @@ def _request(row: Any) -> Request:
 async def _take_resync(connection: TargetConnection, request: Request) -> Request | None:
     """Store the request for a resync; return its effect.
 
-    None: it is limited to some rows of a table of which a copy has to bring all.
+    None: it is limited to some rows of a table of which a copy has to bring all. Or it is one of
+    streamer itself and the table is paused: `resume` will bring the columns.
     """
     resync = request.resync
+    if request.options.get(AUTOMATIC) and await connection.fetch_value(
+        "select state = 'paused' from streamer.relation where id = $1 for update",
+        request.relation_id,
+    ):
+        return None
     if resync.is_partial:
         before = await connection.fetch_value(
             "select resync::text from streamer.relation where id = $1 and snapshot_lsn is not null",
@@ -223,6 +258,8 @@ async def _take_resync(connection: TargetConnection, request: Request) -> Reques
 async def _store_to_point(
     connection: TargetConnection, request: Request, resync: Resync
 ) -> Request | None:
+    if resync.columns is not None:  # they stay wanted if the copy fails
+        await remember_unfilled(connection, request.relation_id, resync.columns)
     stored = await connection.fetch_value(
         _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.is_partial
     )

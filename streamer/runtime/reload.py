@@ -9,9 +9,10 @@ from collections.abc import Callable
 from streamer.apply.lane import MappedRelation, until_idle
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
-from streamer.progress.relations import forget_relation
+from streamer.progress.relations import brings_columns, forget_relation, register_relations
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
 from streamer.runtime.session import Session
+from streamer.source.catalog import SourceRelation
 from streamer.source.connection import connection
 from streamer.source.timeline import check_same_server_plainly
 
@@ -28,7 +29,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         await check_same_server_plainly(plain, session.server)
         mappings, found = await resolve_at(plain, source, session.services.target_namespace)
         wanted = {mapping.source: mapping for mapping in mappings}
-        gone = [m for m in relations if not m.fills_like(wanted.get(m.mapping.source))]
+        gone = [m for m in relations if not _stays(m, wanted.get(m.mapping.source), found)]
         groups = await relations.read_groups(mappings)
         may_change = _may_change(relations, wanted, gone, session.coordinator.is_at)
         if not may_change or not relations.fits(groups):
@@ -48,8 +49,20 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         session.tables.source = source
         for mapped in gone:
             await _remove(session, mapped)
+        recomputed = _recomputed(relations, wanted)
+        records = await register_relations(
+            bookkeeping,
+            session.record.source_id,
+            [wanted[mapped.mapping.source] for mapped in recomputed],
+            found=found,
+        )
         for mapped in relations:
             relations.replace_mapping(mapped, wanted[mapped.mapping.source])
+        # A copy of theirs may have begun by the old rules since, and may be one of all rows.
+        if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
+            record.snapshot_lsn is None for record in records
+        ):
+            return False
         await forget_unmapped(bookkeeping, session.record.source_id, mappings)
         refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
         if refilled:
@@ -57,6 +70,29 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         await session.watch.begin(plain)  # removed tables are published no more
     session.begin_copies(added)
     return True
+
+
+def _stays(
+    mapped: MappedRelation,
+    mapping: RelationMapping | None,
+    found: dict[RelationName, SourceRelation],
+) -> bool:
+    """Whether *mapped* stays under *mapping* without a copy of all its rows."""
+    relation = found.get(mapped.mapping.source)
+    alone = mapping is not None and relation is not None and brings_columns(mapping, relation)
+    return mapped.fills_like(mapping, relation.column_names if relation and alone else None)
+
+
+def _recomputed(
+    relations: Relations, wanted: dict[RelationName, RelationMapping]
+) -> list[MappedRelation]:
+    """Return the relations of which `set` computes some columns otherwise."""
+    return [
+        mapped
+        for mapped in relations
+        if wanted[mapped.mapping.source].rule.expressions_mark
+        != mapped.mapping.rule.expressions_mark
+    ]
 
 
 def _may_change(

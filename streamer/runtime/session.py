@@ -176,7 +176,7 @@ class _Opening:
         source, bookkeeping = self._source, self._bookkeeping
         record = await read_source_record(bookkeeping, self._source_id)
         await set_source_state(bookkeeping, self._source_id, "starting")
-        await take_requests(bookkeeping, self._source_id)
+        await take_requests(bookkeeping, self._source_id, begins=True)
         async with connection(source, replication=True) as replication:
             server = await read_server(replication)
             history = await read_history(replication, server, record.timeline)
@@ -350,7 +350,7 @@ async def _register(
     """Create the records, lanes and states of relations; return these."""
     wanted, added = list(mappings), []
     records = await register_relations(
-        services.bookkeeping, source_id, wanted, may_resume=may_resume
+        services.bookkeeping, source_id, wanted, may_resume=may_resume, found=found
     )
     for mapping, record in zip(wanted, records, strict=True):
         mapped = MappedRelation(

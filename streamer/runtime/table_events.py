@@ -218,7 +218,8 @@ class TableEvents:
                 if each is not None and Hold.ERROR in each.hold:
                     raise SyncError(f"changes before the copy cannot be applied: {each.error}")
             if Hold.PAUSED in lane.hold:
-                raise SyncError("the table was paused", hint="resume it, and ask again")
+                again = "resume it" if mapped.resync.columns else "resume it, and ask again"
+                raise SyncError("the table was paused", hint=again)
             if before is None and lane.point != point:
                 lane.drain_to(point)
             if before is None and lane.is_at_point and self.tracker.newest_lsn >= point:

@@ -24,6 +24,7 @@ from streamer.errors import (
     TargetFencedError,
 )
 from streamer.failpoints import failpoint
+from streamer.hints import command
 from streamer.mapping.resync import KeySet, RowScope
 from streamer.progress.copies import HandedOver, hand_over, hand_over_part, is_handed_over
 from streamer.progress.relations import demand_copy, fail_copy, fail_part
@@ -92,6 +93,17 @@ class Finisher:
     async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
         if self._queue.failed(mapped):
             return  # an operator asked for it meanwhile: the next round tries again
+        if (columns := mapped.resync.columns) is not None:
+            source = mapped.source
+            resume = command(
+                "resume", str(mapped.mapping.source), database=source.database, sid=source.sid
+            )
+            again = (
+                f"the values of {', '.join(columns)} in existing rows are still missing: "
+                f"streamer tries again at its next start, or run: {resume}"
+            )
+            hint = again if error.hint is None else f"{error.hint}; {again}"
+            error = replace(error, text=f"{error.text}; {again}", hint=hint)
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         self._context.events.copy_failed(mapped, error)
 
@@ -262,6 +274,7 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         end_lsn=mapped.end_lsn,
         is_whole=not copy.resync.is_partial,
         columns=copy.column_numbers,
+        filled=copy.resync.columns or (),
     )
 
 

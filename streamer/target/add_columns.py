@@ -13,7 +13,6 @@ import structlog
 
 from streamer.decode.pgoutput import Relation
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import (
     add_columns_clause,
@@ -28,6 +27,7 @@ from streamer.target.connection import (
     transaction,
 )
 from streamer.target.conventions import STABLE_OIDS_END
+from streamer.target.unfilled import request_unfilled
 
 log = structlog.get_logger()
 
@@ -102,13 +102,7 @@ async def store_known(
             json.dumps(columns),
         )
         if wanted:
-            await connection.execute(
-                "insert into streamer.request (relation_id, action, options)"
-                " values ($1, 'resync', $2::text::jsonb)",
-                relation_id,
-                json.dumps(Resync(Mode.DIFF, columns=tuple(wanted)).to_json()),
-            )
-            await connection.execute("notify streamer")
+            await request_unfilled(connection, relation_id, wanted)
 
 
 async def add_columns(
