@@ -156,6 +156,8 @@ class ReplicationStream:
         self._label = label
         self._is_binary = is_binary
         self._frames = _frame_reader(connection)
+        self._has_ended = False
+        """A read has raised the reason why the stream ended."""
         self.received_lsn = NOTHING
         self.last_message_at = time.monotonic()
         """When the source last sent anything, on the clock of `time.monotonic`."""
@@ -251,6 +253,7 @@ class ReplicationStream:
         try:
             self._read_frames(burst)
         except psycopg.Error as exc:
+            self._has_ended = True
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
                 # The server converts binary text itself, for all tables. In text it need not.
                 raise TransportError(first_line(exc)) from exc
@@ -353,6 +356,7 @@ class ReplicationStream:
         self.last_message_at = time.monotonic()
 
     def _raise_ended(self) -> None:
+        self._has_ended = True
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             raise psycopg.errors.error_from_result(result)
@@ -364,8 +368,11 @@ class ReplicationStream:
 
         *visible_lsn*, which the source shows as ``replay_lsn``, is further on while the
         acknowledgement of visible changes is not stored yet. Never waits: bytes that do not fit the
-        socket now leave with the next call.
+        socket now leave with the next call. Sends nothing once a read has raised: libpq would fail
+        without the SQLSTATE, while the reader may still look for the cause.
         """
+        if self._has_ended:
+            return
         now = int((time.time() - _UNIX_TO_POSTGRES_SECONDS) * 1_000_000)
         received = max(self.received_lsn, flush_lsn, visible_lsn)
         update = _status_update.pack(b"r", received, flush_lsn, visible_lsn, now, request_reply)

@@ -1,12 +1,17 @@
 """Values of many megabytes: memory, slow networks, and PostgreSQL's limits."""
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from streamer.apply.sql import copydata
+from streamer.errors import SourceConnectionError
+from streamer.lsn import NOTHING
+from streamer.mapping.rules import Secret, SourceMapping
 from streamer.source import feedback
+from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.target import liveness as watch
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
@@ -158,3 +163,25 @@ async def test_a_row_that_the_source_cannot_send_is_named(
         )
         await streamer.caught_up(60)
         assert_same(source, target, "t")
+
+
+async def test_a_stream_that_has_ended_sends_no_status(source: Database) -> None:
+    """The reader may still look for the cause when the next status update is due."""
+    source.execute("create table t (id int primary key); create publication p for table t")
+    source.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
+    mapping = SourceMapping("shop", None, Secret(source.url), ())
+    stream = await ReplicationStream.start(mapping, "ended", NOTHING, StreamOptions(("p",)))
+    try:
+        source.execute(f"select pg_terminate_backend({stream.backend_pid})")
+        async with asyncio.timeout(30):
+            with pytest.raises(SourceConnectionError):
+                await _read_to_end(stream)
+        stream.send_status(NOTHING, NOTHING)
+    finally:
+        await stream.close()
+
+
+async def _read_to_end(stream: ReplicationStream) -> None:
+    while True:
+        stream.read()
+        await stream.wait_readable()

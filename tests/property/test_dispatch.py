@@ -18,6 +18,7 @@ from streamer.apply.lane import Held, Hold, Lane, LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.transactions import TransactionAssembler
 from streamer.lsn import EVERYTHING, Lsn
+from streamer.mapping.resync import Resync
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime import relations
 from streamer.runtime.dispatch import Dispatched, Dispatcher
@@ -256,7 +257,12 @@ class Dispatching(Transactions):
             self.number_of_relation, source=f"public.t{relid}", end_lsn=self.last_end_lsn
         )
         record: Any = SimpleNamespace(
-            state=state, error=None, quarantined=0, needs_resync=False, snapshot_lsn=None
+            state=state,
+            error=None,
+            quarantined=0,
+            needs_resync=False,
+            snapshot_lsn=None,
+            resync=Resync(),
         )
         self.relations.add(mapped, record)
         self.mapped[relid] = mapped
