@@ -386,6 +386,15 @@ class TargetSchemaError(TargetError):
     runbook = "table-in-error"
 
 
+class DefinitionStopError(TargetError):
+    """A change of a table's definition at the source waits for an operator's decision."""
+
+    code = "definition"
+    retry = Retry.MANUAL
+    advice = "Run `streamer ddl apply` or `streamer ddl skip`, as in the message."
+    runbook = "definition-waits"
+
+
 class ValueConversionError(TargetError):
     """The target's type cannot hold a value."""
 

@@ -34,6 +34,7 @@ NAMES: Final = frozenset(
         "acknowledge.before_store",
         "acknowledge.after_store",
         "acknowledge.after_send",
+        "ddl.applied",
         "drain.piece_written",
         "journal.slot_taken",
         "journal.created",

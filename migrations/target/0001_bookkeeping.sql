@@ -90,6 +90,10 @@ create table streamer.relation (
     -- The source's columns with their numbers when the table was last in sync. A renamed column
     -- keeps its number; a column that was dropped and added again gets another.
     columns jsonb,
+    -- The definition of the source's table that the rows in the target have; null until streamer has
+    -- read it. A change of the definition at the source replaces it in the transaction that makes
+    -- the change in the target.
+    definition jsonb,
     -- The commit time, at the source, of the oldest change of the table that is not visible. Null
     -- while the table lags less than two seconds.
     lag_since timestamptz,
@@ -351,6 +355,28 @@ create table streamer.quarantine (
     retried_at timestamptz
 );
 create index quarantine_relation on streamer.quarantine (relation_id, id);
+
+-- Commands that changed the definition of a source's table, with their effect in the target.
+create table streamer.ddl (
+    id bigint generated always as identity primary key,
+    relation_id bigint not null references streamer.relation on delete cascade,
+    -- The position of the commit record of the source's transaction, and the number of the command
+    -- among those of the table in it.
+    lsn pg_lsn not null,
+    number integer not null,
+    -- The statement at the source, the changes in words, and the statements in the target.
+    query text not null,
+    changes text[] not null,
+    statements text[] not null,
+    -- Why it waits, or why a copy was requested.
+    reason text,
+    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out.
+    state text not null check (state in ('waiting', 'apply', 'skip', 'applied', 'skipped')),
+    -- The statements that an operator gave in place of `statements`.
+    edited text[],
+    changed_at timestamptz not null default now(),
+    unique (relation_id, lsn, number)
+);
 
 -- The id that tells this installation's slots and publications from those of another.
 create table streamer.installation (id text primary key);

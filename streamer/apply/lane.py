@@ -456,8 +456,10 @@ class Lane:
         """Take the next share, in commit order."""
         if self.is_ending:
             return
-        if share.end_lsn is None and self.spool is None:
+        if self.spool is None and share.end_lsn is None:
             self.keep(Hold.LARGE)
+        elif self.spool is None and share.redefines:
+            self.keep(Hold.BUSY)
         if self.brake.add(share):
             self.keep(Hold.BUSY)  # a drainer applies what comes before
         if self.spool is None:

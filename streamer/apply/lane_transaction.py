@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from streamer.decode.pgoutput import Redefinition
 from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import Lsn
 
@@ -30,6 +31,11 @@ class LaneTransaction:
     def led_times(self) -> list[int]:
         """The commit times of the transactions that this share counts for."""
         return [self.transaction.commit_time] if self.is_lead else []
+
+    @property
+    def redefines(self) -> bool:
+        """Whether it changes the definition of one of its relations."""
+        return any(isinstance(changes.relation, Redefinition) for _, changes in self.changes)
 
     @property
     def is_in_part_there(self) -> bool:

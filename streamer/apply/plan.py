@@ -476,7 +476,10 @@ def missing_remedy(
         additions.append((name, kind))
     if additions:
         statements.append(f"{alter} {add_columns_clause(additions)}")
-    words = "or exclude the column in the mapping"
+    words = (
+        "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
+        "streamer makes such changes itself"
+    )
     if any(added.get(source, plain).is_computed for source, _ in missing):
         words += "; once it is there, streamer brings the values of rows from before"
     return statements, words

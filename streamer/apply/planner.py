@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import copy
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final, TypeVar
 
 import structlog
@@ -97,9 +99,23 @@ class Planner:
         self._kept = KeptConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self._inside: TargetConnection | None = None
+        self._batch_reads()
+
+    def _batch_reads(self) -> None:
         self._definitions = Batched(self._read_definitions)
         self._targets = Batched(self._read_targets)
         self._known = Batched(self._read_known)
+
+    def inside(self, connection: TargetConnection) -> "Planner":
+        """Return a planner that reads the target by the open transaction of *connection*, which
+        alone sees the definitions that it has changed.
+        """
+        planner = copy.copy(self)
+        planner._inside = connection
+        planner._lock = asyncio.Lock()
+        planner._batch_reads()
+        return planner
 
     async def plans(
         self, share: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
@@ -129,7 +145,7 @@ class Planner:
         An error is left to the share's own turn.
         """
         first: dict[MappedRelation, Relation] = {}
-        for share in shares:
+        for share in takewhile(lambda share: not share.redefines, shares):
             for mapped, changes in share.changes:
                 if mapped.plan is None and not mapped.has(share.transaction):
                     first.setdefault(mapped, changes.relation)
@@ -177,6 +193,10 @@ class Planner:
     @asynccontextmanager
     async def _target(self, claim: Claim) -> AsyncIterator[TargetConnection]:
         """Have the connection for a block, on the server of *claim*."""
+        if self._inside is not None:
+            async with self._lock:
+                yield self._inside
+            return
         async with self._lock:
             connection = await self._kept.get(claim)
             try:

@@ -19,6 +19,7 @@ from streamer.cli import cutover as cutover_command
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import scripts as scripts_command
 from streamer.cli import users as user_commands
+from streamer.cli.ddl import ddl
 from streamer.cli.options import (
     ACCESS,
     INCIDENTS,
@@ -560,6 +561,8 @@ def resume(
     options = {"skip_deletes": True} if skip_deletes else None
     _request("resume", table, database, sid, as_json, options)
 
+
+app.add_typer(ddl, rich_help_panel=INCIDENTS)
 
 quarantine = typer.Typer(
     name="quarantine",

@@ -31,8 +31,11 @@ from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
 from streamer.mapping.rules import (
     Create,
+    DdlCapture,
+    DdlKind,
     Initial,
     OnColumnAdded,
+    OnDdl,
     OnError,
     OnMaxRetainedWal,
     Secret,
@@ -112,6 +115,24 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "keys": "also unique constraints, exclusion constraints and indexes",
         "all": "also defaults, checks, foreign keys, comments and statistics targets",
     },
+    "ddl": {
+        "off": "streamer compares columns when changes arrive, as `on_column_added` decides",
+        "capture": "the source reports changes in its stream, and streamer makes them at the "
+        "target in the same place, as `on_ddl` decides",
+    },
+    "on_ddl": {
+        "apply": "streamer makes the change at the target",
+        "stop": "the table stops until an operator runs `streamer ddl apply`, `skip` or `edit`",
+        "ignore": "the target stays as it is",
+        "add_column": "a new column",
+        "drop_column": "a dropped column",
+        "rename_column": "a renamed column",
+        "widen_type": "a type that holds every value of the one before",
+        "change_type": "any other type, or one whose values the statement computes",
+        "set_not_null": "a column becomes NOT NULL",
+        "drop_not_null": "a column may be null",
+        "set_default": "a default is set, changed or dropped",
+    },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",
         "text": "works for every type",
@@ -125,6 +146,11 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
     },
 }
 """Meanings of the values of settings that take one of a few words, by name of the setting."""
+
+
+def _off_is_a_word(value: Any) -> Any:
+    """YAML reads a plain ``off`` as false."""
+    return "off" if value is False else value
 
 
 class Strict(BaseModel):
@@ -499,6 +525,21 @@ class SourceSettings(Strict):
         default=None,
         title="Definitions of created tables",
         description="Overrides `target.create` for the tables of this group.",
+    )
+    ddl: Annotated[DdlCapture, BeforeValidator(_off_is_a_word)] = Field(
+        default=DdlCapture.OFF,
+        title="Capture changes of definitions",
+        description="Changes of table definitions at the source. Needs PostgreSQL 14 or later, and "
+        "an event trigger there, which only a superuser may create: `streamer check` prints the "
+        "SQL.",
+    )
+    on_ddl: dict[DdlKind, OnDdl] = Field(
+        default={},
+        title="Reaction to changes of definitions",
+        description="With `ddl: capture`: `apply`, `stop` or `ignore` by kind of change. "
+        "`drop_column` and `change_type` stop by default, because they can lose values; all others "
+        "apply.",
+        examples=[{"drop_column": "stop", "change_type": "stop"}],
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         default=None,

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from streamer.errors import MappingError, SettingsError
 from streamer.hints import command
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
+    ON_DDL_DEFAULT,
     Create,
+    DdlKind,
     Initial,
     Mapping,
     MappingFault,
+    OnColumnAdded,
+    OnDdl,
     OnError,
     OnMaxRetainedWal,
     RelationName,
@@ -210,6 +215,8 @@ class MappingBuilder:
                     forward_origins=group.forward_origins,
                     failover=group.failover,
                     sequences=group.sequences,
+                    ddl=group.ddl,
+                    on_ddl={**ON_DDL_DEFAULT, **group.on_ddl},
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,
@@ -225,6 +232,8 @@ class MappingBuilder:
         for name, table in group.tables.items():
             place = (*location, "tables", name)
             rule = self._rule(name, table, place, group.create or self._create)
+            if group.on_ddl.get(DdlKind.ADD_COLUMN) is OnDdl.IGNORE:
+                rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
             for other in rules:
                 if other.pattern == rule.pattern:
                     raise self._error(place, f'table "{rule.pattern}" has two rules')

@@ -103,6 +103,11 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
+class Redefinition(Relation):
+    """Takes the place of a RELATION message for messages about the definition of a relation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Type:
     type_oid: int
     namespace: str
@@ -136,6 +141,14 @@ class LogicalMessage:
     def is_instruction(self) -> bool:
         """Whether it belongs to streamer and has a place among the changes of its transaction."""
         return self.transactional and self.prefix.startswith(OWN_PREFIX)
+
+    @property
+    def subxid(self) -> bytes | None:
+        """The subtransaction that wrote it, where the message says so: one about a definition."""
+        word, _, _ = self.content.partition(b" ")
+        if self.prefix != DDL_PREFIX or not word.isdigit():
+            return None
+        return (int(word) & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)

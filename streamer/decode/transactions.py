@@ -14,7 +14,8 @@ change (`cleanup_rel_sync_cache` in pgoutput.c).
 A transactional logical message whose prefix begins with `pgoutput.OWN_PREFIX` is an *instruction*.
 It keeps its place among the changes: those behind it go into other lists. Its transaction is in no
 block. A streamed one carries the xid of the top-level transaction (pgoutput_message in
-pgoutput.c), so STREAM ABORT of its subtransaction does not remove it.
+pgoutput.c), so STREAM ABORT of its subtransaction does not remove it. A message about a definition
+names the subtransaction itself.
 
 Pure, apart from the given spool.
 """
@@ -558,7 +559,8 @@ class TransactionAssembler:
             elif kind == pgoutput.MESSAGE:
                 instruction = pgoutput.parse(plain)
                 assert isinstance(instruction, LogicalMessage)
-                self._add_instruction(instruction)
+                if instruction.subxid not in aborted:
+                    self._add_instruction(instruction)
             else:
                 relid = plain[1:5]
                 changes = self._touched.get(relid) or self._touch(relid)

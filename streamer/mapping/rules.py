@@ -10,7 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Protocol, Self, TypeVar
 
 from streamer.errors import MappingError
@@ -68,6 +70,41 @@ class Transport(enum.StrEnum):
     AUTO = "auto"
     TEXT = "text"
     BINARY = "binary"
+
+
+class DdlKind(enum.StrEnum):
+    """The kinds of changes of a definition that streamer understands."""
+
+    ADD_COLUMN = "add_column"
+    DROP_COLUMN = "drop_column"
+    RENAME_COLUMN = "rename_column"
+    WIDEN_TYPE = "widen_type"
+    CHANGE_TYPE = "change_type"
+    SET_NOT_NULL = "set_not_null"
+    DROP_NOT_NULL = "drop_not_null"
+    SET_DEFAULT = "set_default"
+
+
+class DdlCapture(enum.StrEnum):
+    """Whether the source reports changes of definitions in its stream."""
+
+    OFF = "off"
+    CAPTURE = "capture"
+
+
+class OnDdl(enum.StrEnum):
+    """The reaction to a change of a definition."""
+
+    APPLY = "apply"
+    STOP = "stop"
+    IGNORE = "ignore"
+
+
+ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
+    dict.fromkeys(DdlKind, OnDdl.APPLY)
+    | {DdlKind.DROP_COLUMN: OnDdl.STOP, DdlKind.CHANGE_TYPE: OnDdl.STOP}
+)
+"""Dropping and narrowing lose values, so an operator decides."""
 
 
 class OnMaxRetainedWal(enum.StrEnum):
@@ -384,6 +421,9 @@ class SourceMapping:
     """The slot is one that standbys synchronize."""
     sequences: bool = False
     """Sequences of the target are kept ahead of its sequences."""
+    ddl: DdlCapture = DdlCapture.OFF
+    on_ddl: AnyMapping[DdlKind, OnDdl] = field(default_factory=lambda: ON_DDL_DEFAULT)
+    """The reaction to each kind of change of a definition."""
     heartbeat_interval: float | None = None
     """Seconds; None: as for all sources. 0: none."""
     max_retained_wal_bytes: int | None = None

@@ -10,6 +10,7 @@ from typing import Any, Final
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
+from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.rules import parse_name
 from streamer.target.connection import TargetConnection
 
@@ -96,8 +97,8 @@ async def hand_over_part(
 class HandedOver:
     """A relation whose copy is in the target: the stream brings its changes from *lsn* on.
 
-    ``columns``: the source's, with their numbers. Without ``attempt`` there was no copy: `initial:
-    none` declared the relation in sync.
+    ``definition``: that of the source's table at *lsn*. Without ``attempt`` there was no copy:
+    `initial: none` declared the relation in sync.
     """
 
     relation_id: int
@@ -107,6 +108,7 @@ class HandedOver:
     size: int
     owns_rows: bool
     columns: Mapping[str, int]
+    definition: SourceDefinition
 
 
 async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver]) -> None:
@@ -123,6 +125,7 @@ async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver
         [each.attempt for each in relations],
         [each.owns_rows for each in relations],
         [json.dumps(dict(each.columns)) for each in relations],
+        [each.definition.to_json() for each in relations],
     )
     if updated < len(relations):
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -305,17 +308,22 @@ where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2:
 # The copy includes the rows of changes in quarantine.
 _HAND_OVER_SQL: Final = """
 with gone as (
-    delete from streamer.quarantine where relation_id = any ($1::int8[]))
+    delete from streamer.quarantine where relation_id = any ($1::int8[])),
+obsolete as (
+    delete from streamer.ddl where relation_id = any ($1::int8[])
+        and state not in ('applied', 'skipped'))
 update streamer.relation r set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = c.lsn::pg_lsn, end_lsn = c.lsn::pg_lsn,
     rows_copied = c.copied, rows_total = c.copied, bytes_copied = c.size,
     declared = r.declared or c.attempt is null,
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
+    definition = c.definition::jsonb,
     filling = false, resync = null, error = null, error_code = null, waiting_for = null,
     changed_at = now(), unfilled = '{}'
-from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[])
-     c (id, lsn, copied, size, attempt, owns, columns)
+from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
+            $8::text[])
+     c (id, lsn, copied, size, attempt, owns, columns, definition)
 where r.id = c.id and (c.attempt is null or r.attempt = c.attempt)
 """
 # A table that is paused before its copy is complete is still being copied.

@@ -15,6 +15,8 @@ TABLES: Final = (
     "sequence",
     "script",
     "cutover",
+    "ddl",
+    "definition",
     "request",
     "quarantine",
     "deferred_index",

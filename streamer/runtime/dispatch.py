@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
-from streamer.decode.pgoutput import EXECUTE_PREFIX
-from streamer.decode.transactions import TransactionBlock
+from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition
+from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
+from streamer.mapping.definition import DefinitionMessage
 from streamer.progress.tracker import LanePending, Run
 from streamer.source.history import HistoryCheck, Landmark
 
 if TYPE_CHECKING:
     from streamer.apply.lane import Lane, MappedRelation
     from streamer.decode.pgoutput import LogicalMessage, Relation
-    from streamer.decode.transactions import Changes, TransactionAssembler, TransactionPiece
+    from streamer.decode.transactions import TransactionAssembler, TransactionPiece
     from streamer.progress.tracker import ProgressTracker
 
 
@@ -85,10 +86,13 @@ class Dispatcher:
         replaced: "Callable[[MappedRelation], None]",
         with_origins: bool = False,
         stop_lsn: Lsn | None = None,
+        ddl_token: str | None = None,
     ) -> None:
         """*replaced* is called when the stream brings another table under a relation's name.
 
         *with_origins*: the stream forwards transactions that carry a replication origin.
+        *ddl_token*: messages about definitions count only with it, because every role of a source
+        may write messages.
         """
         self.stop_lsn = stop_lsn
         """Nothing that commits here or later is dispatched; `EVERYTHING`: not known yet."""
@@ -100,6 +104,7 @@ class Dispatcher:
         self._history = history
         self._replaced = replaced
         self._with_origins = with_origins
+        self._ddl_token = ddl_token
         self.keeps_blocks = True
         """Tests set it to False, to compare."""
         self._open_lanes: dict[Lane, None] = {}
@@ -235,7 +240,7 @@ class Dispatcher:
         if scripts:
             yield ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
         parts: dict[Lane, LaneTransaction] = {}
-        for changes in piece.changes:
+        for changes in self._with_definitions(piece):
             self._add(parts, changes, piece)
         if end_lsn is None:
             self._open_lanes.update(dict.fromkeys(parts))
@@ -252,6 +257,21 @@ class Dispatcher:
         self._tracker.dispatched(end_lsn, [lane.pending for lane in parts], transaction.commit_time)
         yield Dispatched(transaction.commit_time, end_lsn, parts)
 
+    def _with_definitions(self, piece: "TransactionPiece") -> "Iterator[Changes]":
+        """Yield the changes of a piece, and messages about definitions in their places."""
+        start = 0
+        for instruction in piece.instructions:
+            if instruction.message.prefix != DDL_PREFIX or self._ddl_token is None:
+                continue
+            found = DefinitionMessage.parse(instruction.message.content, self._ddl_token)
+            if found is None:
+                continue
+            yield from piece.changes[start : instruction.place]
+            start = instruction.place
+            relation = Redefinition(found.relid, found.namespace, found.name, "d", ())
+            yield Changes(relation, [instruction.message.content])
+        yield from piece.changes[start:]
+
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction
         landmark = Landmark(end_lsn, transaction.xid, transaction.commit_time, self._with_origins)
@@ -266,10 +286,13 @@ class Dispatcher:
         if mapped is None:
             return  # no longer mapped
         lane = self._lanes.lane(mapped)
+        is_other = mapped.relid not in (None, changes.relation.relid)
+        if is_other and isinstance(changes.relation, Redefinition):
+            return  # another table that has the name now; its first change says so
         if not lane.is_held_for_copy:
             if piece.transaction.final_lsn < mapped.skip_through_lsn:
                 return  # the target has it
-            if mapped.relid not in (None, changes.relation.relid):
+            if is_other:
                 self._replaced(mapped)
                 return
         part = parts.get(lane)

@@ -16,7 +16,14 @@ from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.errors import SourceContentionError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import (
+    DdlCapture,
+    Initial,
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+)
+from streamer.progress.ddl import read_unknown
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import register_relations, set_transports
 from streamer.progress.requests import take_requests
@@ -35,6 +42,7 @@ from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.table_events import TableEvents
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.capture import ensure_capture, send_baseline
 from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
 from streamer.source.connection import Connection, connection
 from streamer.source.encoding import read_conversion
@@ -219,6 +227,9 @@ class _Opening:
             is_taken_over=source.label in self._services.take_over,
         )
         self._services.take_over.discard(source.label)
+        ddl_token = None
+        if source.ddl is DdlCapture.CAPTURE:
+            ddl_token = await ensure_capture(plain, source)
         journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
         mappings, found = await resolve_at(plain, source, self._services.target_namespace)
         await forget_unmapped(bookkeeping, self._source_id, mappings)
@@ -259,7 +270,18 @@ class _Opening:
         await watch.begin(plain)
         await mark_publications(plain, source, installation)
         start_lsn, snapshot = await slot_check.open_slot(plain)
-        return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot)
+        if ddl_token is not None:
+            await self._send_baseline(plain)
+        return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)
+
+    async def _send_baseline(self, plain: Connection) -> None:
+        """Have the stream bring definitions that streamer does not know: those of tables that were
+        copied before it captured any.
+        """
+        by_id = {mapped.relation_id: mapped for mapped in self._tables.relations}
+        unknown = await read_unknown(self._bookkeeping, list(by_id))
+        names = [by_id[relation_id].mapping.source for relation_id in sorted(unknown)]
+        await send_baseline(plain, self._source, names)
 
     async def _start(self, server: SourceServer, settled: "_Settled") -> Session:
         """Start the stream. Opening the slot may have changed the source's record."""
@@ -311,6 +333,7 @@ class _Opening:
                 replaced=settled.watch.replaced,
                 with_origins=source.forward_origins,
                 stop_lsn=self._attempt.stop_lsn,
+                ddl_token=settled.ddl_token,
             ),
             scripts=Scripts(
                 source, tables.claim, services.address, services.bookkeeping, tables.relations
@@ -334,6 +357,8 @@ class _Settled:
     slot_check: SlotCheck
     start_lsn: Lsn
     snapshot: ExportedSnapshot | None
+    ddl_token: str | None
+    """Proves messages about definitions, if the source captures them."""
 
 
 async def _register(

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from streamer.errors import SourceContentionError
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import DdlCapture, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
@@ -20,6 +20,7 @@ from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.sequences import SequenceFollower
 from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.capture import read_capture
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.synchronous import LISTED_SQL
@@ -66,6 +67,9 @@ async def _look_at_partitions(
 ) -> None:
     try:
         with translating(source.label):
-            await look_at_leaves(bookkeeping, plain, relations.in_step())
+            captures = source.ddl is DdlCapture.CAPTURE and (
+                (await read_capture(plain, source)).token is not None
+            )
+            await look_at_leaves(bookkeeping, plain, relations.in_step(), columns_too=not captures)
     except SourceContentionError as exc:
         log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))

@@ -9,6 +9,7 @@ from typing import Final
 
 from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnreadyError
 from streamer.lsn import Lsn
+from streamer.mapping.definition import DefinedColumn, SourceDefinition
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.source.connection import Connection, fetch_all, fetch_one
 from streamer.source.connection import connection as own_connection
@@ -17,6 +18,8 @@ from streamer.source.identity import RelationIdentity
 from streamer.source.place import Place
 
 VERSION_MIN: Final = 12_00_00
+CAPTURE_MARK: Final = "streamer captures definitions, version "
+"""Begins the comment on the schema of a capture, whose tables are never replicated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,22 @@ class SourceColumn:
     """Its number in the table: PostgreSQL never uses the number of a dropped column again."""
     may_be_toasted: bool = False
     """Whether the server may store values out of line, and then omits unchanged ones."""
+    default_mark: str | None = None
+    """Another one when the default, or the expression of a generated column, is set anew."""
+
+    @property
+    def defined(self) -> DefinedColumn:
+        """The column as part of a definition."""
+        return DefinedColumn(
+            self.number,
+            self.name,
+            self.type,
+            self.not_null,
+            generated=self.generated,
+            identity=self.identity,
+            collation=self.collation,
+            default_mark=self.default_mark,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +138,10 @@ class SourceRelation:
     def has_usable_identity(self) -> bool:
         """Whether UPDATE and DELETE can be published without making them fail at the source."""
         return self.identity.is_usable
+
+    @property
+    def definition(self) -> SourceDefinition:
+        return SourceDefinition.of_columns(column.defined for column in self.columns)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -245,6 +268,7 @@ select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        a.attnotnull as not_null, a.attgenerated as generated, a.attidentity as identity,
        case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
          as generation_expression,
+       pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
        case when a.attcollation <> t.typcollation then
          (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
             from pg_catalog.pg_collation co
@@ -263,7 +287,10 @@ order by a.attrelid, a.attnum
 async def read_relation_names(connection: Connection) -> list[RelationName]:
     """Return every table and partitioned table that a rule could name."""
     rows = await fetch_all(
-        connection, f"select namespace, name from ({_RELATIONS_SQL}) r where not is_unlogged"
+        connection,
+        f"select namespace, name from ({_RELATIONS_SQL}) r where not is_unlogged"
+        " and not exists (select from pg_catalog.pg_namespace o where o.nspname = r.namespace and"
+        f" starts_with(pg_catalog.obj_description(o.oid, 'pg_namespace'), '{CAPTURE_MARK}'))",
     )
     return [RelationName(row["namespace"], row["name"]) for row in rows]
 

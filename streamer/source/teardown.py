@@ -6,6 +6,7 @@ import psycopg
 
 from streamer.errors import SourceError, SourceTakenError
 from streamer.mapping.rules import SourceMapping
+from streamer.source.capture import drop_capture, drop_sql
 from streamer.source.connection import connection
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
@@ -41,7 +42,8 @@ async def teardown_source(source: SourceMapping, installation: str | None) -> Te
                 )
             await drop_slot(plain, source.slot)
             await drop_publications(plain, source)
+            await drop_capture(plain, source)
     except (SourceError, psycopg.Error) as exc:
-        left = (drop_slot_sql(source.slot), *drop_publications_sql(source))
+        left = (drop_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
         return Teardown(source.label, str(exc), left)
     return Teardown(source.label)

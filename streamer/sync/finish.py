@@ -123,6 +123,7 @@ class Finisher:
                         size=0,
                         owns_rows=copy.was_created,
                         columns=copy.column_numbers,
+                        definition=copy.relation.definition,
                     )
                     for copy in copies
                 ],
@@ -260,6 +261,7 @@ async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size:
         size=size,
         owns_rows=copy.owns_rows,
         columns=copy.column_numbers,
+        definition=copy.relation.definition,
     )
     await hand_over(target, [handed_over])
 

@@ -38,13 +38,21 @@ async def know_leaves(
 
 
 async def look_at_leaves(
-    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    relations: Iterable[MappedRelation],
+    *,
+    columns_too: bool = True,
 ) -> None:
     """Report partitions that brought rows, or were detached for a while, since the copies of
     *relations*, all in sync.
+
+    *columns_too*: also report columns that were replaced. A stream that brings definitions is
+    behind the catalogs, and makes such a change itself.
     """
     relations = list(relations)
-    await look_at_columns(bookkeeping, plain, relations)
+    if columns_too:
+        await look_at_columns(bookkeeping, plain, relations)
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     found = await read_leaves(plain, by_name)
     if not found:

@@ -21,7 +21,9 @@ async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
 async def test_who_waits_for_a_lane_hears_that_its_worker_has_settled_everything() -> None:
     owner = mock.Mock(spec=LaneOwner)
     lane = Lane("shop", mock.Mock(), owner, mock.Mock())
-    shares: list[Any] = [SimpleNamespace(end_lsn=Lsn(n), changes=[]) for n in (1, 2)]
+    shares: list[Any] = [
+        SimpleNamespace(end_lsn=Lsn(n), changes=[], redefines=False) for n in (1, 2)
+    ]
     for share in shares:
         lane.dispatch(share)
     async with asyncio.timeout(30), asyncio.TaskGroup() as waiting:

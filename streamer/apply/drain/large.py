@@ -1,7 +1,9 @@
-"""Applies a lane transaction larger than memory, piece by piece in one target transaction.
+"""Applies a lane transaction that needs a target transaction of its own, piece by piece.
 
-The rest of it may still arrive meanwhile. A crash, the loss of the source, or a resync of one of
-its tables rolls all of it back.
+It is larger than memory, or changes the definition of a table.
+
+The rest of a large one may still arrive meanwhile. A crash, the loss of the source, or a resync of
+one of its tables rolls all of it back.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from streamer.apply.counting import count_changes
+from streamer.apply.drain.definitions import Definitions, cut
 from streamer.apply.drain.shares import (
     add_context,
     commit,
@@ -24,8 +27,9 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
+from streamer.decode.pgoutput import Redefinition
 from streamer.decode.transactions import Changes, Transaction
-from streamer.errors import Retry, StreamerError, TargetContentionError
+from streamer.errors import DefinitionStopError, Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
 from streamer.observability.metrics import Metrics
 
@@ -72,6 +76,7 @@ class LargeShare:
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         writer, spool = self._writer, self._spool
         touched: dict[MappedRelation, Counts] = {}
+        definitions = self._definitions = Definitions(writer, self._lane.owner.source)
         (piece, *_) = first
         transaction = piece.transaction
         window: LaneWindow | None = None
@@ -81,7 +86,9 @@ class LargeShare:
                 async with self._looking_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
                     for mapped, changes in written:
-                        touched.setdefault(mapped, Counts()).count(changes.payloads)
+                        counts = touched.setdefault(mapped, Counts())
+                        if not isinstance(changes.relation, Redefinition):
+                            counts.count(changes.payloads)
                     failpoint("drain.piece_written")
                     _check_still_wanted(touched, transaction)
                     if ahead is None:
@@ -107,12 +114,15 @@ class LargeShare:
             return
         except BaseException as exc:
             spool.rewind()
+            definitions.forget_plans()
             if isinstance(exc, _ConstraintAtEnd):
                 await writer.rollback()
             if isinstance(exc, StreamerError):
                 add_context(exc, piece)
                 await writer.rollback()
-            if isinstance(exc, TargetContentionError):
+            if isinstance(exc, DefinitionStopError):
+                await definitions.store_waiting()
+            if isinstance(exc, TargetContentionError) and not definitions.has_applied:
                 # A column that a plan had to add waited for this very transaction. It no longer
                 # stands in the way, and the next attempt finds the column there.
                 await self._planner.plans(piece)
@@ -167,6 +177,20 @@ class LargeShare:
         """Write a piece, of which *window* may be known; return its changes that were to be
         written.
         """
+        if not piece.redefines:
+            return await self._write_rows(piece, window, immediate=immediate)
+        written = []
+        for part in cut(piece):
+            if part.redefines:
+                concerned = await self._definitions.apply(part)
+                written += [each for each in part.changes if each[0] in concerned]
+            else:
+                written += await self._write_rows(part, None, immediate=immediate)
+        return written
+
+    async def _write_rows(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
         writer = self._writer
         await writer.savepoint()
         if window is None or any(mapped.plan is not plan for mapped, _, plan in window.parts[0]):
@@ -187,7 +211,10 @@ class LargeShare:
         return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
 
     async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
-        plans = await self._planner.plans(piece)
+        planner = self._planner
+        if self._definitions.has_applied:  # only this transaction sees the definitions
+            planner = planner.inside(self._writer.target)
+        plans = await planner.plans(piece)
         self._writer.start_window()
         window = LaneWindow(self._lane)
         window.add(piece, plans, await self._writer.follow(piece, plans))

@@ -1,5 +1,6 @@
 """One lane's use of one connection of the drainer: requests, windows of shares, large shares."""
 
+from itertools import takewhile
 from typing import Final
 
 from streamer.apply.counting import count_changes, skipped_truncates
@@ -57,13 +58,13 @@ class Turn:
             self._lane.front.rewind()
             return True
         shares = allowed
-        if shares[0].end_lsn is None:
+        if _is_alone(shares[0]):
             large = LargeShare(
                 self._lane, self._writer, self._planner, self._metrics, read_bytes=READ_BYTES
             )
             await large.apply(shares[0])
         else:
-            await self._apply(shares)
+            await self._apply(list(takewhile(lambda share: not _is_alone(share), shares)))
         return True
 
     async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
@@ -174,3 +175,8 @@ class Turn:
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
                 count_changes(self._metrics, mapped, Counts().count(changes.payloads))
+
+
+def _is_alone(share: LaneTransaction) -> bool:
+    """Whether a share needs a target transaction of its own."""
+    return share.end_lsn is None or share.redefines

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
+from streamer.commands.check.capture import check_capture
 from streamer.commands.check.findings import (
     Finding,
     Place,
@@ -68,6 +69,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
     findings += check_tables(facts, target)
     findings += check_unreplicated(facts)
     findings += check_sequences(facts, target)
+    findings += check_capture(facts)
     return findings
 
 

@@ -12,9 +12,10 @@ from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import Create, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import Create, DdlCapture, RelationMapping, RelationName, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
+from streamer.source.capture import Capture, read_capture
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -125,6 +126,7 @@ class SourceFacts:
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     usable_namespaces: frozenset[str] = frozenset()
+    capture: Capture | None = None
     sequences: list[SourceSequence] = field(default_factory=list)
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
@@ -189,6 +191,8 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         await _read_relations(plain, facts)
         facts.sequences = await read_sequences(plain)
         facts.sequence_places = places(facts.sequences, facts.mappings, target_namespace)
+        if source.ddl is DdlCapture.CAPTURE:
+            facts.capture = await read_capture(plain, source)
         facts.publications = await read_publications(plain, source, server.version)
         rows = await fetch_all(plain, "select gid, database from pg_catalog.pg_prepared_xacts")
         facts.prepared_transactions = [PreparedTransaction(**row) for row in rows]
@@ -238,6 +242,8 @@ select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema'
   and (n.nspname !~ '^pg_' or c.relpersistence = 't') and n.nspname !~ '^pg_toast'
+  and coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '')
+    not like 'streamer captures definitions%'
 order by 1, 2
 """
 

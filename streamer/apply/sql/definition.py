@@ -1,0 +1,269 @@
+"""A change of a source table's definition as statements for its target. Pure.
+
+The mapping translates names. It leaves out excluded and computed columns. A history table keeps
+every column, because its old versions have values there. In the table of several tenants the first
+one adds a column, and the last one drops it. Defaults and NOT NULL of one tenant do not bind the
+others, so they are left out there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import (
+    ColumnChange,
+    DefinedColumn,
+    SourceDefinition,
+    widens,
+)
+from streamer.mapping.rules import DdlKind, RelationMapping, TableType
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.target.catalog import TargetRelation
+from streamer.target.conventions import SID
+
+
+@dataclass(slots=True)
+class Translation:
+    """The statements for one difference. ``resync``: why a copy has to bring values, if so."""
+
+    statements: list[str] = field(default_factory=list)
+    resync: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A column of the target, as the statements so far leave it."""
+
+    type: str
+    not_null: bool
+    has_default: bool
+    is_generated: bool = False
+
+
+class DefinitionTranslator:
+    """Translates changes for the target of one relation.
+
+    *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
+    """
+
+    def __init__(
+        self,
+        mapping: RelationMapping,
+        target: TargetRelation,
+        *,
+        sid: str | None,
+        others: Sequence[SourceDefinition] = (),
+    ) -> None:
+        self._mapping = mapping
+        self._target = target
+        self._sid = sid if target.has_sid else None
+        self._others = others
+        self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+        self._columns = {
+            name: _Present(column.type, column.not_null, column.has_default, column.generated)
+            for name, column in target.columns.items()
+        }
+
+    @property
+    def _is_history(self) -> bool:
+        return self._mapping.type is TableType.HISTORY
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._sid is not None
+
+    def translate(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements for *changes*, in order.
+
+        Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
+        """
+        found = Translation()
+        for change in changes:
+            found.statements += self._statements(change, found)
+        return found
+
+    def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements that let rows arrive without *changes* at the target."""
+        found = Translation()
+        narrowing = (DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL)
+        for change in changes:
+            name = None if change.before is None else self._name(change.before)
+            if change.kind in narrowing and name is not None:
+                found.statements += self._drop_not_null(name)
+        return found
+
+    def _statements(self, change: ColumnChange, found: Translation) -> list[str]:
+        before, after = change.before, change.after
+        match change.kind:
+            case DdlKind.ADD_COLUMN if after is not None:
+                return self._add(after, found)
+            case DdlKind.DROP_COLUMN if before is not None:
+                return self._drop(before)
+            case DdlKind.RENAME_COLUMN if before is not None and after is not None:
+                return self._rename(before, after, found)
+        assert after is not None
+        name = self._name(after)
+        if name is None or name not in self._columns or self._columns[name].is_generated:
+            return []
+        match change.kind:
+            case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
+                return self._change_type(change, name, after, found)
+            case DdlKind.SET_NOT_NULL:
+                return self._set_not_null(name)
+            case DdlKind.DROP_NOT_NULL:
+                return self._drop_not_null(name)
+            case _:
+                return self._set_default(name, after)
+
+    def _name(self, column: DefinedColumn) -> str | None:
+        """Return the target's name of a column; None if the target does not get it."""
+        name = self._mapping.target_column(column.name)
+        if name is None or self._mapping.is_computed(name):
+            return None
+        if name not in self._columns and self._mapping.is_optional(column.name):
+            return None
+        return name
+
+    def _add(self, column: DefinedColumn, found: Translation) -> list[str]:
+        name = self._name(column)
+        if name is None:
+            return []
+        there = self._columns.get(name)
+        if there is not None and there.type != column.type:
+            raise TargetSchemaError(
+                f'target table "{self._target.name}" has a column "{name}" already, of type '
+                f"{there.type}; the source added it with type {column.type}"
+            )
+        if column.fills_rows_one_by_one:
+            found.resync = f'rows have values of their own in new column "{name}"'
+        statements = self._add_column(name, column) if there is None else []
+        if self._is_shared and column.constant is not None:
+            statements.append(
+                f"update {self._alter.removeprefix('alter table ')} set {quote_identifier(name)} "
+                f"= {column.constant} where {quote_identifier(SID)}::text = "
+                f"{quote_literal(self._sid or '')}"
+            )
+        return statements
+
+    def _add_column(self, name: str, column: DefinedColumn) -> list[str]:
+        quoted = quote_identifier(name)
+        parts = [f"{self._alter} add column {quoted} {_type(column)}"]
+        keeps_default = not (self._is_shared or self._is_history)
+        not_null = column.not_null and keeps_default and not column.fills_rows_one_by_one
+        if column.generated:
+            parts.append(f"generated always as ({column.default}) stored")
+        elif not self._is_shared and column.constant is not None:
+            parts.append(f"default {column.constant}")
+        if not_null:
+            parts.append("not null")
+        statements = [" ".join(parts)]
+        default = column.own_default if keeps_default else None
+        if not self._is_shared and column.constant is not None and default != column.constant:
+            end = "drop default" if default is None else f"set default {default}"
+            statements.append(f"{self._alter} alter column {quoted} {end}")
+        elif column.constant is None and default is not None:
+            statements.append(f"{self._alter} alter column {quoted} set default {default}")
+        self._columns[name] = _Present(
+            column.type, not_null, default is not None, bool(column.generated)
+        )
+        return statements
+
+    def _has_others(self, name: str) -> bool:
+        """Whether another tenant still writes a column of the target."""
+        return any(
+            self._mapping.target_column(column.name) == name
+            for other in self._others
+            for column in other.columns
+        )
+
+    def _drop(self, column: DefinedColumn) -> list[str]:
+        name = self._name(column)
+        if name is None or name not in self._columns:
+            return []
+        if self._is_history or (self._is_shared and self._has_others(name)):
+            return self._drop_not_null(name)
+        del self._columns[name]
+        return [f"{self._alter} drop column {quote_identifier(name)}"]
+
+    def _rename(self, before: DefinedColumn, after: DefinedColumn, found: Translation) -> list[str]:
+        rule = self._mapping.rule
+        listed = {name for name, _ in rule.columns or ()} | rule.exclude
+        used = {name for expression in rule.expressions for name in expression.names}
+        if before.name in listed | used and before.name not in (after.name,):
+            raise TargetSchemaError(
+                f'the rule of table "{self._mapping.source}" names column "{before.name}", which '
+                f'the source renamed to "{after.name}"',
+                hint="write the new name in the rule",
+            )
+        former, name = self._name(before), self._name(after)
+        if name is None:
+            return [] if former is None else self._drop_not_null(former)
+        if former is None or former not in self._columns:
+            return [] if name in self._columns else self._add(after, found)
+        if self._is_shared and self._has_others(former):
+            added = [] if name in self._columns else self._add_column(name, after)
+            return [*added, self._move(former, name), *self._drop_not_null(former)]
+        if name in self._columns:  # another tenant added it
+            del self._columns[former]
+            dropped = f"{self._alter} drop column {quote_identifier(former)}"
+            return [self._move(former, name), dropped]
+        self._columns[name] = self._columns.pop(former)
+        return [
+            f"{self._alter} rename column {quote_identifier(former)} to {quote_identifier(name)}"
+        ]
+
+    def _move(self, former: str, name: str) -> str:
+        """Return the statement that moves this tenant's values to another column."""
+        table = self._alter.removeprefix("alter table ")
+        own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
+        return f"update {table} set {quote_identifier(name)} = {quote_identifier(former)} {own}"
+
+    def _change_type(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        there = self._columns[name]
+        if change.kind is DdlKind.CHANGE_TYPE:
+            found.resync = f'column "{name}" got another type, which may have changed its values'
+        if there.type == column.type:
+            return []
+        was_alike = change.before is not None and change.before.type == there.type
+        if not was_alike and widens(column.type, there.type):
+            return []  # the target was made wider than the source
+        if self._is_shared:
+            for other in self._others:
+                for own in other.columns:
+                    is_it = self._mapping.target_column(own.name) == name
+                    if is_it and own.type != column.type and not widens(own.type, column.type):
+                        raise TargetSchemaError(
+                            f'column "{name}" of target table "{self._target.name}" would get type '
+                            f"{column.type}, but another source has it with type {own.type}"
+                        )
+        self._columns[name] = _Present(column.type, there.not_null, there.has_default)
+        quoted = quote_identifier(name)
+        alter = f"{self._alter} alter column {quoted} type {_type(column)}"
+        return [f"{alter} using {quoted}::{column.type}"]
+
+    def _set_not_null(self, name: str) -> list[str]:
+        if self._is_shared or self._is_history or self._columns[name].not_null:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} set not null"]
+
+    def _drop_not_null(self, name: str) -> list[str]:
+        there = self._columns.get(name)
+        if there is None or not there.not_null or name in self._target.primary_key:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
+
+    def _set_default(self, name: str, column: DefinedColumn) -> list[str]:
+        if self._is_shared or self._is_history or column.generated:
+            return []
+        quoted, default = quote_identifier(name), column.own_default
+        if default is not None:
+            return [f"{self._alter} alter column {quoted} set default {default}"]
+        if self._columns[name].has_default:
+            return [f"{self._alter} alter column {quoted} drop default"]
+        return []
+
+
+def _type(column: DefinedColumn) -> str:
+    return column.type + (f" collate {column.collation}" if column.collation else "")

@@ -1,0 +1,90 @@
+"""``streamer ddl``: lists changes of definitions, and stores decisions about those that wait.
+
+A running process acts on a decision within seconds; a stopped one at its next start.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.commands.requests import command_actor
+from streamer.errors import MappingError
+from streamer.hints import command
+from streamer.mapping.rules import parse_name, parse_relation
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.ddl import DdlRecord, decide, read_ddl
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
+from streamer.target.connection import TargetAddress
+
+
+@asynccontextmanager
+async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Bookkeeping]:
+    bookkeeping = Bookkeeping(address, "streamer ddl")
+    try:
+        if not await is_installed(bookkeeping):
+            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        yield bookkeeping
+    finally:
+        await bookkeeping.close()
+
+
+async def read_records(
+    address: TargetAddress, database: str | None, sid: str | None, *, with_done: bool
+) -> list[DdlRecord]:
+    """Return the commands of some sources that wait, oldest first; *with_done*: all."""
+    async with _bookkeeping(address) as bookkeeping:
+        records = await read_ddl(bookkeeping, with_done=with_done)
+    return [r for r in records if database in (None, r.database) and sid in (None, r.sid)]
+
+
+async def store_decision(
+    address: TargetAddress,
+    action: str,
+    table: str,
+    database: str | None,
+    sid: str | None,
+    statements: Sequence[str] | None = None,
+) -> list[str]:
+    """Decide about the command for which each matching table waits; return these tables.
+
+    *statements*: those to run at the target in place of streamer's own. Raises MappingError if no
+    such table waits.
+    """
+    pattern = parse_relation(table, "public")
+    decided = []
+    async with _bookkeeping(address) as bookkeeping:
+        for source in await read_source_records(bookkeeping):
+            if database not in (None, source.database) or sid not in (None, source.sid):
+                continue
+            for relation in await read_relation_records(bookkeeping, source.source_id):
+                if not pattern.matches(parse_name(relation.source)):
+                    continue
+                actor = command_actor()
+                if await decide(bookkeeping, relation.relation_id, action, statements, actor=actor):
+                    decided.append(f"{source.label} {relation.source}")
+    if not decided:
+        raise MappingError(
+            f'no table "{table}" waits for a decision', hint=f"see `{command('ddl list')}`"
+        )
+    return decided
+
+
+def render(records: Sequence[DdlRecord], console: Console) -> None:
+    """Print the records as a table."""
+    table = Table("id", "source", "table", "state", "changes", "at the target", "reason")
+    for record in records:
+        label = record.database if record.sid is None else f"{record.database}:{record.sid}"
+        table.add_row(
+            str(record.id),
+            label,
+            record.table,
+            record.state,
+            "\n".join(record.changes),
+            "\n".join(record.statements),
+            record.reason or "",
+        )
+    console.print(table)

@@ -1,0 +1,245 @@
+"""A table's definition at the source, and the difference between two of them.
+
+The capture at the source (`streamer.source.capture`) sends the state of a table's catalog rows
+after each command. Two successive states tell the change without a parser for SQL: a column keeps
+its number for life, so a rename is exact. Several actions of one ALTER TABLE appear as several
+changes of one difference.
+
+Pure.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Self
+
+from streamer.mapping.rules import DdlKind
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedColumn:
+    """A column of the source. Types, defaults and expressions are SQL with qualified names.
+
+    ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
+    ``identity``: '' or 'a' or 'd'. ``fill``: the text of the value that ADD COLUMN gave to rows
+    from before, if they have one and the same. ``default_mark``: another one when a default is set
+    anew. Only messages have the text of defaults, because deparsing one locks its table.
+    """
+
+    number: int
+    name: str
+    type: str
+    not_null: bool = False
+    default: str | None = None
+    generated: str = ""
+    identity: str = ""
+    collation: str | None = None
+    fill: str | None = None
+    default_mark: str | None = None
+
+    @property
+    def fills_rows_one_by_one(self) -> bool:
+        """Whether rows from before ADD COLUMN may have values of their own."""
+        if self.generated:
+            return False
+        return self.constant is None and (self.default is not None or bool(self.identity))
+
+    @property
+    def constant(self) -> str | None:
+        """The SQL of the value that rows from before ADD COLUMN have, if it is one and the same."""
+        if self.fill is not None:
+            return "'" + self.fill.replace("'", "''") + f"'::{self.type}"
+        if self.default is not None and not self.generated and _LITERAL.fullmatch(self.default):
+            return self.default
+        return None
+
+    @property
+    def own_default(self) -> str | None:
+        """The default that another server can compute; a sequence belongs to the source."""
+        if self.default is None or self.generated or "nextval(" in self.default:
+            return None
+        return self.default
+
+
+_LITERAL: Final = re.compile(
+    r"(?:'(?:[^']|'')*'(?:::[\w .\"(),\[\]]+)?|-?\d+(?:\.\d+)?|true|false|NULL(?:::[\w .\"]+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDefinition:
+    """The columns of a table at the source, in the order of their numbers."""
+
+    columns: tuple[DefinedColumn, ...]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The columns' numbers by name."""
+        return {column.name: column.number for column in self.columns}
+
+    def column(self, name: str) -> DefinedColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads, without the texts that only a message has."""
+        columns = [asdict(replace(column, fill=None, default=None)) for column in self.columns]
+        return json.dumps({"format": FORMAT, "columns": columns})
+
+    @classmethod
+    def from_json(cls, text: str | None) -> "SourceDefinition | None":
+        """Read a stored definition; None for none, and for one of another version."""
+        fields = None if text is None else json.loads(text)
+        if fields is None or fields["format"] != FORMAT:
+            return None
+        return cls.of(fields["columns"])
+
+    @classmethod
+    def of(cls, columns: Iterable[dict[str, Any]]) -> Self:
+        return cls.of_columns(DefinedColumn(**column) for column in columns)
+
+    @classmethod
+    def of_columns(cls, columns: Iterable[DefinedColumn]) -> Self:
+        return cls(tuple(sorted(columns, key=lambda column: column.number)))
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionMessage:
+    """The state of a table after a command at the source.
+
+    ``tag``: the command tag; `BASELINE` for a state that no command preceded. ``query``: the text
+    of the statement.
+    """
+
+    relid: int
+    namespace: str
+    name: str
+    tag: str
+    query: str
+    definition: SourceDefinition = field(repr=False)
+
+    @classmethod
+    def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
+        """Read a message: the subtransaction, the token and the JSON, with a space between them.
+
+        None unless it has *token*; without that, it was compared before.
+        """
+        _, _, rest = content.partition(b" ")
+        given, _, text = rest.partition(b" ")
+        if token is not None and given != token.encode():
+            return None
+        fields = json.loads(text)
+        relation = fields["relation"]
+        return cls(
+            relation["oid"],
+            relation["namespace"],
+            relation["name"],
+            fields["tag"],
+            fields["query"] or "",
+            SourceDefinition.of(relation["columns"]),
+        )
+
+    @property
+    def computes_values(self) -> bool:
+        """Whether the statement may have computed a column's values in its own way."""
+        return re.search(r"\busing\b", self.query, re.IGNORECASE) is not None
+
+
+BASELINE: Final = "BASELINE"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """One change of a column: its state before and after; None where it is not there."""
+
+    kind: DdlKind
+    before: DefinedColumn | None
+    after: DefinedColumn | None
+
+    @property
+    def column(self) -> str:
+        """The name of the column before, if it had one."""
+        column = self.before or self.after
+        assert column is not None
+        return column.name
+
+    def __str__(self) -> str:
+        if self.kind is DdlKind.RENAME_COLUMN:
+            assert self.after is not None
+            return f'{self.kind} "{self.column}" to "{self.after.name}"'
+        return f'{self.kind} "{self.column}"'
+
+
+def difference(
+    before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
+) -> list[ColumnChange]:
+    """Return the changes that lead from one definition to another, in an order to make them in.
+
+    *computes_values*: the statement may have computed values of a column that got another type.
+    """
+    former = {column.number: column for column in before.columns}
+    present = {column.number: column for column in after.columns}
+    changes = [
+        ColumnChange(DdlKind.DROP_COLUMN, column, None)
+        for number, column in former.items()
+        if number not in present
+    ]
+    pairs = [(former[n], column) for n, column in present.items() if n in former]
+    for old, new in pairs:
+        if old.name != new.name:
+            changes.append(ColumnChange(DdlKind.RENAME_COLUMN, old, new))
+    for old, new in pairs:
+        changes += _changes_of(replace(old, name=new.name), new, computes_values=computes_values)
+    for number, column in present.items():
+        if number not in former:
+            changes.append(ColumnChange(DdlKind.ADD_COLUMN, None, column))
+    return changes
+
+
+def _changes_of(
+    old: DefinedColumn, new: DefinedColumn, *, computes_values: bool
+) -> Iterable[ColumnChange]:
+    if (old.type, old.collation) != (new.type, new.collation):
+        widened = widens(old.type, new.type) and not computes_values
+        kind = DdlKind.WIDEN_TYPE if widened else DdlKind.CHANGE_TYPE
+        yield ColumnChange(kind, old, new)
+    if old.not_null != new.not_null:
+        kind = DdlKind.SET_NOT_NULL if new.not_null else DdlKind.DROP_NOT_NULL
+        yield ColumnChange(kind, old, new)
+    if (old.default_mark, old.generated) != (new.default_mark, new.generated):
+        yield ColumnChange(DdlKind.SET_DEFAULT, old, new)
+
+
+_WIDER: Final[dict[str, frozenset[str]]] = {
+    "smallint": frozenset({"integer", "bigint", "numeric", "real", "double precision"}),
+    "integer": frozenset({"bigint", "numeric", "double precision"}),
+    "bigint": frozenset({"numeric"}),
+    "real": frozenset({"double precision"}),
+    "character varying": frozenset({"text"}),
+    "text": frozenset({"character varying"}),
+    "date": frozenset({"timestamp without time zone"}),
+}
+"""Types without a modifier that hold every value of another, by a cast without settings."""
+
+_TYPE: Final = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?( with(?:out)? time zone)?(\[\])?")
+
+
+def widens(before: str, after: str) -> bool:
+    """Return whether type *after* holds every value of type *before* unchanged."""
+    old, new = _TYPE.fullmatch(before), _TYPE.fullmatch(after)
+    if old is None or new is None or old[5] != new[5]:
+        return False
+    old_name, new_name = old[1] + (old[4] or ""), new[1] + (new[4] or "")
+    if old_name != new_name:
+        return new[2] is None and new_name in _WIDER.get(old_name, frozenset())
+    if new[2] is None:
+        return old_name != "character"
+    if old[2] is None:
+        return False
+    if old_name == "numeric":
+        scale, wider = int(old[3] or 0), int(new[3] or 0)
+        return wider >= scale and int(new[2]) - wider >= int(old[2]) - scale
+    is_padded = old_name in ("character", "bit")
+    return int(new[2]) >= int(old[2]) and not is_padded

@@ -1,0 +1,226 @@
+"""The definitions of source tables that the target has, and the changes of them, in the
+bookkeeping.
+
+A row of streamer.ddl is one command at the source, for one table. A running process writes it with
+the statements it ran at the target, or before it stops for an operator's decision.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from streamer.lsn import Lsn
+from streamer.mapping.definition import SourceDefinition
+from streamer.progress.audit import write_acts
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import CHANNEL
+from streamer.target.connection import TargetConnection, transaction
+
+WAITING: Final = "waiting"
+APPLY: Final = "apply"
+SKIP: Final = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class DdlPlace:
+    """The command at the source: its table, its transaction, and its number in that."""
+
+    relation_id: int
+    lsn: Lsn
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DdlDecision:
+    """The state of a command that had to wait.
+
+    ``state``: `WAITING`, or the operator's decision. ``statements``: those to run in place of
+    streamer's own. ``reason``: why it waits.
+    """
+
+    state: str
+    statements: tuple[str, ...] | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DdlRecord:
+    """A command at the source, and its way to the target."""
+
+    id: int
+    database: str
+    sid: str | None
+    table: str
+    state: str
+    changes: list[str]
+    query: str
+    statements: list[str]
+    reason: str | None
+    lsn: str
+    at: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_READ_SQL: Final = """
+select d.id, s.database, s.sid, r.source as table, d.state, d.changes, d.query, d.statements,
+       d.reason, d.lsn::text as lsn, d.changed_at::text as at
+from streamer.ddl d
+join streamer.relation r on r.id = d.relation_id join streamer.source s on s.id = r.source_id
+where ($1 or d.state not in ('applied', 'skipped'))
+order by d.id
+"""
+_PUT_SQL: Final = """
+insert into streamer.ddl
+    (relation_id, lsn, number, query, changes, statements, reason, state)
+values ($1, $2::text::pg_lsn, $3, $4, $5::text[], $6::text[], $7, $8)
+on conflict (relation_id, lsn, number) do update set
+    statements = excluded.statements, reason = excluded.reason, state = excluded.state,
+    changed_at = now()
+where excluded.state <> 'waiting' or ddl.state = coalesce($9, 'waiting')
+"""
+_DECIDE_SQL: Final = """
+update streamer.ddl set state = $2, edited = $3::text[], changed_at = now()
+where id = (select min(id) from streamer.ddl where relation_id = $1 and state = 'waiting')
+returning id
+"""
+
+
+async def read_definition(
+    connection: TargetConnection, relation_id: int
+) -> SourceDefinition | None:
+    """Return the source's definition that the target's rows have; None if it is not known."""
+    return SourceDefinition.from_json(
+        await connection.fetch_value(
+            "select definition::text from streamer.relation where id = $1", relation_id
+        )
+    )
+
+
+async def read_unknown(bookkeeping: Bookkeeping, relation_ids: Sequence[int]) -> set[int]:
+    """Return those of some relations in sync whose definitions are not known."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            "select id from streamer.relation where id = any ($1::int8[]) and definition is null"
+            " and snapshot_lsn is not null",
+            list(relation_ids),
+        )
+    return {row["id"] for row in rows}
+
+
+async def store_definition(
+    connection: TargetConnection,
+    relation_id: int,
+    definition: SourceDefinition,
+    columns: Mapping[str, int],
+) -> None:
+    """Store the definition that the target's rows have from now on.
+
+    *columns*: their numbers, negative where the target does not get one.
+    """
+    await connection.execute(
+        "update streamer.relation set definition = $2::text::jsonb, columns = $3::text::jsonb"
+        " where id = $1",
+        relation_id,
+        definition.to_json(),
+        json.dumps(dict(columns)),
+    )
+
+
+async def read_others(connection: TargetConnection, relation_id: int) -> list[SourceDefinition]:
+    """Return the definitions of other source tables that go to the same target table."""
+    rows = await connection.fetch(
+        "select o.definition::text as definition from streamer.relation r"
+        " join streamer.relation o on o.target = r.target and o.id <> r.id where r.id = $1",
+        relation_id,
+    )
+    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
+    return [definition for definition in found if definition is not None]
+
+
+async def read_decision(connection: TargetConnection, place: DdlPlace) -> DdlDecision | None:
+    """Return how far the decision about a command is; None if it did not have to wait."""
+    rows = await connection.fetch(
+        "select state, edited, reason from streamer.ddl where relation_id = $1"
+        " and lsn = $2::text::pg_lsn and number = $3 and state in ('waiting', 'apply', 'skip')",
+        place.relation_id,
+        str(place.lsn),
+        place.number,
+    )
+    if not rows:
+        return None
+    edited = rows[0]["edited"]
+    statements = None if edited is None else tuple(edited)
+    return DdlDecision(rows[0]["state"], statements, rows[0]["reason"])
+
+
+async def put_ddl(
+    connection: TargetConnection,
+    place: DdlPlace,
+    *,
+    query: str,
+    changes: Sequence[str],
+    statements: Sequence[str],
+    reason: str | None,
+    state: str,
+    seen: str | None = None,
+) -> None:
+    """Store a command in the state *state*.
+
+    A command that waits keeps a decision that came after the one that the caller has *seen*.
+    """
+    await connection.execute(
+        _PUT_SQL,
+        place.relation_id,
+        str(place.lsn),
+        place.number,
+        query,
+        list(changes),
+        list(statements),
+        reason,
+        state,
+        seen,
+    )
+
+
+async def request_copy(
+    connection: TargetConnection, relation_id: int, options: dict[str, Any]
+) -> None:
+    """Request another copy of a relation, in the caller's transaction."""
+    await connection.execute(
+        "insert into streamer.request (relation_id, action, options) values ($1, 'resync', $2)",
+        relation_id,
+        json.dumps(options),
+    )
+    await connection.execute(f"notify {CHANNEL}")
+
+
+async def read_ddl(bookkeeping: Bookkeeping, *, with_done: bool) -> list[DdlRecord]:
+    """Return the commands that wait for a decision or its effect; *with_done*: all."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(_READ_SQL, with_done)
+    return [DdlRecord(**dict(row)) for row in rows]
+
+
+async def decide(
+    bookkeeping: Bookkeeping,
+    relation_id: int,
+    action: str,
+    statements: Sequence[str] | None = None,
+    *,
+    actor: str,
+) -> bool:
+    """Store the decision about the command for which a table waits; False if it waits for none.
+
+    *actor*: the operator, for the audit.
+    """
+    async with bookkeeping.connection() as connection, transaction(connection):
+        found = await connection.fetch_value(
+            _DECIDE_SQL, relation_id, action, None if statements is None else list(statements)
+        )
+        if found is not None:
+            await write_acts(connection, [relation_id], actor, f"ddl {action}", None)
+            await connection.execute(f"notify {CHANNEL}")
+    return found is not None

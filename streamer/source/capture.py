@@ -1,0 +1,298 @@
+"""Captures changes of definitions at a source: its objects there, and the SQL that makes them.
+
+An event trigger runs after each command that changes a definition. Its function writes the state of
+every affected table into the WAL, between the changes before and behind the command. That is a
+transactional logical message, so it rolls back with its transaction (PostgreSQL documentation,
+"pg_logical_emit_message"). The function reads catalogs only, and turns its errors into warnings: it
+never makes a command of the application fail.
+
+Everything is in one schema with the name of the slot. Every role may write logical messages. So
+those of the capture have a token in front, which only its functions and streamer's role can read.
+Only a superuser may create event triggers. Another role leaves that to an administrator, to whom
+`streamer check` prints the statements.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+import psycopg
+import structlog
+
+from streamer.decode.pgoutput import DDL_PREFIX
+from streamer.mapping.definition import BASELINE
+from streamer.mapping.rules import RelationName, SourceMapping, source_object_name
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.source.catalog import CAPTURE_MARK
+from streamer.source.connection import Connection, fetch_all, fetch_one, first_line
+
+log = structlog.get_logger()
+
+VERSION_MIN: Final = 14_00_00
+"""pgoutput sends messages from here on."""
+_QUERY_MAX: Final = 10_000
+
+# The newest xmin of a table's catalog rows is the subtransaction of the present command, or one
+# that it took in. A streamed message carries the xid of the whole transaction (pgoutput_message in
+# pgoutput.c). So only this tells whether a rollback to a savepoint took the command back.
+_DESCRIBE_SQL: Final = """
+select (select x.xmin::text
+              from (select r.xmin from pg_catalog.pg_class r where r.oid = c.oid
+                    union all
+                    select a.xmin from pg_catalog.pg_attribute a where a.attrelid = c.oid
+                    union all
+                    select d.xmin from pg_catalog.pg_attrdef d where d.adrelid = c.oid
+                    union all
+                    select k.xmin from pg_catalog.pg_constraint k where k.conrelid = c.oid
+                    union all
+                    select i.xmin from pg_catalog.pg_index i where i.indrelid = c.oid) x
+             order by pg_catalog.age(x.xmin) limit 1)
+    || ' ' || (select t.token from {schema}.token t) || ' ' || pg_catalog.jsonb_build_object(
+    'tag', tag, 'query', pg_catalog.left(query, {query_max}),
+    'relation', pg_catalog.jsonb_build_object(
+        'oid', c.oid::int8, 'namespace', n.nspname, 'name', c.relname,
+        'columns', coalesce((
+            select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+                'number', a.attnum, 'name', a.attname,
+                'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
+                'not_null', a.attnotnull,
+                'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+                'default_mark', pg_catalog.hashtextextended(d.adbin::text, 0)::text,
+                'generated', a.attgenerated, 'identity', a.attidentity,
+                'collation', case when a.attcollation <> t.typcollation then (
+                    select pg_catalog.quote_ident(cn.nspname) || '.'
+                        || pg_catalog.quote_ident(co.collname)
+                      from pg_catalog.pg_collation co
+                      join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
+                     where co.oid = a.attcollation) end,
+                'fill', case when a.atthasmissing
+                    then (a.attmissingval::text::text[])[1] end))
+              from pg_catalog.pg_attribute a
+              join pg_catalog.pg_type t on t.oid = a.atttypid
+              left join pg_catalog.pg_attrdef d
+                on d.adrelid = a.attrelid and d.adnum = a.attnum
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '[]'))
+    )::text
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence = 'p'
+   and not c.relispartition and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+"""
+
+_NEW_TOKEN_SQL: Final = "select pg_catalog.gen_random_uuid() where not exists"
+
+_CHANGED_SQL: Final = """
+select case d.classid
+         when 'pg_catalog.pg_class'::regclass then coalesce(
+             (select i.indrelid from pg_catalog.pg_index i where i.indexrelid = d.objid), d.objid)
+         when 'pg_catalog.pg_constraint'::regclass then
+             (select k.conrelid from pg_catalog.pg_constraint k where k.oid = d.objid) end as oid
+  from pg_catalog.pg_event_trigger_ddl_commands() d
+"""
+_CUT_SQL: Final = """
+select d.objid as oid from pg_catalog.pg_event_trigger_dropped_objects() d
+ where d.classid = 'pg_catalog.pg_class'::regclass and d.objsubid > 0
+"""
+
+# Decoding orders the changes of subtransactions by position, and that of a message is its end,
+# where the next record begins (logicalmsg_decode in decode.c). The empty message keeps the two
+# apart.
+_TRIGGER_SQL: Final = """
+create or replace function {schema}.{name}() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog as $function$
+declare
+    contents text[];
+    content text;
+begin
+    begin
+        contents := array(
+            select {schema}.describe(x.oid, tg_tag, pg_catalog.current_query())
+              from (select distinct f.oid from ({found}) f) x);
+    exception when others then
+        raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+    end;
+    foreach content in array coalesce(contents, '{{}}') loop
+        if content is not null then
+            perform pg_catalog.pg_logical_emit_message(
+                true, {prefix}, pg_catalog.convert_to(content, 'UTF8'));
+            perform pg_catalog.pg_logical_emit_message(true, '', '');
+        end if;
+    end loop;
+end
+$function$
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The state of the capture at a source.
+
+    ``is_current``: the objects are those of this version. ``may_create``: the role may make them.
+    ``token``: None if the role may not read it, or nothing is there.
+    """
+
+    is_there: bool
+    is_current: bool
+    may_create: bool
+    token: str | None
+
+
+def schema_of(source: SourceMapping) -> str:
+    """Return the schema of our objects."""
+    return source_object_name(source.database, source.sid)
+
+
+def create_sql(source: SourceMapping, role: str) -> list[str]:
+    """Return the statements that create the capture; each may run again. Pure."""
+    schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
+    describe = _DESCRIBE_SQL.format(query_max=_QUERY_MAX, schema=schema)
+    function = f"{schema}.describe(relation oid, tag text, query text) returns text"
+    body = f"language sql stable set search_path = pg_catalog as $function${describe}$function$"
+    statements = [
+        f"create schema if not exists {schema}",
+        f"grant usage on schema {schema} {to_role}",
+        f"create table if not exists {schema}.token (token text not null)",
+        f"grant select on {schema}.token {to_role}",
+        f"insert into {schema}.token {_NEW_TOKEN_SQL} (select from {schema}.token)",
+        f"create or replace function {function} {body}",
+    ]
+    for name, event, found in (
+        ("changed", "ddl_command_end", _CHANGED_SQL),
+        ("cut", "sql_drop", _CUT_SQL),
+    ):
+        trigger = quote_identifier(_trigger_name(source, name))
+        prefix = quote_literal(DDL_PREFIX)
+        statements += [
+            _TRIGGER_SQL.format(schema=schema, name=name, found=found, prefix=prefix).strip(),
+            f"drop event trigger if exists {trigger}",
+            f"create event trigger {trigger} on {event} execute function {schema}.{name}()",
+        ]
+    statements.append(f"comment on schema {schema} is {quote_literal(_mark(statements))}")
+    return statements
+
+
+def drop_sql(source: SourceMapping) -> list[str]:
+    """Return the statements that remove the capture; event triggers go with their functions."""
+    return [f"drop schema if exists {quote_identifier(schema_of(source))} cascade"]
+
+
+def _trigger_name(source: SourceMapping, name: str) -> str:
+    return source_object_name(source.database, source.sid, f"_{name}")
+
+
+def _mark(statements: Sequence[str]) -> str:
+    text = "\n".join(each for each in statements if not each.startswith(("grant ", "comment ")))
+    return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]
+
+
+_READ_SQL: Final = """
+select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
+       (select count(*) from pg_catalog.pg_event_trigger e
+          join pg_catalog.pg_proc p on p.oid = e.evtfoid
+         where p.pronamespace = n.oid and e.evtenabled <> 'D') as triggers,
+       pg_catalog.has_schema_privilege(n.oid, 'usage')
+         and exists (select from pg_catalog.pg_class c
+                      where c.relnamespace = n.oid and c.relname = 'token'
+                        and pg_catalog.has_table_privilege(c.oid, 'select')) as is_readable
+from pg_catalog.pg_namespace n where n.nspname = %s
+"""
+_ROLE_SQL: Final = """
+select rolname as name, rolsuper and not pg_catalog.pg_is_in_recovery() as may_create
+from pg_catalog.pg_roles where rolname = current_user
+"""
+
+
+async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
+    """Read whether the capture is there."""
+    schema = schema_of(source)
+    role = await fetch_one(plain, _ROLE_SQL)
+    may_create = bool(role["may_create"])
+    rows = await fetch_all(plain, _READ_SQL, schema)
+    if not rows or not rows[0]["mark"].startswith(CAPTURE_MARK):
+        return Capture(is_there=False, is_current=False, may_create=may_create, token=None)
+    (found,) = rows
+    is_whole = found["triggers"] == 2 and found["is_readable"]
+    token = None
+    if found["is_readable"]:
+        tokens = await fetch_all(plain, f"select token from {quote_identifier(schema)}.token")
+        token = tokens[0]["token"] if tokens else None
+    is_current = found["mark"] == _mark(create_sql(source, role["name"]))
+    return Capture(
+        is_there=True,
+        is_current=bool(is_whole and is_current and token),
+        may_create=may_create,
+        token=token if is_whole else None,
+    )
+
+
+async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None:
+    """Create the capture where the role may; return its token, or None if it is not there.
+
+    Without it, streamer judges definitions by RELATION messages, as with `ddl: off`.
+    """
+    if plain.info.server_version < VERSION_MIN:
+        log.warning(
+            "changes of definitions are not captured: this needs PostgreSQL 14",
+            source=source.label,
+        )
+        return None
+    capture = await read_capture(plain, source)
+    if capture.is_current:
+        return capture.token
+    if not capture.may_create:
+        log.warning(
+            "changes of definitions are not captured as configured: only a superuser may create "
+            "event triggers, and streamer check prints the statements",
+            source=source.label,
+        )
+        return capture.token
+    try:
+        async with plain.transaction():
+            for statement in create_sql(source, plain.info.user):
+                await plain.execute(statement.encode())
+    except psycopg.Error as exc:
+        log.warning(
+            "changes of definitions are not captured as configured",
+            source=source.label,
+            error=first_line(exc),
+        )
+        return capture.token
+    log.info("capture of definitions created", source=source.label, schema=schema_of(source))
+    return (await read_capture(plain, source)).token
+
+
+async def send_baseline(
+    plain: Connection, source: SourceMapping, names: Sequence[RelationName]
+) -> None:
+    """Have the stream bring the present definitions of *names*, each at its place.
+
+    A lock keeps the definition from changing until the message is committed. A table that stays
+    locked is left for the next start.
+    """
+    describe = f"{quote_identifier(schema_of(source))}.describe"
+    for name in names:
+        table = quote_qualified(name.namespace, name.name)
+        try:
+            async with plain.transaction():
+                await plain.execute(f"lock table {table} in access share mode".encode())
+                await plain.execute(
+                    "select pg_catalog.pg_logical_emit_message("
+                    "true, %s, pg_catalog.convert_to(d.content, 'UTF8'))"
+                    f" from {describe}(%s::regclass, %s, '') d (content)"
+                    " where d.content is not null".encode(),
+                    (DDL_PREFIX, table, BASELINE),
+                )
+        except psycopg.Error as exc:
+            log.warning(
+                "the definition of a table is not known yet, so its changes are not applied",
+                source=source.label,
+                table=str(name),
+                error=first_line(exc),
+            )
+
+
+async def drop_capture(plain: Connection, source: SourceMapping) -> None:
+    """Remove the capture, if it is there and ours. Raises psycopg.Error without the right to."""
+    if (await read_capture(plain, source)).is_there:
+        for statement in drop_sql(source):
+            await plain.execute(statement.encode())

@@ -1,0 +1,63 @@
+"""Killed before, in and after the transaction that changes a definition, the program makes each
+change exactly once, in its place.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import Database
+from tests.support.process import Process, caught_up, status
+from tests.support.streamer import write_config
+from tests.support.waiting import eventually
+
+DDL = "create table t (id int primary key, name text)"
+
+
+def change(source: Database, number: int) -> None:
+    """Change the definition and rows, in one transaction and in several."""
+    old, new = f"c{number}", f"d{number}"
+    source.execute(
+        f"insert into t (id) values ({number * 3});"
+        f"alter table t add column {old} int not null default {number};"
+        f"update t set {old} = -id where id % 2 = 0; insert into t (id) values ({number * 3 + 1})"
+    )
+    source.execute(f"alter table t rename column {old} to {new}")
+    source.execute(f"insert into t (id, {new}) values ({number * 3 + 2}, 7)")
+    if number % 2:
+        source.execute(f"alter table t drop column {new}")
+
+
+@pytest.mark.parametrize("name", ["ddl.applied", "apply.before_commit", "apply.after_commit"])
+def test_killed_at(name: str, tmp_path: Path, source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    config = tmp_path / "config.yaml"
+    group = "ddl: capture\non_ddl: {drop_column: apply}"
+    write_config(config, source, target, "t: {initial: none}", group=group)
+    with Process(config) as process:
+        caught_up(process)
+        process.kill()
+    number = 0
+    for _ in range(2):
+        with Process(config, environment={"STREAMER_FAILPOINTS": f"{name}=kill@3"}) as process:
+            while not process.process.ends_within(0.1):
+                assert number < 100, "the failpoint was not reached"
+                change(source, number)
+                number += 1
+            assert process.process.returncode == -9
+    with Process(config) as process:
+        eventually(lambda: status(config)[0]["state"] == "streaming")
+        caught_up(process)
+        assert process.terminate() == 0
+    columns = (
+        "select attname from pg_attribute where attrelid = 't'::regclass"
+        " and attnum > 0 and not attisdropped order by 1"
+    )
+    names = [str(row[0]) for row in source.execute(columns)]
+    assert target.execute(columns) == source.execute(columns)
+    rows = f"select {', '.join(names)} from t order by id"
+    assert target.execute(rows) == source.execute(rows)
+    # Each command was made once: a rename or drop made twice would have failed, an addition too.
+    made = target.value("select count(*) from streamer.ddl where state = 'applied'")
+    assert made == number * 2 + number // 2

@@ -1,0 +1,296 @@
+"""`ddl: capture`: changes of definitions are made at the target, in their place in the stream."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from streamer.commands import ddl
+from streamer.commands.check.capture import check_capture
+from streamer.commands.check.source_facts import read_source
+from streamer.commands.embedded import Server
+from streamer.mapping.rules import Secret
+from streamer.postgres.quoting import quote_identifier
+from streamer.source.teardown import teardown_source
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import until
+
+CAPTURE = "ddl: capture"
+ALL = "ddl: capture\non_ddl: {drop_column: apply, change_type: apply}"
+T = "t: {initial: none}"
+DDL = "create table t (id int primary key, name varchar(10), amount int)"
+
+DEFINITION = """
+select a.attname as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as not_null,
+       pg_get_expr(d.adbin, d.adrelid) as default_value
+from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = 't'::regclass and a.attnum > 0 and not a.attisdropped
+"""
+
+
+def definition(db: Database) -> list[tuple[object, ...]]:
+    return sorted(db.execute(DEFINITION), key=str)
+
+
+def assert_equal(source: Database, target: Database) -> None:
+    """Compare the rows and the definitions, whose columns may be in another order."""
+    assert definition(source) == definition(target)
+    names = ", ".join(sorted(quote_identifier(str(row[0])) for row in definition(source)))
+    read = f"select {names} from t order by id"
+    assert source.execute(read) == target.execute(read)
+
+
+def both(source: Database, target: Database, sql: str = DDL) -> None:
+    source.execute(sql)
+    target.execute(sql)
+
+
+COMMANDS = [
+    ("add column plain text", "insert into t values (3, 'c', 3, 'x')"),
+    ("add column five int not null default 5", "update t set amount = 4 where id = 1"),
+    ("add column at timestamptz default '2020-01-01 00:00+00'", "delete from t where id = 2"),
+    ("rename column name to title", "insert into t (id, title) values (4, 'd')"),
+    ("alter column title type text", "insert into t (id, title) values (5, repeat('e', 99))"),
+    (
+        "alter column amount type bigint, alter column amount set default 7",
+        "insert into t (id) values (6); update t set amount = coalesce(amount, 1::int8 << 40)",
+    ),
+    ("alter column amount set not null", "insert into t (id) values (7)"),
+    ("drop column plain, add column plain int", "update t set plain = id where id > 5"),
+    (
+        "alter column amount drop not null, alter column five drop default",
+        "insert into t (id, amount, five) values (8, null, 6)",
+    ),
+    ('add column "we""ird" varchar(5)[] collate "C"', "insert into t (id, five) values (9, 1)"),
+    ("drop column at", "update t set five = 2 where id = 9"),
+]
+
+
+async def test_columns_change_in_the_order_of_the_stream(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a', 1), (2, 'b', 2)")
+        for number, (command, data) in enumerate(COMMANDS):
+            together = f"alter table t {command}; {data}"  # one transaction
+            for part in [together] if number % 2 else together.split("; ", 1):
+                source.execute(part)
+        await streamer.caught_up()
+        assert_equal(source, target)
+        assert (await streamer.table("public.t"))["error"] is None
+
+
+async def test_it_stops_exactly_there_until_somebody_decides(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    async with stream(T, group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+
+        async def stops(statement: str) -> str:
+            """Stop at *statement*, with the rows before it and none behind it."""
+            source.execute("insert into t (id) select coalesce(max(id), 0) + 1 from t")
+            source.execute(f"{statement}; insert into t (id) select max(id) + 1 from t")
+            await streamer.table_state("public.t", "error")
+            assert target.value("select max(id) from t") == source.value(
+                "select max(id) - 1 from t"
+            )
+            return str((await streamer.table("public.t"))["error"])
+
+        async def decides(action: str, sql: list[str] | None = None) -> None:
+            decided = await ddl.store_decision(address, action, "t", "shop", None, sql)
+            assert decided == ["shop public.t"]
+            await streamer.table_state("public.t", "ready")
+            await streamer.caught_up()
+
+        error = await stops("alter table t drop column amount")
+        assert "on_ddl is stop for drop_column" in error
+        assert 'alter table "public"."t" drop column "amount"' in error
+        assert "streamer ddl apply public.t --database shop" in error
+        (waiting,) = await ddl.read_records(address, None, None, with_done=False)
+        assert (waiting.state, waiting.changes) == ("waiting", ['drop_column "amount"'])
+        await decides("apply")
+        assert_equal(source, target)
+
+        await stops("alter table t drop column name, add column note text")
+        await decides("skip")  # the table did not stop for the new column
+        assert [row[0] for row in definition(target)] == ["id", "name", "note"]
+
+        await stops("alter table t alter column note type int using length(note)")
+        await ddl.store_decision(address, "apply", "t", "shop", None, ["alter table t nonsense"])
+
+        async def names_the_error() -> bool:
+            return "syntax error" in str((await streamer.table("public.t"))["error"])
+
+        await streamer.eventually(names_the_error)
+        sql = [
+            "alter table t alter note type int using length(note)",
+            "alter table t drop column name",
+        ]
+        await decides("apply", sql)
+        assert_equal(source, target)
+        done = await ddl.read_records(address, "shop", None, with_done=True)
+        assert [record.state for record in done] == ["applied", "skipped", "applied"]
+
+
+async def streamed(source: Database) -> None:
+    """Wait until the source has sent everything that sessions have written so far."""
+    source.execute("create table if not exists flushed (); insert into flushed default values")
+    lsn = source.value("select pg_current_wal_flush_lsn()")
+
+    async def is_sent() -> bool:
+        sql = f"select bool_or(sent_lsn >= '{lsn}') from pg_stat_replication"
+        return bool(source.value(sql))
+
+    await until(is_sent, seconds=60)
+
+
+async def test_savepoints_and_streamed_transactions(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    source.parameters = "options=-c%20debug_logical_replication_streaming%3Dimmediate"
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute("begin; alter table t add column gone int; rollback")
+        with source.connect() as session:
+            session.execute("begin")
+            session.execute("insert into t select g from generate_series(1, 50) g")
+            for column in ("kept", "undone", "nested", "last"):
+                session.execute("savepoint a; savepoint b")
+                session.execute(f"alter table t add column {column} int default {len(column)}")
+                session.execute(f"update t set {column} = id where id % 2 = 0")
+                await streamed(source)
+                session.execute("release b")
+                if column == "undone":
+                    session.execute("rollback to a")
+                session.execute("release a")
+            session.execute("insert into t (id, last) values (60, 1); commit")
+        await streamer.caught_up()
+        assert [row[0] for row in definition(target)] == sorted(
+            ["id", "name", "amount", "kept", "nested", "last"]
+        )
+        assert_equal(source, target)
+
+
+async def test_two_tenants_share_a_table(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    with database(shared_server, "second") as second:
+        for db in (source, second):
+            db.execute(DDL + "; insert into t values (1, 'x', 1)")
+        target.execute(
+            "create table t (sid text, id int, name varchar(10), amount int, primary key (sid, id));"
+            "insert into t values ('a', 1, 'x', 1), ('b', 1, 'x', 1)"
+        )
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, T, sid="a", group=ALL)
+        one = f'{{url: "{source.url}", sid: a}}'
+        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            await streamer.caught_up()
+            for command in (
+                "add column note text default 'n'",
+                "rename column name to title",
+                "alter column amount type bigint",
+                "drop column note",
+            ):
+                for number, db in enumerate((source, second)):
+                    db.execute(
+                        f"alter table t {command}; insert into t (id) select max(id) + 1 from t"
+                    )
+                    await streamer.caught_up()
+                    if command.startswith("add") and not number:
+                        assert target.execute("select sid, note from t order by sid, id") == [
+                            *[("a", "n")] * 2,
+                            ("b", None),
+                        ]
+            names = "select id, title, amount from t {} order by id"
+            for sid, db in (("a", source), ("b", second)):
+                own = target.execute(names.format(f"where sid = '{sid}'"))
+                assert own == db.execute(names.format(""))
+            assert {row[0] for row in definition(target)} == {"sid", "id", "title", "amount"}
+
+            source.execute("alter table t add column clash int")
+            second.execute("alter table t add column clash text; insert into t (id) values (9)")
+            source.execute("insert into t (id, clash) values (9, 9)")
+
+            async def one_stands() -> bool:
+                states = {s["sid"]: s["tables"][0]["state"] for s in await streamer.statuses()}
+                return sorted(states.values()) == ["error", "ready"]
+
+            await streamer.eventually(one_stands)
+        finally:
+            await streamer.stop()
+
+
+async def test_a_role_without_the_right_gets_the_statements(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    role = f"reader_{source.name}"
+    source.execute(
+        f"create role {role} login replication; alter table t owner to {role};"
+        f"grant create on database {source.name} to {role}; grant create on schema public to {role}"
+    )
+    source.url_user = role
+    try:
+        async with stream(T, group=CAPTURE) as streamer:
+            (mapped,) = streamer.mapping.sources
+            await streamer.caught_up()
+            source.execute("alter table t add column early int; insert into t values (1)")
+            await streamer.table_state("public.t", "error")
+            error = str((await streamer.table("public.t"))["error"])
+            assert "has no column" in error
+            assert "with the capture of definitions" in error
+
+            (finding,) = check_capture(await read_source(mapped, "public"))
+            assert "event triggers are missing" in finding.problem
+            assert finding.fix is not None
+            for statement in finding.fix.sql:
+                source.execute(statement)
+            assert not list(check_capture(await read_source(mapped, "public")))
+            target.execute("alter table t add column early int")
+            await streamer.caught_up()
+        async with stream(T, group=CAPTURE) as streamer:
+            await streamer.caught_up()
+            source.execute("alter table t add column late int; insert into t values (2)")
+            await streamer.caught_up()
+            assert_equal(source, target)
+        # The role may not drop the capture, so teardown prints the statement that does.
+        installation = str(target.value("select id from streamer.installation"))
+        result = await teardown_source(mapped, installation)
+        assert "drop schema" in "; ".join(result.left_sql)
+        source.url_user = "postgres"
+        result = await teardown_source(replace(mapped, url=Secret(source.url)), installation)
+        assert result.error is None
+        assert not source.value("select count(*) from pg_event_trigger")
+    finally:
+        source.execute(f"reassign owned by {role} to postgres; drop owned by {role}")
+        source.execute(f"drop role {role}")
+
+
+async def test_a_pattern_does_not_match_the_capture_and_only_its_messages_count(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    async with stream('"*.*": {initial: none}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        columns = '[{"number": 9, "name": "evil", "type": "int"}]'
+        oid = source.value("select 't'::regclass::oid")
+        relation = f'{{"oid": {oid}, "namespace": "public", '
+        forged = f'1 guess {{"tag": "", "query": "", "relation": {relation}"name": "t", "columns": '
+        source.execute(
+            f"select pg_logical_emit_message(true, 'streamer.ddl', '{forged}{columns}}}}}')"
+        )
+        source.execute("alter table t add column own int; insert into t values (1)")
+        await streamer.caught_up()
+        assert_equal(source, target)
+    async with stream('"*.*": {initial: none}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        assert [table["source"] for table in (await streamer.status())["tables"]] == ["public.t"]
