@@ -368,7 +368,7 @@ create table streamer.ddl (
     query text not null,
     changes text[] not null,
     statements text[] not null,
-    -- Why it waits, or why a copy was requested.
+    -- Why it waits, or why columns of existing rows are brought.
     reason text,
     -- `apply` and `skip` are decisions of an operator that the process has yet to carry out.
     state text not null check (state in ('waiting', 'apply', 'skip', 'applied', 'skipped')),

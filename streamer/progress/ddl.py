@@ -5,8 +5,7 @@ A row of streamer.ddl is one command at the source, for one table. A running pro
 the statements it ran at the target, or before it stops for an operator's decision.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -111,21 +110,13 @@ async def read_unknown(bookkeeping: Bookkeeping, relation_ids: Sequence[int]) ->
 
 
 async def store_definition(
-    connection: TargetConnection,
-    relation_id: int,
-    definition: SourceDefinition,
-    columns: Mapping[str, int],
+    connection: TargetConnection, relation_id: int, definition: SourceDefinition
 ) -> None:
-    """Store the definition that the target's rows have from now on.
-
-    *columns*: their numbers, negative where the target does not get one.
-    """
+    """Store the definition that the target's rows have from now on."""
     await connection.execute(
-        "update streamer.relation set definition = $2::text::jsonb, columns = $3::text::jsonb"
-        " where id = $1",
+        "update streamer.relation set definition = $2::text::jsonb where id = $1",
         relation_id,
         definition.to_json(),
-        json.dumps(dict(columns)),
     )
 
 
@@ -183,18 +174,6 @@ async def put_ddl(
         state,
         seen,
     )
-
-
-async def request_copy(
-    connection: TargetConnection, relation_id: int, options: dict[str, Any]
-) -> None:
-    """Request another copy of a relation, in the caller's transaction."""
-    await connection.execute(
-        "insert into streamer.request (relation_id, action, options) values ($1, 'resync', $2)",
-        relation_id,
-        json.dumps(options),
-    )
-    await connection.execute(f"notify {CHANNEL}")
 
 
 async def read_ddl(bookkeeping: Bookkeeping, *, with_done: bool) -> list[DdlRecord]:

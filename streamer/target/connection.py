@@ -408,6 +408,10 @@ class TargetConnection:
         return int(version.major) * 10000 + int(version.minor)
 
     @property
+    def is_in_transaction(self) -> bool:
+        return bool(self._before) or bool(self._connection.is_in_transaction())
+
+    @property
     def is_closed(self) -> bool:
         return bool(self._connection.is_closed())
 
@@ -594,18 +598,28 @@ class KeptConnection:
             self._connection = None
 
 
+_NESTED: Final = "streamer_nested"
+
+
 @asynccontextmanager
 async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
-    """Run a block in one transaction: committed at its end, rolled back if it raises."""
-    await connection.execute("begin")
+    """Run a block in one transaction: committed at its end, rolled back if it raises.
+
+    Inside a transaction of the caller it is a subtransaction, which the caller commits.
+    """
+    is_nested = connection.is_in_transaction
+    await connection.execute(f"savepoint {_NESTED}" if is_nested else "begin")
     try:
         yield
     except BaseException:
         if not connection.is_closed:
             with contextlib.suppress(StreamerError):
-                await connection.execute("rollback")
+                await connection.execute(f"rollback to {_NESTED}" if is_nested else "rollback")
         raise
-    await connection.commit()
+    if is_nested:
+        await connection.execute(f"release {_NESTED}")
+    else:
+        await connection.commit()
 
 
 async def may_replace_role(connection: TargetConnection) -> bool:

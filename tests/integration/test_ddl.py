@@ -1,7 +1,10 @@
 """`ddl: capture`: changes of definitions are made at the target, in their place in the stream."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from streamer.commands import ddl
 from streamer.commands.check.capture import check_capture
@@ -134,6 +137,47 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         assert_equal(source, target)
         done = await ddl.read_records(address, "shop", None, with_done=True)
         assert [record.state for record in done] == ["applied", "skipped", "applied"]
+
+
+@pytest.mark.usefixtures("without_spark", "short_backoffs")
+async def test_values_that_no_statement_gives_are_brought_by_column(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    both(source, target)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t select g, repeat('x', g), g from generate_series(1, 9) g")
+
+        async def are_equal() -> bool:
+            if (await streamer.table("public.t"))["state"] != "ready":
+                return False
+            query = "select * from t order by id"
+            # A thread may wait for a lock; the engine in this loop has to go on meanwhile.
+            here, there = [await asyncio.to_thread(db.execute, query) for db in (source, target)]
+            return here == there
+
+        for command in (
+            "add column token uuid default gen_random_uuid(), add column n serial",
+            "alter column amount type bigint using amount * 2",
+            # The last plan inside the transaction finds a column that no change brings.
+            "add column twice int generated always as (amount * 2) stored",
+        ):
+            await asyncio.to_thread(
+                source.execute,
+                f"insert into t (id) select max(id) + 1 from t; alter table t {command};"
+                "insert into t (id, amount) select max(id) + 1, 5 from t",
+            )
+            await streamer.eventually(are_equal)
+        address = TargetAddress.parse(streamer.settings.target.url)
+        reasons = [r.reason for r in await ddl.read_records(address, None, None, with_done=True)]
+        assert reasons[0] is not None
+        assert 'own in new column "token"' in reasons[0]
+        assert 'own in new column "n"' in reasons[0]
+        assert reasons[1] is not None
+        assert 'column "amount" got another type' in reasons[1]
+        assert reasons[2] is None
+        source.execute("update t set amount = amount + 1")
+        await streamer.eventually(are_equal)
 
 
 async def streamed(source: Database) -> None:

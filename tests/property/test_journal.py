@@ -87,6 +87,19 @@ def fill(journal: Journal, given_rows: list[list[bytes]], flush_every: int) -> l
     return whole
 
 
+@pytest.mark.parametrize("place", range(6))
+def test_a_message_outside_transactions_is_left_out_anywhere(place: int) -> None:
+    messages = transaction(1, [b"a", b"b"])
+    outside = b"M" + struct.pack(">BQ", 0, final_lsn(1)) + b"other\0" + struct.pack(">I", 2) + b"hi"
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START)
+        gatherer = gatherer_of(journal)
+        assert gatherer.feed([*messages[:place], outside, *messages[place:]])
+        journal.write(gatherer.take())
+        assert messages_in(journal) == messages
+        journal.close()
+
+
 def row_messages(messages: list[bytes]) -> list[bytes]:
     """Without RELATION, which may come again where a segment begins."""
     return [message for message in messages if message[:1] != b"R"]

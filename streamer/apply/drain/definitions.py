@@ -21,9 +21,13 @@ from streamer.decode.pgoutput import Redefinition
 from streamer.errors import DefinitionStopError, Retry, StreamerError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.hints import command
-from streamer.mapping.definition import ColumnChange, DefinitionMessage, difference
-from streamer.mapping.resync import Mode, Resync
-from streamer.mapping.rules import OnDdl, SourceMapping, TableType
+from streamer.mapping.definition import (
+    ColumnChange,
+    DefinitionMessage,
+    SourceDefinition,
+    difference,
+)
+from streamer.mapping.rules import OnDdl, SourceMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.ddl import (
     SKIP,
@@ -34,9 +38,9 @@ from streamer.progress.ddl import (
     read_decision,
     read_definition,
     read_others,
-    request_copy,
     store_definition,
 )
+from streamer.target.add_columns import store_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetConnection
 
@@ -138,15 +142,30 @@ class Definitions:
         changes = []
         if known is not None:
             changes = difference(known, message.definition, computes_values=message.computes_values)
+        filled = []
         if changes:
-            await self._change(mapped, place, message, changes)
+            filled = await self._change(mapped, place, message, changes)
         if known is None or changes:
-            columns = {
-                name: number if mapped.mapping.target_column(name) is not None else -number
-                for name, number in message.definition.numbers.items()
-            }
-            await store_definition(self._target, mapped.relation_id, message.definition, columns)
+            await self._store(mapped, message.definition, filled)
         mapped.plan = None
+
+    async def _store(
+        self, mapped: MappedRelation, definition: SourceDefinition, filled: Sequence[str]
+    ) -> None:
+        """Store the definition that the target has now, and request columns for existing rows."""
+        mapping = mapped.mapping
+        target = await read_relation(self._target, mapping.target)
+        computed = {name for name, _ in mapping.rule.set}
+        there = set() if target is None else target.columns.keys() - computed
+        columns = {
+            name: number if mapping.target_column(name) in there else -number
+            for name, number in definition.numbers.items()
+        }
+        await store_definition(self._target, mapped.relation_id, definition)
+        sid = mapped.source.sid if target is not None and target.has_sid else None
+        if filled and not await holds_rows(self._target, mapping.target, sid):
+            filled = []
+        await store_known(self._target, mapped.relation_id, columns, filled)
 
     async def _change(
         self,
@@ -154,7 +173,8 @@ class Definitions:
         place: DdlPlace,
         message: DefinitionMessage,
         changes: list[ColumnChange],
-    ) -> None:
+    ) -> list[str]:
+        """Make changes; return the columns of the target to bring for existing rows."""
         target = await read_relation(self._target, mapped.mapping.target)
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')
@@ -176,15 +196,13 @@ class Definitions:
             seen = None if decision is None else decision.state
             self.waiting = Waiting(place, message.query, words, statements, reason, seen)
             raise self._stop(mapped, message, reason, statements) from exc
-        if translation.resync is not None:
-            await self._request_copy(mapped, translation.resync)
         await put_ddl(
             self._target,
             place,
             query=message.query,
             changes=words,
             statements=translation.statements,
-            reason=translation.resync,
+            reason=translation.reason,
             state="skipped" if decision is not None and decision.state == SKIP else "applied",
         )
         log.info(
@@ -195,6 +213,7 @@ class Definitions:
             sql="; ".join(translation.statements),
         )
         failpoint("ddl.applied")
+        return translation.filled
 
     async def _translate(
         self,
@@ -241,22 +260,6 @@ class Definitions:
             await self._target.fetch_value(
                 "select pg_catalog.set_config('search_path', $1, true)", path
             )
-
-    async def _request_copy(self, mapped: MappedRelation, reason: str) -> None:
-        target = mapped.mapping.target
-        sid = mapped.source.sid
-        relation = await read_relation(self._target, target)
-        has_sid = relation is not None and relation.has_sid
-        if not await holds_rows(self._target, target, sid if has_sid else None):
-            return
-        mode = Mode.DIFF if mapped.mapping.type is TableType.CLONE else Mode.RELOAD
-        await request_copy(self._target, mapped.relation_id, Resync(mode).to_json())
-        log.warning(
-            "a copy of the table is requested after a change of its definition",
-            source=self._source.label,
-            table=str(mapped.mapping.source),
-            reason=reason,
-        )
 
     def _stop(
         self,

@@ -24,10 +24,24 @@ from streamer.target.conventions import SID
 
 @dataclass(slots=True)
 class Translation:
-    """The statements for one difference. ``resync``: why a copy has to bring values, if so."""
+    """The statements for one difference.
+
+    ``filled``: columns of the target to bring for existing rows, because no statement gives them
+    the source's values. ``reason``: why.
+    """
 
     statements: list[str] = field(default_factory=list)
-    resync: str | None = None
+    filled: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        return "; ".join(self.reasons) or None
+
+    def fill(self, name: str, reason: str) -> None:
+        """Have the values of a column brought."""
+        self.filled.append(name)
+        self.reasons.append(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +149,7 @@ class DefinitionTranslator:
                 f"{there.type}; the source added it with type {column.type}"
             )
         if column.fills_rows_one_by_one:
-            found.resync = f'rows have values of their own in new column "{name}"'
+            found.fill(name, f'rows have values of their own in new column "{name}"')
         statements = self._add_column(name, column) if there is None else []
         if self._is_shared and column.constant is not None:
             statements.append(
@@ -223,7 +237,8 @@ class DefinitionTranslator:
     ) -> list[str]:
         there = self._columns[name]
         if change.kind is DdlKind.CHANGE_TYPE:
-            found.resync = f'column "{name}" got another type, which may have changed its values'
+            reason = f'column "{name}" got another type, which may have changed its values'
+            found.fill(name, reason)
         if there.type == column.type:
             return []
         was_alike = change.before is not None and change.before.type == there.type
