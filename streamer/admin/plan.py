@@ -230,7 +230,7 @@ def _plan_table(
         return planned("copy", f"its type was {record.type}")
     rule = mapping.rule
     if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
-        columns = _columns_alone(record, mapping, relation)
+        columns = columns_alone(record, mapping, relation)
         if columns is None:
             return planned("copy", "its filter or its computed columns change")
         if columns:
@@ -239,14 +239,14 @@ def _plan_table(
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
         if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):
-            return planned("change", "rows that are in the target stay as they are until a resync")
+            return planned("change", "existing rows get the values of columns that it lets in")
         return planned("change", "its rule changes")
     if target.needs_copy(facts.source, mapping):
         return planned("copy" if copies else "stream", "its copy is not finished")
     return planned("keep")
 
 
-def _columns_alone(
+def columns_alone(
     record: RelationRecord, mapping: RelationMapping, relation: SourceRelation | None
 ) -> tuple[str, ...] | None:
     """Return the columns that another `set` changes, if streamer brings them alone."""

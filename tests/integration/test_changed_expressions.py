@@ -234,3 +234,28 @@ async def test_rows_in_quarantine_make_a_changed_set_copy_the_table(
             "select id, v, secret from t order by id",
         )
         assert target.value("select count(*) from streamer.quarantine") == 0
+
+
+async def test_a_table_that_an_expression_has_stopped_goes_on_with_another(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    async with stream("t: {set: {secret: '(100 / id)::text'}}") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "insert into t values (0, 'zero', 'none'); update t set v = 'w' where id = 5"
+        )
+        await streamer.table_state("public.t", "error")
+        write_config(streamer.path, source, target, "t: {set: {secret: '(id * 100)::text'}}")
+        await streamer.apply()
+        await same(
+            streamer,
+            source,
+            target,
+            "select id, v, (id * 100)::text from t order by id",
+            "select id, v, secret from t order by id",
+        )
+        await streamer.table_state("public.t", "ready")
+        await streamer.caught_up()
+        assert (await streamer.table("public.t"))["error"] is None
+        assert target.value("select unfilled from streamer.relation") == []
