@@ -1,9 +1,14 @@
-"""Which ranges of keys differ at the point of a copy.
+"""Which rows differ at the point of a copy, by ranges or buckets of their keys.
 
 The lane of the table has applied every change before the point and none behind it, and a snapshot
 shows the source at the point. So each range is read once on each side, and equal sums mean equal
 rows: no row is read twice. The servers compute the sums; this process sends statements and compares
 numbers, `sync.jobs` ranges at a time.
+
+Where both sides do not sort keys alike, one statement on each side reads the table, and rows fall
+into buckets by a hash of the key's text, or of the whole row's if there is no key. Rows outside the
+buckets that differ have equal texts on both sides, each as often. So the exchange of the others
+makes the tables equal, even if a type calls two texts of a key equal.
 
 A session of another program that writes to the target meanwhile can hide a difference.
 """
@@ -19,10 +24,18 @@ import structlog
 
 from streamer.compare.comparison import agree_on_hash, estimate_rows
 from streamer.compare.definitions import TableFacts, build_table
-from streamer.compare.ranges import FETCH_ROWS, count_parts, count_ranges, split_range
+from streamer.compare.ranges import (
+    FETCH_ROWS,
+    count_buckets,
+    count_parts,
+    count_ranges,
+    join_buckets,
+    split_range,
+    whole_rate,
+)
 from streamer.compare.tables import ComparedTable
 from streamer.errors import MappingError, TargetSchemaError
-from streamer.mapping.resync import KeyRanges
+from streamer.mapping.resync import FoundRows
 from streamer.postgres.key_ranges import KeyRange, join_ranges
 from streamer.source.connection import Connection, fetch_all, translating
 from streamer.sync.context import CopyContext
@@ -38,50 +51,77 @@ APPLICATION_NAME: Final = "streamer compare"
 SAMPLED_PER_RANGE: Final = 50
 SPLITS_MAX: Final = 4
 RANGES_MAX: Final = 1000
-"""Beyond so many, ranges that differ are not split any more: statements name each of them."""
+"""Beyond so many, ranges or buckets that differ are not split any more: statements name each."""
+BUCKETS_MAX: Final = 16_384
+"""This process holds the sums of all buckets of a table."""
 
 
 async def find_differences(
     context: CopyContext, copy: TableCopy, snapshot: HeldSnapshot
-) -> KeyRanges | None:
-    """Return the ranges of keys in which the target's rows differ from those of *snapshot*.
+) -> FoundRows | None:
+    """Return the rows in which the target differs from *snapshot*.
 
-    The target has the table at the snapshot's position. None if both sides do not sort its keys
-    alike, or it has none. Raises SourceError, TargetError.
+    The target has the table at the snapshot's position. None if the copy has to bring all rows.
+    Raises SourceError, TargetError.
     """
     async with AsyncExitStack() as sessions:
         rate = context.settings.rows_per_second
         jobs = context.settings.jobs
-        readers = [await _Reader.open(context, snapshot, sessions, task_rate(rate, jobs, jobs))]
-        table = await _build(context, copy, readers[0])
-        if table is None or not table.is_ordered:
+        share = task_rate(rate, jobs, jobs)
+        reader = await _Reader.open(context, snapshot, sessions, share)
+        with translating(context.label):
+            rows = await estimate_rows(reader.source, copy.relation)
+        table = await _build(context, copy, reader, min(count_buckets(rows), BUCKETS_MAX))
+        if table is None:
             return None
         began = time.monotonic()
-        ranges = await _plan(copy, table, readers[0], task_rate(rate, jobs, jobs))
-        while len(readers) < min(jobs, len(ranges)):
-            readers.append(
-                await _Reader.open(context, snapshot, sessions, task_rate(rate, jobs, jobs))
+        if table.is_ordered:
+            with translating(context.label):
+                ranges = await _plan(table, reader, rows, share)
+            readers = [reader]
+            while len(readers) < min(jobs, len(ranges)):
+                readers.append(await _Reader.open(context, snapshot, sessions, share))
+            count = len(ranges)
+            with translating(context.label):
+                joined = join_ranges(await _narrow(table, readers, ranges))
+            differing = len(joined)
+            found: FoundRows | None = FoundRows(
+                table.ranges_condition(table.source, joined),
+                table.ranges_condition(table.target, joined),
+                by_index=True,
             )
-        count = len(ranges)
-        with translating(context.label):
-            found = await _narrow(table, readers, ranges)
-        joined = join_ranges(found)
+        else:
+            count = table.buckets
+            with translating(context.label):
+                numbers = await reader.differing_buckets(table, whole_rate(rate, count))
+            differing = len(numbers)
+            found = _of_buckets(table, numbers)
         log.info(
             "table compared at the point of its copy",
             source=context.label,
             table=copy.name,
             ranges=count,
-            differing=len(joined),
+            differing=differing,
             seconds=round(time.monotonic() - began, 1),
         )
-        return KeyRanges(
-            table.key_columns,
-            table.key_types,
-            tuple((unit.lower, unit.upper) for unit in joined),
-        )
+        return found
 
 
-async def _build(context: CopyContext, copy: TableCopy, reader: "_Reader") -> ComparedTable | None:
+def _of_buckets(table: ComparedTable, differing: set[int]) -> FoundRows | None:
+    """Return the rows in the buckets that differ; None if these are all of several."""
+    count, numbers = join_buckets(table.buckets, differing, RANGES_MAX)
+    if numbers and len(numbers) == count:
+        return None
+    return FoundRows(
+        table.buckets_condition(table.source, count, numbers),
+        table.buckets_condition(table.target, count, numbers),
+        by_index=False,
+    )
+
+
+async def _build(
+    context: CopyContext, copy: TableCopy, reader: "_Reader", buckets: int
+) -> ComparedTable | None:
     facts = TableFacts(
         relation_id=copy.mapped.relation_id,
         source_id=context.source_id,
@@ -95,16 +135,15 @@ async def _build(context: CopyContext, copy: TableCopy, reader: "_Reader") -> Co
     with translating(context.label):
         kind = await agree_on_hash(reader.source, reader.target)
     try:
-        return build_table(facts, kind, 1)
+        return build_table(facts, kind, buckets)
     except (MappingError, TargetSchemaError):
         return None  # the copy compares all rows in the target, and the stream reports the rest
 
 
 async def _plan(
-    copy: TableCopy, table: ComparedTable, reader: "_Reader", rate: float | None
+    table: ComparedTable, reader: "_Reader", rows: int, rate: float | None
 ) -> list[KeyRange]:
     """Cut the table at keys that a sample of the source has."""
-    rows = await estimate_rows(reader.source, copy.relation)
     count = count_ranges(rows, rate)
     if count == 1:
         return [KeyRange()]
@@ -204,6 +243,21 @@ class _Reader:
         if self._rate is not None:
             await asyncio.sleep(max(0.0, here[0] / self._rate - (time.monotonic() - began)))
         return here, there
+
+    async def differing_buckets(self, table: ComparedTable, rate: float | None) -> set[int]:
+        """Read the whole table on both sides; return the buckets whose rows differ."""
+        looks = [
+            f"select d.* from ({table.digest_sql(side, KeyRange(), rate)}) d (b, n, h1, h2)"
+            for side in (table.source, table.target)
+        ]
+        if rate is not None:  # each worker of a parallel plan would have the rate for itself
+            await self.source.execute("set local max_parallel_workers_per_gather = 0")
+            await self.target.execute("set max_parallel_workers_per_gather = 0")
+        sides = await asyncio.gather(
+            fetch_all(self.source, looks[0].encode()), self.target.fetch(looks[1])
+        )
+        here, there = ({r["b"]: (r["n"], r["h1"], r["h2"]) for r in side} for side in sides)
+        return {bucket for bucket in here.keys() | there if here.get(bucket) != there.get(bucket)}
 
     async def _of_source(self, sql: str) -> tuple[int, str, str]:
         cursor = await self.source.execute(f"select d.* from ({sql}) d (b, n, h1, h2)".encode())

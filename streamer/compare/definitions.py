@@ -124,7 +124,7 @@ def _values(facts: TableFacts) -> list[_Value]:
 
 
 def _plain_value(column: "SourceColumn", there: TargetColumn) -> _Value:
-    name = f"t.{quote_identifier(column.name)}"
+    name = quote_identifier(column.name)
     if column.type in (there.type, there.base_type):
         return _Value(there, name, column.name, is_same=True)
     if 0 < there.base_oid < STABLE_OIDS_END:  # the value as the target's column holds it
@@ -185,9 +185,6 @@ def _is_ordered(
     )
 
 
-_PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
-
-
 def _shown(expression: str, target: TargetColumn) -> str:
     return f"{expression}::int4" if target.base_oid == _CHAR else expression
 
@@ -196,18 +193,15 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
     relation, rule = facts.relation, facts.mapping.rule
     only = "" if relation.is_partitioned else "only "
     table = f"{only}{quote_qualified(relation.name.namespace, relation.name.name)}"
-    listed = [f"{_shown(v.expression, v.target)} as v{n + 1}" for n, v in enumerate(values)]
+    shown = [_shown(value.expression, value.target) for value in values]
     conditions = [f"({e})" for e in (rule.filter, facts.where) if e is not None]
-    return _side(table, listed, conditions)
+    return _side(table, shown, conditions)
 
 
 def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Side:
     name = facts.target.name
     table = quote_qualified(name.namespace, name.name)
-    listed = [
-        f"{_shown(f't.{quote_identifier(v.target.name)}', v.target)} as v{n + 1}"
-        for n, v in enumerate(values)
-    ]
+    shown = [_shown(f"t.{quote_identifier(v.target.name)}", v.target) for v in values]
     conditions = []
     if sid is not None:
         conditions.append(f"t.{quote_identifier(SID)} = {quote_literal(sid)}")
@@ -215,7 +209,7 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
         conditions.append(f"t.kvsz_end = {HISTORY_OPEN} and not t.kvsz_deleted")
     if facts.where is not None:
         conditions.append(_where_of_target(facts, values, facts.where))
-    return _side(table, listed, conditions)
+    return _side(table, shown, conditions)
 
 
 def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression) -> str:
@@ -230,6 +224,6 @@ def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression)
     return over_columns(where, there, "t")
 
 
-def _side(table: str, listed: list[str], conditions: list[str]) -> Side:
+def _side(table: str, values: list[str], conditions: list[str]) -> Side:
     where = f"where {' and '.join(conditions)}" if conditions else ""
-    return Side(table, f"select {_PLACE}, {', '.join(listed)} from {table} t", where)
+    return Side(table, tuple(values), where)

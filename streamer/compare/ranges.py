@@ -64,3 +64,15 @@ def count_buckets(rows: int) -> int:
     """Return the number of buckets for a table of about *rows*: a power of two."""
     wanted = max(1, min(-(-rows // BUCKET_ROWS), BUCKETS_MAX))
     return 1 << (wanted - 1).bit_length()
+
+
+def join_buckets(count: int, numbers: Iterable[int], numbers_max: int) -> tuple[int, list[int]]:
+    """Return larger buckets with the same rows, and others, so that at most *numbers_max* remain.
+
+    *count*: the number of all buckets, a power of two. A bucket is the last bits of a hash.
+    """
+    joined = set(numbers)
+    while len(joined) > numbers_max and count > 1:
+        count //= 2
+        joined = {number & (count - 1) for number in joined}
+    return count, sorted(joined)

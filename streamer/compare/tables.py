@@ -5,28 +5,34 @@ Both servers write rows with the columns of the target, in the same order
 (`streamer.postgres.session`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from streamer.compare.hashes import HashKind, bucket_sql, pair_sql, prepared_sql, value_sql
 from streamer.postgres.key_ranges import KeyRange, range_sql
 
+_PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The table of one server, and a query of its rows in two parts, between which a clause of the
-    table may stand. It has the columns v1, v2 …, the values to compare, and place, which is
-    another one after each change of a row.
+    """The table of one server. ``values``: the SQL of the values to compare. ``where``: that of
+    the rows, or nothing. Both may call the table t.
     """
 
     table: str
-    head: str
-    tail: str
+    values: tuple[str, ...]
+    where: str
 
     def rows(self, clause: str = "") -> str:
-        """Return the query, in parentheses, under the name that other queries use."""
-        return f"({self.head} {clause} {self.tail}) b"
+        """Return a query of the rows, in parentheses, under the name that other queries use.
+
+        It has the values as v1, v2 …, and place, which is another one after each change of a row.
+        *clause* comes after the table.
+        """
+        listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
+        return f"(select {_PLACE}, {listed} from {self.table} t {clause} {self.where}) b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,15 @@ class ComparedTable:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         lists = ("columns", "texts", "key", "key_types")
+        sides = {name: fields[name] for name in ("source", "target")}
         return cls(
             **fields
             | {name: tuple(fields[name]) for name in lists}
             | {"hash": HashKind(fields["hash"])}
-            | {name: Side(**fields[name]) for name in ("source", "target")}
+            | {
+                name: Side(**side | {"values": tuple(side["values"])})
+                for name, side in sides.items()
+            }
         )
 
     @property
@@ -85,25 +95,48 @@ class ComparedTable:
 
     # ---- expressions over the base -------------------------------------------------------------
 
-    def _text(self, position: int) -> str:
-        value = f"b.v{position + 1}"
+    @property
+    def _values(self) -> list[str]:
+        return [f"b.v{i + 1}" for i in range(len(self.columns))]
+
+    def _text(self, position: int, values: Sequence[str]) -> str:
+        value = values[position]
         if self.texts[position]:
             return f"pg_catalog.textin(pg_catalog.bpcharout({value}))"
         return f"{value}::text"
 
     @property
     def _key_text(self) -> str:
+        return self._key_text_of(self._values)
+
+    def _key_text_of(self, values: Sequence[str]) -> str:
         positions = self.key or tuple(range(len(self.columns)))
-        texts = ", ".join(self._text(i) for i in positions)
+        texts = ", ".join(self._text(i, values) for i in positions)
         return f"pg_catalog.array_to_json(array[{texts}]::text[])::text"
+
+    def _in_buckets(self, values: Sequence[str], count: int, numbers: Iterable[int]) -> str:
+        bucket = bucket_sql(self.hash, self._key_text_of(values), count)
+        return f"{bucket} = any (array[{', '.join(map(str, numbers))}]::int4[])"
 
     @property
     def _row(self) -> str:
-        return f"row({', '.join(f'b.v{i + 1}' for i in range(len(self.columns)))})::text"
+        return f"row({', '.join(self._values)})::text"
 
     def _where(self, unit: KeyRange) -> str:
         names = [f"b.v{i + 1}" for i in self.key]
         return range_sql(unit, names, self.key_types)
+
+    # ---- conditions over a table ---------------------------------------------------------------
+
+    def ranges_condition(self, side: Side, ranges: Iterable[KeyRange]) -> str:
+        """Return the condition for rows of *side* in one of the ranges."""
+        names = [side.values[i] for i in self.key]
+        found = [range_sql(unit, names, self.key_types) for unit in ranges]
+        return " or ".join(f"({condition})" for condition in found) or "false"
+
+    def buckets_condition(self, side: Side, count: int, numbers: Iterable[int]) -> str:
+        """Return the condition for rows of *side* in *numbers* of *count* buckets."""
+        return self._in_buckets(side.values, count, numbers)
 
     # ---- queries -------------------------------------------------------------------------------
 
@@ -131,7 +164,7 @@ class ComparedTable:
     def cut_sql(self, side: Side, unit: KeyRange, count: int, *, clause: str = "") -> str:
         """Return a query of the keys that cut a range into *count* parts of the same size."""
         names = [f"b.v{i + 1}" for i in self.key]
-        texts = ", ".join(self._text(i) for i in self.key)
+        texts = ", ".join(self._text(i, self._values) for i in self.key)
         order = ", ".join(names)
         return (
             f"select c.k from (select array[{texts}]::text[] as k,"
@@ -151,9 +184,7 @@ class ComparedTable:
         row = self._row if self.key else "''::text"
         within = self._where(unit)
         if not self.is_ordered and buckets:
-            listed = ", ".join(map(str, buckets))
-            bucket = bucket_sql(self.hash, self._key_text, self.buckets)
-            within = f"{bucket} = any (array[{listed}]::int4[])"
+            within = self._in_buckets(self._values, self.buckets, buckets)
         return f"select {self._key_text}, {row} from {side.rows()} where {within}"
 
     def read_sql(self, side: Side, *, with_values: bool = False) -> str:

@@ -37,15 +37,16 @@ class KeySet:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRanges:
-    """Rows by ranges of their keys: from the first of each pair on and before the second, as text.
+class FoundRows:
+    """Rows that a comparison has found to differ, as SQL conditions.
 
-    ``columns`` and ``types``: as in `KeySet`. None is no bound.
+    ``source`` uses the source's columns, ``target`` those of the target's table t. ``by_index``: an
+    index finds the rows; otherwise a query reads the whole table.
     """
 
-    columns: tuple[str, ...]
-    types: tuple[str, ...]
-    ranges: tuple[tuple[tuple[str, ...] | None, tuple[str, ...] | None], ...]
+    source: str
+    target: str
+    by_index: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,17 @@ class RowScope:
     """The rows to which a resync is limited: any condition or key may name a row.
 
     ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
-    ``ranges``: those that the copy itself has found; the bookkeeping does not store them.
+    ``found``: those that the copy itself has found; the bookkeeping does not store them.
     """
 
     conditions: tuple[str, ...] = ()
     keys: tuple[KeySet, ...] = ()
-    ranges: KeyRanges | None = None
+    found: FoundRows | None = None
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether a query of these rows reads the whole table."""
+        return bool(self.conditions) or (self.found is not None and not self.found.by_index)
 
     def union(self, other: "RowScope") -> "RowScope":
         """Return the rows of either."""

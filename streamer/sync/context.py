@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
-from streamer.mapping.resync import KeyRanges
+from streamer.mapping.resync import FoundRows
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -78,11 +78,11 @@ class SyncEvents(Protocol):
 
 
 class FindDifferences(Protocol):
-    """Finds the ranges of keys in which the target differs from a snapshot, at its position."""
+    """Finds the rows in which the target differs from a snapshot, at its position."""
 
     async def __call__(
         self, context: "CopyContext", copy: "TableCopy", snapshot: "HeldSnapshot"
-    ) -> KeyRanges | None: ...
+    ) -> FoundRows | None: ...
 
 
 @dataclass(frozen=True, slots=True)

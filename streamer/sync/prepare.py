@@ -131,7 +131,7 @@ class TableCopy:
             self.sid,
             self.destination,
             self.heaps,
-            self.can_split and (scope is None or bool(scope.conditions)),
+            self.can_split and (scope is None or scope.reads_all),
             None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
             self.only,
         )

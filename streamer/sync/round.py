@@ -462,10 +462,10 @@ class Round:
         """Compare the table at the consistent point, so that the copy brings what differs only."""
         self._context.launcher.prepare()  # Spark starts meanwhile
         await self._context.events.reach(copy.mapped, copy.consistent_point)
-        ranges = await self._context.find_differences(self._context, copy, self._snapshot)
+        found = await self._context.find_differences(self._context, copy, self._snapshot)
         failpoint("sync.compared")
-        if ranges is not None:
-            copy.found = RowScope(ranges=ranges)
+        if found is not None:
+            copy.found = RowScope(found=found)
 
     async def _run_job(self) -> None:
         """Let Spark copy the parts; finish each relation as it is complete."""

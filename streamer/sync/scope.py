@@ -16,9 +16,8 @@ from streamer.mapping.expressions import (
     over_columns,
     parse_expression,
 )
-from streamer.mapping.resync import KeyRanges, KeySet, RowScope
+from streamer.mapping.resync import KeySet, RowScope
 from streamer.mapping.rules import RelationMapping
-from streamer.postgres.key_ranges import KeyRange, range_sql
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
 if TYPE_CHECKING:
@@ -83,15 +82,15 @@ def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequenc
     names = {mapping.target_column(name): name for name in columns}
     conditions = [f"({text})" for text in scope.conditions]
 
-    def quoted(keys: KeySet | KeyRanges) -> list[str]:
+    def quoted(keys: KeySet) -> list[str]:
         missing = [name for name in keys.columns if name not in names]
         if missing:
             raise SyncError(f'column "{missing[0]}" of the key is no longer mapped')
         return [quote_identifier(names[name]) for name in keys.columns]
 
     conditions += [key_condition(quoted(keys), keys) for keys in scope.keys]
-    if scope.ranges is not None:
-        conditions.append(range_condition(quoted(scope.ranges), scope.ranges))
+    if scope.found is not None:
+        conditions.append(f"({scope.found.source})")
     return " or ".join(conditions) or "false"
 
 
@@ -103,9 +102,8 @@ def target_condition(
     for keys in scope.keys:
         quoted = [f"t.{quote_identifier(name)}" for name in keys.columns]
         found.append(key_condition(quoted, keys))
-    if scope.ranges is not None:
-        quoted = [f"t.{quote_identifier(name)}" for name in scope.ranges.columns]
-        found.append(range_condition(quoted, scope.ranges))
+    if scope.found is not None:
+        found.append(f"({scope.found.target})")
     return f"({' or '.join(found) or 'false'})"
 
 
@@ -120,12 +118,6 @@ def key_condition(names: Sequence[str], keys: KeySet) -> str:
         for row in keys.rows
     )
     return f"({', '.join(names)}) in (values {rows})" if keys.rows else "false"
-
-
-def range_condition(names: Sequence[str], keys: KeyRanges) -> str:
-    """Return the condition for rows in one of the ranges; *names*: the SQL of the columns."""
-    found = [range_sql(KeyRange(*bounds), names, keys.types) for bounds in keys.ranges]
-    return " or ".join(f"({condition})" for condition in found) or "false"
 
 
 def cut_keys(keys: KeySet) -> Iterator[KeySet]:

@@ -220,19 +220,23 @@ create table wide (a int, b date, v text, n numeric, d double precision, t times
 insert into wide select g, date '2026-01-01' + g % 7, 'v' || g, g / 4.0, g / 3.0,
   timestamptz '2026-01-01 12:00+00' + g * interval '1 minute', g * interval '1 hour',
   decode(lpad(to_hex(g), 4, '0'), 'hex'), 'ab' from generate_series(1, 1000) g;
-create table named (name text primary key, v text);
-insert into named select 'name ' || g, 'v' from generate_series(1, 300) g;
+create table named (name text, n int, v text, primary key (name, n));
+insert into named select 'name ' || g / 2, g % 2, 'v' from generate_series(1, 300) g;
+create table mixed (t text, kind text, v jsonb, c char(3));
+alter table mixed replica identity full;
+insert into mixed select 'x' || g % 100, 'kind', '{"n": 1.0}', 'a' from generate_series(1, 300) g;
 create table hist (id int primary key, region text, v text);
 insert into hist select g, 'EU', 'v' from generate_series(1, 300) g;
 """
 
 
-async def test_a_resync_by_difference_copies_only_the_ranges_that_differ(
+async def test_a_resync_by_difference_copies_only_the_ranges_and_buckets_that_differ(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamer.compare.ranges.RANGE_ROWS", 100)
     for module in ("ranges", "at_point"):
         monkeypatch.setattr(f"streamer.compare.{module}.FETCH_ROWS", 10)
+    monkeypatch.setattr("streamer.compare.ranges.BUCKET_ROWS", 5)
     source.execute(WIDE)
     tables = (
         "wide: {target: broad, columns: {a: aa, b: bb, v: v, n: n, d: d, t: t, i: i, y: y, c: c}}"
@@ -241,12 +245,17 @@ async def test_a_resync_by_difference_copies_only_the_ranges_that_differ(
         select coalesce(sum(rows_copied), 0) from streamer.sync_partition
         where relation_id = (select id from streamer.relation where source = 'public.{}')
     """
-    async with stream(f"{tables}\nnamed:\nhist: {{type: history}}", sid="eu") as streamer:
+    computed = 'mixed: {set: {kind: "upper(kind) || t"}, filter: "t <> \'x13\'"}'
+    async with stream(
+        f"{tables}\nnamed:\n{computed}\nhist: {{type: history}}", sid="eu"
+    ) as streamer:
         await streamer.caught_up()
         source.execute("analyze")
-        await ask(streamer, "public.wide", mode="diff")
+        for table in ("wide", "named", "mixed"):
+            await ask(streamer, f"public.{table}", mode="diff")
         await streamer.caught_up()
-        assert target.value(copied.format("wide")) == 0, "they are equal"
+        for table in ("wide", "named", "mixed"):
+            assert target.value(copied.format(table)) == 0, "they are equal"
         target.execute(
             """
             update broad set n = 1.0 where aa = 4; update broad set c = null where aa = 500;
@@ -254,26 +263,42 @@ async def test_a_resync_by_difference_copies_only_the_ranges_that_differ(
             insert into broad (sid, aa, bb) values ('eu', 5000, '2030-01-01'), ('eu', 5000, '2020-01-01');
             insert into broad (sid, aa, bb) values ('other', 1, '2026-01-01');
             update named set v = 'wrong' where name = 'name 7'; delete from named where name = 'name 9';
+            insert into named values ('other', 'name 1', 1, 'theirs'), ('eu', 'extra', 1, 'v');
+            update named set sid = 'us' where sid = 'eu' and name = 'name 20' and n = 1;
+            insert into mixed (sid, t, kind, v, c) values ('eu', 'x1', 'KINDx1', '{"n": 1.0}', 'a'),
+              ('us', 'x1', 'KINDx1', '{"n": 1.0}', 'a'), ('eu', 'x13', 'KINDx13', '{"n": 1.0}', 'a');
+            update mixed set v = '{"n": 1.00}'
+              where ctid = (select min(ctid) from mixed where t = 'x5');
+            delete from mixed where ctid = (select min(ctid) from mixed where t = 'x8');
             update hist set v = 'wrong' where id = 200; delete from hist where id = 201
             """
         )
         source.execute("update wide set v = 'w' where a = 800")
         await ask(streamer, "public.wide", mode="diff")
-        for table in ("named", "hist"):
+        for table in ("named", "mixed", "hist"):
             await ask(streamer, f"public.{table}", mode="diff")
         source.execute(
-            "update wide set v = 'held' where a in (4, 5); update hist set v = 'w' where id = 3"
+            "update wide set v = 'held' where a in (4, 5); update hist set v = 'w' where id = 3;"
+            "update named set v = 'held' where name in ('name 7', 'name 11');"
+            "delete from mixed where ctid = (select min(ctid) from mixed where t = 'x5')"
         )
         await streamer.caught_up()
+        assert 4 <= int(str(target.value(copied.format("named")))) <= 60
+        assert 6 <= int(str(target.value(copied.format("mixed")))) <= 60
         assert 3 <= int(str(target.value(copied.format("wide")))) <= 100
         assert 2 <= int(str(target.value(copied.format("hist")))) <= 20
         assert stages(target) == []
     own = "select aa, bb, v, n, d, t, i, y, c from broad where sid = 'eu' order by 2, 1"
     assert target.execute(own) == source.execute("select * from wide order by b, a")
     assert target.value("select count(*) from broad where sid = 'other'") == 1
-    assert target.execute("select name, v from named order by 1") == (
-        source.execute("select * from named order by 1")
+    named = "select name, n, v from named {} order by 1, 2"
+    assert target.execute(named.format("where sid = 'eu'")) == source.execute(named.format(""))
+    assert target.value("select count(*) from named where sid <> 'eu'") == 2
+    mixed = "select t, {} as kind, v::text, c, count(*) from mixed where {} group by 1, 2, 3, 4 order by 1"
+    assert target.execute(mixed.format("kind", "sid = 'eu'")) == (
+        source.execute(mixed.format("upper(kind) || t", "t <> 'x13'"))
     )
+    assert target.value("select count(*) from mixed where sid = 'us'") == 1
     open_now = "select id, region, v from hist where kvsz_end > '9000-01-01' order by id"
     assert target.execute(open_now) == source.execute("select * from hist order by id")
 

@@ -1,5 +1,8 @@
 """Ranges of keys and their SQL."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from streamer.compare.hashes import HashKind, choose_hash
 from streamer.compare.ranges import (
     BUCKET_ROWS,
@@ -11,6 +14,7 @@ from streamer.compare.ranges import (
     count_buckets,
     count_parts,
     count_ranges,
+    join_buckets,
     split_range,
     whole_rate,
 )
@@ -73,3 +77,12 @@ def test_ranges_without_a_gap_between_them_are_joined() -> None:
     first, last = KeyRange(None, ("1",)), KeyRange(("9",), None)
     assert join_ranges([last, first, KeyRange(("1",), ("9",))]) == [KeyRange()]
     assert join_ranges([]) == []
+
+
+@given(st.sets(st.integers(0, 63)), st.integers(1, 70))
+def test_joined_buckets_hold_all_hashes_of_the_buckets_that_they_join(
+    numbers: set[int], limit: int
+) -> None:
+    count, joined = join_buckets(64, numbers, limit)
+    assert len(joined) <= limit
+    assert {h & (count - 1) for h in range(1024) if h & 63 in numbers} == set(joined)
