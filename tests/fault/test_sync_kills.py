@@ -80,6 +80,8 @@ CONDITION = {"scope": {"where": ["id > 0 and id < 100000"], "keys": []}}
     ("name", "options", "sid"),
     [
         ("requests.taken", CONDITION, None),
+        ("sync.prepared", CONDITION, None),
+        ("sync.job_started", DIFFERENCE, "eu"),
         ("sync.compared", DIFFERENCE, "eu"),
         ("sync.at_point", CONDITION, "eu"),
         ("sync.exchanged", DIFFERENCE, None),
@@ -105,6 +107,17 @@ async def test_killed_while_rows_that_differ_are_brought(
         await asyncio.to_thread(ask_while_it_streams, case, name, options)
     case.write(5)
     await case.recover()
+
+
+@pytest.mark.parametrize("options", [CONDITION, DIFFERENCE], ids=["condition", "difference"])
+async def test_the_process_that_copies_rows_that_differ_is_killed(
+    options: dict[str, Any], tmp_path: Path, source: Database, target: Database
+) -> None:
+    case = Case(tmp_path, source, target, "eu")
+    await case.recover()
+    case.spoil()
+    case.ask_to_point(options)
+    await die_copying(case, "sync.part_copied")
 
 
 def ask_while_it_streams(case: Case, name: str, options: dict[str, Any]) -> None:
