@@ -5,8 +5,8 @@ shows the source at the point. So each range is read once on each side, and equa
 rows: no row is read twice. The servers compute the sums; this process sends statements and compares
 numbers, `sync.jobs` ranges at a time.
 
-Where both sides do not sort keys alike, one statement on each side reads the table, and rows fall
-into buckets by a hash of the key's text, or of the whole row's if there is no key. Rows outside the
+Where both sides do not sort keys alike, one statement on each side reads the table. Rows fall into
+buckets by a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the
 buckets that differ have equal texts on both sides, each as often. So the exchange of the others
 makes the tables equal, even if a type calls two texts of a key equal.
 
