@@ -20,7 +20,7 @@ cli/            arguments of the commands
 postgres/       shared by both sides: quoting, sessions, connection strings, SQLSTATE, origins
 
 lsn.py errors.py error_reports.py hints.py quantities.py backoff.py containment.py waiting.py
-batched.py failpoints.py migrations.py   used by all
+batched.py failpoints.py migrations.py owned_directory.py   used by all
 """
 
 __version__ = "0.1.0"

@@ -162,7 +162,16 @@ def test_the_tree_was_found() -> None:
 
 LAYERS = [
     {"", "lsn", "errors", "hints", "quantities", "backoff"},
-    {"batched", "containment", "error_reports", "failpoints", "hot", "migrations", "waiting"},
+    {
+        "batched",
+        "containment",
+        "error_reports",
+        "failpoints",
+        "hot",
+        "migrations",
+        "owned_directory",
+        "waiting",
+    },
     {"postgres"},
     {"decode", "mapping"},
     {"source", "target", "config", "observability"},

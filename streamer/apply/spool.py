@@ -8,12 +8,9 @@ A lane's spool is a row of segment files. It has one position for reading and on
 deletes segments after their release.
 """
 
-import fcntl
 import mmap
 import os
-import shutil
 import struct
-import tempfile
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -30,6 +27,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import SpoolError
 from streamer.lsn import Lsn
+from streamer.owned_directory import OwnedDirectory
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -90,16 +88,13 @@ class SpoolDirectory:
 
     def __init__(self, parent: Path) -> None:
         try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _remove_stale(parent)
-            self.path = Path(tempfile.mkdtemp(prefix="streamer-", dir=parent))
-            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._directory = OwnedDirectory(parent, "streamer-")
         except OSError as exc:
             raise SpoolError(
                 f"cannot use {parent} for held changes: {exc.strerror}",
                 hint="set spool.directory to a writable directory with room",
             ) from exc
+        self.path = self._directory.path
         self._count = 0
 
     def new_file(self) -> Path:
@@ -112,33 +107,13 @@ class SpoolDirectory:
         """A cleaner has removed the directory. Files that are open stay usable without it."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
         try:
-            self.path.mkdir(mode=0o700, parents=True)
-            os.close(self._lock)
-            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._directory.make_again()
         except OSError as exc:
             raise SpoolError(f"cannot make {self.path} again: {exc.strerror}") from exc
 
     def close(self) -> None:
         """Remove the directory with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _remove_stale(parent: Path) -> None:
-    for directory in parent.glob("streamer-*"):
-        try:
-            lock = os.open(directory / "lock", os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its process lives
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(lock)
+        self._directory.close()
 
 
 class _Segment:

@@ -23,6 +23,7 @@ from streamer.config.settings import Settings
 from streamer.errors import MappingError, StreamerError
 from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import Mapping, SourceLabel
+from streamer.owned_directory import OwnedDirectory
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.scope import parse_condition
 from streamer.target.connection import TargetAddress
@@ -55,11 +56,12 @@ def check_report(path: Path | None) -> None:
 @asynccontextmanager
 async def spark(settings: Settings) -> AsyncIterator[SparkLauncher]:
     """Have a Spark process of this command for the length of a block."""
-    with tempfile.TemporaryDirectory(prefix="streamer-compare-") as directory:
+    # Its files have connection strings. After a kill, the next comparison removes them.
+    with OwnedDirectory(Path(tempfile.gettempdir()), "streamer-compare-") as directory:
         launcher = SparkLauncher(
             settings.sync.spark_master,
             settings.sync.jobs,
-            Path(directory),
+            directory,
             settings.sync.spark_settings,
             allow_insecure=settings.sync.allow_insecure_spark,
         )

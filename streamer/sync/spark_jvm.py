@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from streamer.owned_directory import OwnedDirectory
 from streamer.sync.spark_security import find_defaults_file
 
 _MAIN: Final = "org.apache.spark.deploy.SparkSubmit"
@@ -50,12 +51,12 @@ class StartedJvm:
     """A JVM that starts. It ends with its standard input."""
 
     process: "subprocess.Popen[bytes]"
-    directory: "tempfile.TemporaryDirectory[str]"
+    directory: OwnedDirectory
 
     @property
     def info(self) -> Path:
         """The file in which the JVM stores the port and secret of its gateway."""
-        return Path(self.directory.name) / "gateway"
+        return self.directory.path / "gateway"
 
     def wait_until_ready(self) -> bool:
         """Wait for the gateway; return False if the JVM ended before."""
@@ -79,8 +80,8 @@ def start_jvm(settings: Mapping[str, str], options: list[str]) -> StartedJvm | N
     command = _read_command(home, settings)
     if command is None:
         return None
-    directory = tempfile.TemporaryDirectory(prefix="streamer-spark-")
-    info = Path(directory.name) / "gateway"
+    directory = OwnedDirectory(Path(tempfile.gettempdir()), "streamer-spark-")
+    info = directory.path / "gateway"
     environment = os.environ | {
         "SPARK_HOME": str(home),
         "SPARK_CONNECT_MODE": "0",

@@ -140,13 +140,14 @@ def _connect(jvm: StartedJvm) -> bool:
     from pyspark.serializers import UTF8Deserializer, read_int
 
     if not jvm.wait_until_ready():
+        jvm.directory.close()
         return False
     with jvm.info.open("rb") as info:
         given = {
             GATEWAY_VARIABLE: str(read_int(info)),
             "PYSPARK_GATEWAY_SECRET": str(UTF8Deserializer().loads(info)),
         }
-    jvm.directory.cleanup()
+    jvm.directory.close()
     os.environ.update(given)
     try:
         SparkContext.getSystemProperty("spark.master")

@@ -27,7 +27,9 @@ class Command:
     """A `streamer compare` in a process of its own."""
 
     def __init__(self, config: Path, failpoints: str = "") -> None:
-        environment = {"STREAMER_FAILPOINTS": failpoints}
+        temporary = config.parent / "tmp"
+        temporary.mkdir(exist_ok=True)
+        environment = {"STREAMER_FAILPOINTS": failpoints, "TMPDIR": str(temporary)}
         self._output, self._log = config.parent / "compared.json", config.parent / "compared.log"
         with self._output.open("wb") as output, self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -129,4 +131,6 @@ def test_a_comparison_killed_at(
         assert counts[0] > 0
         assert answer(config) == {"t_0": (0, 0, 1), "t_1": (1, 0, 0)}
         assert target.value("select count(*) from streamer.comparison") == 0
+        left = [*(tmp_path / "tmp").glob("streamer-compare-*")]
+        assert left == [], "the next comparison removes what a killed one leaves"
         assert process.terminate() == 0
