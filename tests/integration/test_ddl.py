@@ -218,6 +218,12 @@ async def test_savepoints_and_streamed_transactions(
             ["id", "name", "amount", "kept", "nested", "last"]
         )
         assert_equal(source, target)
+        # The next message would make up for an undone change: it was not made at all.
+        address = TargetAddress.parse(streamer.settings.target.url)
+        done = await ddl.read_records(address, None, None, with_done=True)
+        assert [change for record in done for change in record.changes] == [
+            f'add_column "{name}"' for name in ("kept", "nested", "last")
+        ]
 
 
 async def test_two_tenants_share_a_table(
