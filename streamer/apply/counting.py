@@ -38,8 +38,8 @@ def count_window(metrics: Metrics, window: LaneWindow) -> None:
     """Count the changes of a window that a worker has committed."""
     for mapped, relation in window.relations.items():
         if relation.is_foldable:
-            for fold in relation.folds:
-                count_changes(metrics, mapped, fold.counts)
+            for counts in relation.counts:
+                count_changes(metrics, mapped, counts)
         else:
             counts = Counts()
             for parts in window.parts:

@@ -30,16 +30,17 @@ import asyncio
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from streamer.apply.brake import Brake
-from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.fold import Counts, Fold, NotFoldable
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
 from streamer.apply.sql.wide_rows import PlanStatements
+from streamer.apply.versions import Versions
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Changes, Transaction
@@ -617,11 +618,18 @@ class RelationWindow:
     is_foldable: bool = True
     plan: ApplyPlan | None = None
     """The newest plan of its changes."""
+    versions: list[Versions] = field(default_factory=list)
+    """Instead of folds, for a history table."""
 
     @property
     def is_set(self) -> bool:
         """Whether sets can express it."""
         return self.is_foldable and not any(fold.must_order for fold in self.folds)
+
+    @property
+    def counts(self) -> list[Counts]:
+        """How many changes it has, while sets can express it."""
+        return [*(fold.counts for fold in self.folds), *(each.counts for each in self.versions)]
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
         self.plan = plan
@@ -634,8 +642,27 @@ class RelationWindow:
         try:
             self.folds[-1].add(payloads)
         except NotFoldable:
-            self.is_foldable = False
-            self.folds.clear()
+            self.needs_order()
+
+    def add_versions(self, plan: ApplyPlan, parts: Iterable[tuple[int, list[bytes]]]) -> None:
+        """Add changes of a history table, by transaction: commit time and payloads."""
+        self.plan = plan
+        if not self.is_foldable:
+            return
+        if not self.versions or self.versions[-1].plan is not plan:
+            self.versions.append(Versions(plan))
+        add = self.versions[-1].add
+        try:
+            for commit_time, payloads in parts:
+                add(commit_time, payloads)
+        except NotFoldable:
+            self.needs_order()
+
+    def needs_order(self) -> None:
+        """Sets cannot express it."""
+        self.is_foldable = False
+        self.folds.clear()
+        self.versions.clear()
 
 
 @dataclass(slots=True)
@@ -672,14 +699,21 @@ class LaneWindow:
             window = self.relations.get(mapped)
             if window is None:
                 window = self.relations[mapped] = RelationWindow(mapped)
-            window.add(plan, folded)
+            if plan.takes_versions and kept is None:
+                window.add_versions(plan, share.by_commit_time(changes))
+            else:
+                window.add(plan, folded)
             self.change_count += len(changes.payloads)
 
     def only(self, number: int) -> "LaneWindow":
         """Return a window of share *number* alone, planned alike."""
         window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:
-            window.relations.setdefault(mapped, RelationWindow(mapped)).add(plan, changes.payloads)
+            relation = window.relations.setdefault(mapped, RelationWindow(mapped))
+            if plan.takes_versions:
+                relation.add_versions(plan, self.shares[number].by_commit_time(changes))
+            else:
+                relation.add(plan, changes.payloads)
         return window
 
     def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:

@@ -33,7 +33,13 @@ from streamer.postgres.quoting import (
     quote_qualified,
 )
 from streamer.target.catalog import TargetColumn, TargetRelation
-from streamer.target.conventions import HISTORY_COLUMNS, SID, STABLE_OIDS_END, TABLE_COLUMNS_MAX
+from streamer.target.conventions import (
+    HISTORY_COLUMNS,
+    HISTORY_TYPES,
+    SID,
+    STABLE_OIDS_END,
+    TABLE_COLUMNS_MAX,
+)
 
 if TYPE_CHECKING:
     from streamer.hot._compiled import RowFolder
@@ -202,6 +208,30 @@ class ApplyPlan:
             # A row that leaves the filter stays as it was last: the last of a window is not enough.
             or (self.type is TableType.APPEND and self.filter is not None)
             or self.target.has_row_triggers
+        )
+
+    @cached_property
+    def takes_versions(self) -> bool:
+        """Whether sets can write the versions of its rows: of a history table whose keys an index
+        of the target finds. A source with another encoding, or whole old rows, needs exact order.
+        """
+        types = {
+            name: self.target.columns[name].type
+            for name in HISTORY_COLUMNS
+            if name in self.target.columns
+        }
+        leading = {column.name for column in self.key} | ({SID} if self.sid is not None else set())
+        return (
+            self.type is TableType.HISTORY
+            and self.identity is Identity.KEY
+            and self.relation.replica_identity != "f"
+            and types == HISTORY_TYPES
+            and not self.has_expressions
+            and not self.may_outlive
+            and not self.target.has_row_triggers
+            and self.conversion is None
+            and self.fits_stage
+            and not leading.isdisjoint(self.target.leading_index_columns)
         )
 
     @property

@@ -192,9 +192,9 @@ class TargetTransaction:
     async def release_savepoint(self) -> None:
         await self.target.execute("release savepoint streamer")
 
-    async def rollback_to_savepoint(self) -> None:
+    async def rollback_to_savepoint(self, name: str = "streamer") -> None:
         self._forget_stages()
-        await self.target.rollback("streamer")
+        await self.target.rollback(name)
 
     async def check_constraints(self) -> None:
         """Make deferred constraints speak now."""

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from streamer.apply.advice import advise
-from streamer.apply.fold import Fold
+from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
 from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
@@ -29,6 +29,8 @@ from streamer.apply.sql.statements import (
 )
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction
+from streamer.apply.versions import Versions, new_versions
+from streamer.decode.pgoutput import INSERT, from_datetime
 from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
 from streamer.errors import (
     ConflictError,
@@ -108,11 +110,66 @@ class Writer:
                 await self._write_fold(relation.mapped, fold.removals())
 
     async def _write_relation(self, window: LaneWindow, relation: RelationWindow) -> None:
-        if relation.is_set:
+        if relation.is_set and relation.versions:
+            await self._write_all_versions(window, relation)
+        elif relation.is_set:
             for fold in relation.folds:
                 await self._write_fold(relation.mapped, fold)
         else:
             await self._write_ordered(window, relation.mapped, 0, len(window.shares))
+
+    async def _write_all_versions(self, window: LaneWindow, relation: RelationWindow) -> None:
+        """Write versions of a history table as sets; in exact order, if the target's rows are not
+        what sets expect.
+        """
+        failpoint("apply.write")
+        target = self._transaction.target
+        target.send_before_next("savepoint streamer_versions")
+        try:
+            for versions in relation.versions:
+                await self._write_versions(relation.mapped, versions)
+        except NotFoldable:
+            await self._transaction.rollback_to_savepoint("streamer_versions")
+            relation.needs_order()
+            await self._write_ordered(window, relation.mapped, 0, len(window.shares))
+        else:
+            target.send_before_next("release savepoint streamer_versions")
+
+    async def _write_versions(self, mapped: MappedRelation, versions: Versions) -> None:
+        """End the open versions of all keys, and bring the new ones."""
+        plan, target = versions.plan, self._transaction.target
+        statements = mapped.statements(plan).versions
+        chains = in_order_of_keys({key: (key, chain) for key, chain in versions.chains.items()})
+        self._transaction.stage(statements.statements, self._small(len(chains)))
+        columns = statements.staged_columns
+        await self.copy_rows(
+            statements.statements.stage,
+            columns,
+            statements.staged_rows(chains),
+            binary=plan.binary,
+        )
+        closed, *known = await target.fetch_planned_now(statements.close)
+        expected = sum(chain[1] != INSERT for _, chain in chains)
+        if (closed["seq"], closed["keys"], closed["same"]) != (expected, expected, 0):
+            raise NotFoldable
+        if any(row["is_open"] for row in known):
+            raise NotFoldable
+        ends = {row["seq"]: row["last_end"] for row in known if row["last_end"] is not None}
+        rows = sorted(  # so that the numbers of versions follow the order of changes
+            version
+            for number, (_, chain) in enumerate(chains)
+            for version in new_versions(
+                chain, from_datetime(ends[number]) if number in ends else None
+            )
+        )
+        await target.copy_in(
+            plan.target.name.name,
+            statements.columns,
+            paced(statements.encode(rows)),
+            namespace=plan.target.name.namespace,
+            binary=plan.binary,
+            then=statements.statements.require_types if plan.binary else "",
+        )
 
     async def write_in_order(
         self, window: LaneWindow, start: int, stop: int, *, reverse: bool = False

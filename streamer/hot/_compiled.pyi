@@ -23,12 +23,21 @@ class RowFolder:
         moves: dict[Any, Any],
         counts: list[int],
     ) -> int: ...
+    def chain(
+        self,
+        payloads: list[bytes],
+        start: int,
+        commit_time: int,
+        number: int,
+        chains: dict[Any, list[Any]],
+        counts: list[int],
+    ) -> int: ...
 
 class RowEncoder:
     def __init__(
         self, count: int, positions: tuple[int, ...], *, binary: bool, null: object
     ) -> None: ...
-    def encode(self, head: bytes, rows: list[Any]) -> bytes: ...
+    def encode(self, head: bytes, rows: list[Any], leads: list[bytes] | None = None) -> bytes: ...
 
 def gather(
     payloads: list[bytes],

@@ -232,6 +232,65 @@ cdef class RowFolder(_Tuples):
         return n
 
 
+    def chain(
+        self, list payloads not None, Py_ssize_t start, object commit_time,
+        Py_ssize_t number, dict chains not None, list counts not None
+    ):
+        """Append messages from number *start* to the chains of their keys; return the number of the
+        first left undone.
+
+        A chain has *commit_time*, the kind, the number (from *number* on) and the message of each
+        change, see `streamer.apply.versions`. *counts*: as for `fold`.
+        """
+        cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
+        cdef const unsigned char *p
+        cdef object payload, key
+        cdef list found
+        cdef void *known
+        cdef Py_ssize_t inserted = 0, updated = 0, deleted = 0
+        cdef bint was_deleted
+        while n < stop and self.key_count:
+            payload = <object>PyList_GET_ITEM(payloads, n)
+            if not PyBytes_CheckExact(payload):
+                break
+            p = <const unsigned char *>PyBytes_AS_STRING(payload)
+            size = PyBytes_GET_SIZE(payload)
+            if size < TUPLE_AT or not self.read(p, size):
+                break
+            key = self.key()
+            if key is None or not self.takes_updates:
+                break
+            if not (
+                (p[5] == NEW_TUPLE and (p[0] == INSERT or p[0] == UPDATE))
+                or (p[5] == KEY_TUPLE and p[0] == DELETE)
+            ):
+                break
+            known = <void *>PyDict_GetItem(chains, key)
+            if known == NULL:
+                found = []
+                PyDict_SetItem(chains, key, found)
+            else:
+                found = <list>known
+                was_deleted = found[PyList_GET_SIZE(found) - 3] == DELETE
+                if was_deleted != (p[0] == INSERT):
+                    break
+            found.append(commit_time)
+            found.append(<int>p[0])
+            found.append(number + n - start)
+            found.append(payload)
+            if p[0] == INSERT:
+                inserted += 1
+            elif p[0] == UPDATE:
+                updated += 1
+            else:
+                deleted += 1
+            n += 1
+        counts[0] += inserted
+        counts[1] += updated
+        counts[2] += deleted
+        return n
+
+
 cdef class _Buffer:
     """Bytes that grow."""
 
@@ -303,20 +362,31 @@ cdef class RowEncoder(_Tuples):
     def __dealloc__(self):
         PyMem_Free(self.positions)
 
-    def encode(self, bytes head not None, list rows not None):
+    def encode(self, bytes head not None, list rows not None, list leads=None):
         """Return *rows* as COPY data. Raises TypeError for an item that is neither bytes nor NULL,
         ValueError for a message that cannot be read.
+
+        *leads*: for each row, COPY data of the columns between its head and its values.
         """
         cdef _Buffer buffer = _Buffer()
         cdef Py_ssize_t n, size
         cdef Py_ssize_t head_size = PyBytes_GET_SIZE(head)
         cdef unsigned char *out
         cdef object row
+        cdef bytes lead
+        if leads is not None and PyList_GET_SIZE(leads) != PyList_GET_SIZE(rows):
+            raise ValueError("a lead for each row")
         for n in range(PyList_GET_SIZE(rows)):
             row = <object>PyList_GET_ITEM(rows, n)
             out = buffer.reserve(head_size)
             memcpy(out, PyBytes_AS_STRING(head), head_size)
             buffer.used += head_size
+            if leads is not None:
+                lead = leads[n]
+                size = len(lead)
+                out = buffer.reserve(size)
+                memcpy(out, PyBytes_AS_STRING(lead), size)
+                buffer.used += size
             if PyBytes_CheckExact(row):
                 self.write_message(buffer, row)
             else:

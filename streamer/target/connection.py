@@ -437,6 +437,14 @@ class TargetConnection:
             rows: list[Record] = await self._connection.fetch(sql, *parameters)
         return rows
 
+    async def fetch_planned_now(self, sql: str) -> list[Record]:
+        """Run a query without parameters by a plan for the tables as they are now."""
+        with translating(), self._watch.waiting():
+            await self._send_before()
+            statement = await self._connection.prepare(sql)
+            rows: list[Record] = await statement.fetch()
+        return rows
+
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:
         """Run a query and return the first column of its first row, or None."""
         with translating(), self._watch.waiting():

@@ -8,6 +8,12 @@ from typing import Final
 
 SID: Final = "sid"
 HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
+HISTORY_TYPES: Final = {
+    "kvsz_start": "timestamp with time zone",
+    "kvsz_end": "timestamp with time zone",
+    "kvsz_deleted": "boolean",
+}
+"""Types of these columns with which sets write versions; others take exact order."""
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
 """``kvsz_start`` of a version that was there before the first change."""
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.apply.versions import Versions
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError
 from streamer.hot import choice
@@ -120,3 +121,32 @@ def test_positions_outside_a_row_are_refused() -> None:
     for count in (-1, 1665):
         with pytest.raises(ValueError, match="too many columns"):
             compiled.RowEncoder(count, (), binary=False, null=NULL)
+
+
+def chained(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
+    """The chains of the messages with encoded rows, or the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        with_implementation(module, patch)
+        versions = Versions(apply_plan(COLUMNS, ("a",), binary=binary))
+        layout = RowLayout(len(COLUMNS), binary, (2, 0, 1))
+        try:
+            for time in (7, 8):
+                versions.add(time, list(payloads))
+        except (NotFoldable, ProtocolError, IdentityError) as exc:
+            return type(exc), str(exc)
+        chains = {
+            key: [
+                (*chain[n : n + 3], b"".join(encode_rows([chain[n + 3]], layout)))
+                for n in range(0, len(chain), 4)
+            ]
+            for key, chain in versions.chains.items()
+        }
+        return chains, versions.counts
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@given(data=st.data())
+def test_compiled_chains_are_those_of_pure_python(binary: bool, data: st.DataObject) -> None:
+    payloads = data.draw(st.lists(messages(binary), max_size=6))
+    pure = chained(payloads, binary=binary, module=None)
+    assert chained(payloads, binary=binary, module=compiled) == pure

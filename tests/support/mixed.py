@@ -15,7 +15,8 @@ create table whole (a int, b text); alter table whole replica identity full;
 """
 HISTORY = """
 create table hist (id int, v text, kvsz_start timestamptz not null, kvsz_end timestamptz not null,
-                   kvsz_deleted boolean not null)
+                   kvsz_deleted boolean not null);
+create index on hist (id)
 """
 
 

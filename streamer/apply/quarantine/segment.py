@@ -12,7 +12,8 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
-from streamer.apply.sql.staged import OrderedRun, commit_time_value
+from streamer.apply.sql.copydata import commit_time_value
+from streamer.apply.sql.staged import OrderedRun
 from streamer.apply.sql.statements import CREATE_REFUSED, REFUSED, Statements
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction

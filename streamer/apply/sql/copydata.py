@@ -9,10 +9,12 @@ every chunk. Pure.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from streamer.decode.large import PIECE_BYTES, LargeValue
+from streamer.decode.pgoutput import to_datetime
 from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, PendingRow, Row, Value, read_rows
 from streamer.errors import RowTooLargeError, UntranslatableTextError
@@ -53,24 +55,33 @@ def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Val
     return len(data).to_bytes(4, "big") + data
 
 
+def commit_time_value(commit_time: int, binary: bool) -> Value:
+    """Turn a time, in microseconds since 2000, into an item of a row."""
+    if binary:
+        return constant(commit_time, binary=True, int_size=8)
+    return str(to_datetime(commit_time)).encode()
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """How rows of *columns* items become rows of COPY data.
 
     ``positions``: the items to write, in order; None for all. ``prefix``: items that come before
-    them in every row.
+    them in every row. ``lead_count``: the number of columns between the two that differ by row, see
+    `encode_led_rows`.
     """
 
     columns: int
     binary: bool
     positions: tuple[int, ...] | None = None
     prefix: tuple[Value, ...] = ()
+    lead_count: int = 0
 
     @cached_property
     def width(self) -> int:
         """The number of written columns."""
         written = self.columns if self.positions is None else len(self.positions)
-        return len(self.prefix) + written
+        return len(self.prefix) + self.lead_count + written
 
     @cached_property
     def head(self) -> bytes:
@@ -121,6 +132,36 @@ def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes
             chunk = []
     if chunk:
         yield from _encode(chunk, layout, done)
+    if layout.binary:
+        yield _BINARY_TRAILER
+
+
+def encode_led_rows(rows: Iterable[tuple[bytes, PendingRow]], layout: RowLayout) -> Iterator[bytes]:
+    """Yield COPY data for rows, each behind its lead: COPY data of ``lead_count`` columns.
+
+    In text a lead ends with a tab. No row holds a large value.
+    """
+    if layout.binary:
+        yield _BINARY_HEADER
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, CHUNK_ROWS)):
+        leads = [lead for lead, _ in chunk]
+        pending = [row for _, row in chunk]
+        if layout.encoder is not None:
+            yield layout.encoder.encode(layout.head, pending, leads)
+            continue
+        head, pick = layout.head, layout.pick
+        whole = read_rows(pending, layout.binary)
+        picked: Iterable[Sequence[Any]] = whole if pick is None else map(pick, whole)
+        if layout.binary:
+            yield b"".join(
+                head + lead + b"".join(row) for lead, row in zip(leads, picked, strict=True)
+            )
+        else:
+            yield b"".join(
+                head + lead + b"\t".join(map(escape_if_needed, row)) + b"\n"
+                for lead, row in zip(leads, picked, strict=True)
+            )
     if layout.binary:
         yield _BINARY_TRAILER
 

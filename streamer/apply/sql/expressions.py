@@ -92,7 +92,7 @@ class ComputedStatements(Statements):
         return (
             f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
             f"where s.op = {op} and case when s.op = {op} then {self._passes} is not true "
-            f"else false end and {self._matches_new_key}"
+            f"else false end and {self.matches_new_key}"
         )
 
     # ---- exact order ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final
 from streamer.apply.advice import key_text
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.apply.sql.copydata import constant
+from streamer.apply.sql.copydata import commit_time_value, constant
 from streamer.apply.sql.expressions import input_name
 from streamer.apply.sql.statements import (
     OP_DELETE,
@@ -21,7 +21,7 @@ from streamer.apply.sql.statements import (
     OP_UPDATE,
     Statements,
 )
-from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import (
     NULL,
@@ -165,12 +165,6 @@ def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
             yield binary_text(bytes(value)[4:], type_oid)[:_SHOWN_MAX]
         else:
             yield bytes(value).decode("utf-8", "backslashreplace")[:_SHOWN_MAX]
-
-
-def commit_time_value(commit_time: int, binary: bool) -> Value:
-    if binary:
-        return constant(commit_time, binary=True, int_size=8)
-    return str(to_datetime(commit_time)).encode()
 
 
 def by_unchanged(

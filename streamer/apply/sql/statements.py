@@ -17,7 +17,7 @@ from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
 from streamer.mapping.rules import TableType
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
-from streamer.target.conventions import HISTORY_BEGIN, HISTORY_OPEN, SID
+from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_OPEN, SID
 
 OP_DELETE: Final = 1
 OP_UPDATE: Final = 2
@@ -122,8 +122,11 @@ class Statements:
         The target rejects a text that does not fit, but four bytes are an integer and a float
         alike. Tables that COPY has locked cannot change any more before the transaction ends.
         """
-        names = ", ".join(quote_literal(column.name) for column in self.plan.columns)
-        oids = ", ".join(str(column.target.type_oid) for column in self.plan.columns)
+        columns = [column.target for column in self.plan.columns]
+        if self.plan.type is TableType.HISTORY:
+            columns += [self.plan.target.columns[name] for name in HISTORY_COLUMNS]
+        names = ", ".join(quote_literal(column.name) for column in columns)
+        oids = ", ".join(str(column.type_oid) for column in columns)
         return (
             f"select streamer.require_types({quote_literal(self.plan.table)}, "
             f"array[{names}]::text[], array[{oids}]::int8[])"
@@ -142,7 +145,8 @@ class Statements:
         return " and ".join(comparisons) + self._sid_matches("t")
 
     @cached_property
-    def _matches_new_key(self) -> str:
+    def matches_new_key(self) -> str:
+        """The condition that a row of the target has the key of a staged row."""
         return self._matches((column, f"s.{self.new(column)}") for column in self.plan.key)
 
     @cached_property
@@ -153,7 +157,7 @@ class Statements:
     def delete(self) -> str:
         return (
             f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
-            f"where s.op = {OP_DELETE} and {self._matches_new_key}"
+            f"where s.op = {OP_DELETE} and {self.matches_new_key}"
         )
 
     def update(
@@ -179,7 +183,7 @@ class Statements:
         return (
             f"update {self.plan.table} t set {', '.join(assignments)} "
             f"from pg_temp.{self.stage} s "
-            f"where s.op = {op}{self._if_passes(op)} and {self._matches_new_key}"
+            f"where s.op = {op}{self._if_passes(op)} and {self.matches_new_key}"
         )
 
     def delete_filtered_out(self, op: int) -> str | None:
@@ -194,14 +198,14 @@ class Statements:
         """Insert rows staged as *op* that the target does not have."""
         return (
             f"{self._insert_staged(op)} and not exists "
-            f"(select from {self.plan.table} t where {self._matches_new_key})"
+            f"(select from {self.plan.table} t where {self.matches_new_key})"
         )
 
     def delete_others(self, op: int) -> str:
         """Delete this source's rows without a key staged as *op*."""
         return (
             f"delete from {self.plan.table} t where not exists (select from pg_temp.{self.stage} s "
-            f"where s.op = {op} and {self._matches_new_key}){self._sid_matches('t')}"
+            f"where s.op = {op} and {self.matches_new_key}){self._sid_matches('t')}"
         )
 
     def missing_key(self, op: int) -> str:
@@ -209,7 +213,7 @@ class Statements:
         return (
             f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
             f"where s.op = {op}{self._if_passes(op)} and not exists "
-            f"(select from {self.plan.table} t where {self._matches_new_key}) limit 1"
+            f"(select from {self.plan.table} t where {self.matches_new_key}) limit 1"
         )
 
     def fill_moved(self, op: int, unchanged: frozenset[int]) -> str:
@@ -231,7 +235,7 @@ class Statements:
         """Find a key staged as *op* that several rows of the target have; returns it as text."""
         return (
             f"select min({self._key_text('s', self.new)}) from pg_temp.{self.stage} s "
-            f"join {self.plan.table} t on {self._matches_new_key} where s.op = {op} "
+            f"join {self.plan.table} t on {self.matches_new_key} where s.op = {op} "
             "group by s.ctid having count(*) > 1 limit 1"
         )
 
@@ -432,7 +436,7 @@ end"""
 
     def _clear(self) -> str:
         """Delete the row that has the key of the new one, in a table that ignores deletes."""
-        delete = f"delete from {self.plan.table} t where {self._matches_new_key};"
+        delete = f"delete from {self.plan.table} t where {self.matches_new_key};"
         if self.plan.key_is_indexed:
             return delete
         complain = self._complain_of_several(self.new)

@@ -17,6 +17,7 @@ from typing import Final
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.expressions import ComputedStatements, statements_for
 from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.versions import VersionStatements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120
@@ -46,6 +47,11 @@ class PlanStatements:
     @cached_property
     def sets(self) -> Statements:
         return statements_for(self.plan)
+
+    @cached_property
+    def versions(self) -> VersionStatements:
+        """For the versions of a history table as sets."""
+        return VersionStatements(self.plain)
 
     @cached_property
     def in_order(self) -> Statements:
