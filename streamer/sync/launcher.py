@@ -87,9 +87,7 @@ class SparkLauncher:
         """
         self._count += 1
         path = self._directory / f"job-{self._count}.json"
-        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(job, file)
+        await asyncio.to_thread(_write_job, path, job)
         waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[str(path)] = waiting
         self._wanted.set()
@@ -290,3 +288,10 @@ async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int =
         if text:
             lines.append(text)
             del lines[:-most]
+
+
+def _write_job(path: Path, job: dict[str, Any]) -> None:
+    """Write *job* to a file that only this user can read: it has connection strings."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(job, file)

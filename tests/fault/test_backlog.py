@@ -79,7 +79,10 @@ def retained_bytes(source: Database) -> int:
 
 
 def journal_files(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "spool" / "journal").glob("*/*.journal"))
+    found = os.walk(tmp_path / "spool" / "journal")  # passes over a directory that goes meanwhile
+    return [
+        Path(folder, name) for folder, _, names in found for name in names if ".journal" in name
+    ]
 
 
 async def fill_until_spooling(streamer: Streamer, source: Database, tmp_path: Path) -> None:
