@@ -20,16 +20,9 @@ from typing import Final
 
 import psutil
 
+from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
 
-TABLE: Final = (
-    "create table big (id {type} primary key, customer int, at timestamptz, amount numeric(12,2),"
-    " note text)"
-)
-ROWS: Final = (
-    "insert into big select g, g % 10000, '2026-01-01'::timestamptz + g * interval '1 second',"
-    " g * 0.25, md5(g::text) from generate_series(1, {rows}) g"
-)
 SAMPLE_SECONDS: Final = 0.1
 
 
@@ -94,9 +87,8 @@ def main() -> None:
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
         for server in (source, target):
             server.execute("create database bench")
-            server.execute(TABLE.format(type=options.key), "bench")
-            server.execute(ROWS.format(rows=options.rows), "bench")
-            server.execute("vacuum (freeze, analyze) big", "bench")
+            server.execute(big_table.create(options.key), "bench")
+            big_table.fill(server, options.rows)
         config = Path(directory) / "config.yaml"
         write_config(
             config,

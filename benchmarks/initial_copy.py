@@ -13,12 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
 
-TABLE = (
-    "create table big (id bigint primary key, customer int, at timestamptz, amount numeric(12,2),"
-    " note text)"
-)
 INDEX = "create index on big (customer, at)"
 
 
@@ -36,15 +33,12 @@ def main() -> None:
     options = parser.parse_args()
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
         source.execute("create database bench")
-        source.execute(TABLE, "bench")
-        table = f"{TABLE}; {INDEX}" if options.table == "index" else TABLE
+        source.execute(big_table.create(), "bench")
+        table = big_table.create()
+        if options.table == "index":
+            table = f"{table}; {INDEX}"
         rows = options.megabytes * 1024 * 1024 // 128
-        source.execute(
-            "insert into big select g, g % 10000, now(), g * 0.25, md5(g::text) from"
-            f" generate_series(1, {rows}) g",
-            "bench",
-        )
-        source.execute("vacuum (freeze, analyze) big", "bench")
+        big_table.fill(source, rows)
         size = source.execute("select pg_table_size('big')", "bench")[0][0]
         assert isinstance(size, int)
         print(f"{rows} rows, {size / 1e6:.0f} MB")

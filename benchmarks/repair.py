@@ -12,14 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
 from streamer.commands.embedded import Server
 from streamer.mapping.resync import KeySet, Mode, Resync, RowScope
 
-TABLE = (
-    "create table big (id bigint primary key, customer int, at timestamptz, amount numeric(12,2),"
-    " note text)"
-)
 READY = (
     "select bool_and(state = 'ready') and not exists (select from streamer.request)"
     " from streamer.relation"
@@ -42,13 +39,8 @@ def main() -> None:
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
         for server in (source, target):
             server.execute("create database bench")
-        source.execute(TABLE, "bench")
-        source.execute(
-            "insert into big select g, g % 10000, now(), g * 0.25, md5(g::text) from"
-            f" generate_series(1, {options.rows}) g",
-            "bench",
-        )
-        source.execute("vacuum (freeze, analyze) big", "bench")
+        source.execute(big_table.create(), "bench")
+        big_table.fill(source, options.rows)
         print(f"{options.rows} rows, of which {options.differing} differ")
         config = Path(directory) / "config.yaml"
         write_config(config, source.url("bench"), target.url("bench"), "{big: }")

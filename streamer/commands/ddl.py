@@ -3,8 +3,7 @@
 A running process acts on a decision within seconds; a stopped one at its next start.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,30 +12,18 @@ from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.hints import command
 from streamer.mapping.rules import parse_name, parse_relation
-from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.ddl import DdlRecord, decide, read_ddl
 from streamer.progress.relations import read_relation_records
-from streamer.progress.schema import is_installed
+from streamer.progress.schema import installed
 from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
-
-
-@asynccontextmanager
-async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Bookkeeping]:
-    bookkeeping = Bookkeeping(address, "streamer ddl")
-    try:
-        if not await is_installed(bookkeeping):
-            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
-        yield bookkeeping
-    finally:
-        await bookkeeping.close()
 
 
 async def read_records(
     address: TargetAddress, database: str | None, sid: str | None, *, with_done: bool
 ) -> list[DdlRecord]:
     """Return the commands of some sources that wait, oldest first; *with_done*: all."""
-    async with _bookkeeping(address) as bookkeeping:
+    async with installed(address, "streamer ddl") as bookkeeping:
         records = await read_ddl(bookkeeping, with_done=with_done)
     return [r for r in records if database in (None, r.database) and sid in (None, r.sid)]
 
@@ -56,7 +43,7 @@ async def store_decision(
     """
     pattern = parse_relation(table, "public")
     decided = []
-    async with _bookkeeping(address) as bookkeeping:
+    async with installed(address, "streamer ddl") as bookkeeping:
         for source in await read_source_records(bookkeeping):
             if database not in (None, source.database) or sid not in (None, source.sid):
                 continue

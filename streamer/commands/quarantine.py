@@ -5,8 +5,7 @@ once, in their place among the changes; a stopped one at its next start.
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from streamer.mapping.rules import parse_name, parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
-from streamer.progress.schema import is_installed
+from streamer.progress.schema import installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.target.connection import TargetAddress
 
@@ -66,17 +65,6 @@ class QuarantinedRow:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-@asynccontextmanager
-async def _bookkeeping(address: TargetAddress) -> AsyncIterator[Bookkeeping]:
-    bookkeeping = Bookkeeping(address, "streamer quarantine")
-    try:
-        if not await is_installed(bookkeeping):
-            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
-        yield bookkeeping
-    finally:
-        await bookkeeping.close()
-
-
 async def _relations(
     bookkeeping: Bookkeeping, choice: Choice
 ) -> dict[int, tuple[SourceRecord, RelationRecord]]:
@@ -97,7 +85,7 @@ async def _relations(
 
 async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[QuarantinedRow]:
     """Return the oldest changes in quarantine, at most *limit*."""
-    async with _bookkeeping(address) as bookkeeping:
+    async with installed(address, "streamer quarantine") as bookkeeping:
         relations = await _relations(bookkeeping, choice)
         async with bookkeeping.connection() as target:
             rows = await target.fetch(_LIST_SQL, list(relations), limit)
@@ -106,7 +94,7 @@ async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[
 
 async def count_rows(address: TargetAddress, choice: Choice) -> int:
     """Return how many changes are in quarantine."""
-    async with _bookkeeping(address) as bookkeeping:
+    async with installed(address, "streamer quarantine") as bookkeeping:
         relations = await _relations(bookkeeping, choice)
     return sum(relation.quarantined for _, relation in relations.values())
 
@@ -141,7 +129,7 @@ async def ask(
 
     Raises MappingError for a number that no change there has.
     """
-    async with _bookkeeping(address) as bookkeeping:
+    async with installed(address, "streamer quarantine") as bookkeeping:
         relations = await _relations(bookkeeping, choice)
         chosen: dict[int, list[int] | None]
         if choice.ids:

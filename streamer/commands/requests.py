@@ -12,7 +12,7 @@ from streamer.mapping.rules import parse_name, parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_requests
-from streamer.progress.schema import is_installed
+from streamer.progress.schema import installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
@@ -43,10 +43,7 @@ async def request(
     Raises MappingError when it means none.
     """
     pattern = parse_relation(table, "public")
-    bookkeeping = Bookkeeping(address, f"streamer {action}")
-    try:
-        if not await is_installed(bookkeeping):
-            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+    async with installed(address, f"streamer {action}") as bookkeeping:
         found: list[tuple[SourceRecord, RelationRecord]] = []
         for source in await read_source_records(bookkeeping):
             if (database is not None and source.database != database) or (
@@ -77,8 +74,6 @@ async def request(
             options,
             actor=actor or command_actor(),
         )
-    finally:
-        await bookkeeping.close()
     return [f"{source.label} {relation.source}" for source, relation in found]
 
 

@@ -49,7 +49,7 @@ from streamer.progress.comparisons import (
     find_comparison,
 )
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.schema import is_installed
+from streamer.progress.schema import require_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
@@ -232,8 +232,7 @@ class Comparison:
     # ---- definitions ---------------------------------------------------------------------------
 
     async def _find(self, scope: ComparisonScope) -> list[_Found]:
-        if not await is_installed(self._bookkeeping):
-            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        await require_installed(self._bookkeeping)
         patterns = [parse_relation(table, "public") for table in scope.tables]
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
         found: list[_Found] = []

@@ -1,13 +1,15 @@
 """The schema of the bookkeeping in the target: made, brought up to date, and removed."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-from streamer.errors import TargetError
+from streamer.errors import MappingError, TargetError
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.audit import prune_acts
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.target.connection import transaction
+from streamer.target.connection import TargetAddress, transaction
 
 TABLES: Final = (
     "audit",
@@ -20,7 +22,6 @@ TABLES: Final = (
     "request",
     "quarantine",
     "deferred_index",
-    "definition",
     "sync_partition",
     "compared_range",
     "comparison",
@@ -83,6 +84,23 @@ async def is_installed(bookkeeping: Bookkeeping) -> bool:
             return False
         newest = await connection.fetch_value("select max(number) from streamer.migration")
         return bool(newest is not None and newest >= read_migrations("target")[-1].number)
+
+
+async def require_installed(bookkeeping: Bookkeeping) -> None:
+    """Raise MappingError unless `is_installed`."""
+    if not await is_installed(bookkeeping):
+        raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+
+
+@asynccontextmanager
+async def installed(address: TargetAddress, application_name: str) -> AsyncIterator[Bookkeeping]:
+    """Open the bookkeeping for a command. Raises MappingError before the first `run`."""
+    bookkeeping = Bookkeeping(address, application_name)
+    try:
+        await require_installed(bookkeeping)
+        yield bookkeeping
+    finally:
+        await bookkeeping.close()
 
 
 async def read_installation(bookkeeping: Bookkeeping) -> str:
