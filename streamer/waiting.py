@@ -1,7 +1,12 @@
-"""Waits for an event for a limited time."""
+"""Waits for an event for a limited time, and for a blocking call to its end."""
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
@@ -10,3 +15,17 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call that leaves something behind, such as a file.
+
+    asyncio cannot cancel a thread. Cancelled, this waits until the call has ended, so that the
+    caller can undo it, and so that nothing appears later.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -3,7 +3,6 @@
 Rows in the target stay. A second run is fine.
 """
 
-import asyncio
 from pathlib import Path
 
 from streamer.errors import MappingError
@@ -17,6 +16,7 @@ from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.stage import drop_leftover_stages
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
+from streamer.waiting import in_thread
 
 
 def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:
@@ -50,7 +50,7 @@ async def teardown(
                 await write_act(bookkeeping, actor, TEARDOWN, source.label)
         results = [await teardown_source(source, installation) for source in sources]
         for source in sources:
-            await asyncio.to_thread(remove_journal, directory_of(spools, source.slot))
+            await in_thread(remove_journal, directory_of(spools, source.slot))
         if exists:
             labels = {result.label for result in results}
             for record in await read_source_records(bookkeeping):

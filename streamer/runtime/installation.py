@@ -6,7 +6,6 @@ keeps a copy of the id in ``spool.directory``, in a file named after the target.
 means another installation, also in the same directory.
 """
 
-import asyncio
 import hashlib
 import os
 import tempfile
@@ -16,6 +15,7 @@ from typing import Final
 import structlog
 
 from streamer.postgres.conninfo import parse_conninfo
+from streamer.waiting import in_thread
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class Installation:
 
     async def learn(self, installation: str) -> None:
         """Keep the id that the target's bookkeeping has. Log a directory that refuses it."""
-        await asyncio.to_thread(self._keep, installation)  # it syncs a file
+        await in_thread(self._keep, installation)  # it syncs a file
 
     def _keep(self, installation: str) -> None:
         if installation == self.id and self._path.exists():

@@ -25,6 +25,7 @@ from streamer.errors import SparkJobError
 from streamer.sync import class_archive
 from streamer.sync.java import FIX, find_obstacle
 from streamer.sync.spark_security import LOCAL_ENVIRONMENT, choose_environment, is_local
+from streamer.waiting import in_thread
 
 log = structlog.get_logger()
 
@@ -87,21 +88,26 @@ class SparkLauncher:
         """
         self._count += 1
         path = self._directory / f"job-{self._count}.json"
-        await asyncio.to_thread(_write_job, path, job)
+        try:
+            await in_thread(_write_job, path, job)
+            return await self._run_job(str(path))
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _run_job(self, path: str) -> list[dict[str, Any]]:
         waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._waiting[str(path)] = waiting
+        self._waiting[path] = waiting
         self._wanted.set()
         self._set_idle()
-        self._send("run", str(path))
+        self._send("run", path)
         try:
             return await waiting
         except asyncio.CancelledError:
-            self._send("cancel", str(path))
+            self._send("cancel", path)
             raise
         finally:
-            del self._waiting[str(path)]
+            del self._waiting[path]
             self._set_idle()
-            path.unlink(missing_ok=True)
 
     def _send(self, command: str, path: str) -> None:
         if self._process is not None and self._process.stdin is not None:

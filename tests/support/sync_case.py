@@ -142,8 +142,8 @@ class Case:
             eventually(partial(self._is_empty, nothing), what=nothing)
         indexes = "select count(*) from pg_indexes where tablename in ('keyed', 'hist')"
         assert self.target.value(indexes) == 4
-        # A lane returns to its worker, and removes its spool, after its last share is durable.
-        eventually(lambda: self._spools() == [], what="no spool is left")
+        # A lane removes its spool after its last share is durable.
+        eventually(lambda: self._spools() == [], what="neither spool nor job file is left")
 
     def _spools(self) -> list[str]:
         return [p.name for p in (self.config.parent / "spool").glob("*/*") if p.name != "lock"]

@@ -1,8 +1,10 @@
 """A Spark process that ends in the middle of its work is not started again without a pause."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,30 @@ async def test_a_crashing_process_waits(tmp_path: Path, monkeypatch: pytest.Monk
     assert waited == [1.0, 2.0, 4.0]
     running.cancel()
     await asyncio.wait([running])
+    assert jobs(tmp_path) == []
+
+
+async def test_a_job_that_is_given_up_while_its_file_is_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_write, written = threading.Event(), threading.Event(), threading.Event()
+    write = launcher_module._write_job
+
+    def write_late(path: Path, job: dict[str, Any]) -> None:
+        begun.set()
+        assert may_write.wait(60)
+        write(path, job)
+        written.set()
+
+    monkeypatch.setattr(launcher_module, "_write_job", write_late)
+    submitted = asyncio.create_task(SparkLauncher("local[1]", 1, tmp_path).submit({}))
+    await until(begun.is_set)
+    submitted.cancel()
+    asyncio.get_running_loop().call_soon(may_write.set)
+    await asyncio.wait([submitted])
+    await until(written.is_set)
+    assert submitted.cancelled()
+    # The file would hold connection strings.
     assert jobs(tmp_path) == []
 
 

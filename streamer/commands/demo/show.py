@@ -27,7 +27,6 @@ from streamer.commands.demo.stage import (
     DemoError,
     Stage,
     check_java,
-    in_thread,
 )
 from streamer.commands.demo.view import DemoReport, StreamView, View, gather_tables
 from streamer.commands.demo.watch import CopyWatch, Sample, ScrapedMetrics
@@ -36,6 +35,7 @@ from streamer.config import static
 from streamer.config.settings import ENVIRONMENT_PREFIX
 from streamer.errors import StreamerError
 from streamer.target.connection import TargetAddress
+from streamer.waiting import in_thread
 
 SYNC_SECONDS_MAX: Final = 600.0
 WAIT_SECONDS_MAX: Final = 120.0

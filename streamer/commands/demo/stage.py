@@ -12,15 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from streamer.commands.demo.shop import DATABASE, TABLES_YAML, WAREHOUSE
 from streamer.commands.embedded import Server, free_port, make_directory, packaged_binaries
 from streamer.errors import StreamerError
-
-T = TypeVar("T")
+from streamer.waiting import in_thread
 
 SOURCES: Final = {"eu": 16, "us": 18}
 """The shops, by sid, and the version of PostgreSQL each of them runs."""
@@ -247,18 +245,6 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Run a blocking call. When cancelled, it waits for the call to end, so that nothing starts
-    later.
-    """
-    task = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def check_java() -> None:

@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamer.commands.demo.stage import DemoError, in_thread
+from streamer.commands.demo.stage import DemoError
+from streamer.waiting import in_thread
 
 _SYNC_SQL: Final = """
 select count(*) filter (where r.state = 'ready') as ready,

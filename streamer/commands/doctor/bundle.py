@@ -34,6 +34,7 @@ from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
 from streamer.source.connection import connection, fetch_all
 from streamer.target.connection import TargetAddress, target_connection
+from streamer.waiting import in_thread
 
 NET_LENGTH_MIN: Final = 4
 """The search in texts skips shorter secrets: every other word would contain one."""
@@ -69,7 +70,7 @@ async def write_bundle(
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in texts.items():
             archive.writestr(f"streamer/{name}", net.blank(redact(text)))
-    await asyncio.to_thread(_write_new, path, data.getvalue())
+    await in_thread(_write_new, path, data.getvalue())
 
 
 def _write_new(path: Path, data: bytes) -> None:

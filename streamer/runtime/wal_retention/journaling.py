@@ -41,6 +41,7 @@ from streamer.source.journal.gather import Gatherer
 from streamer.source.journal.records import JournalIdentity
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.waiting import in_thread
 
 log = structlog.get_logger()
 
@@ -131,7 +132,7 @@ class Journaling:
         backoff = Backoff()
         while not self._is_known.is_set():
             try:
-                self.journal = await asyncio.to_thread(Journal.open, self._path)
+                await in_thread(self._open_files)
             except JournalError as exc:
                 # The comparison of slot and target shows whether it is needed.
                 self.error, self._is_damaged = ErrorReport.of(exc), True
@@ -171,7 +172,7 @@ class Journaling:
         if self._is_damaged:
             found = "" if self.error is None else self.error.text
             raise SpoolError(f"streamer does not overwrite the existing one: {found}")
-        await asyncio.to_thread(try_directory, self._path)
+        await in_thread(try_directory, self._path)
 
     def begin(self) -> None:
         """Have the slot read into the journal from now on, as soon as it has no other reader."""
@@ -194,7 +195,7 @@ class Journaling:
             await self._owner.prove(plain, source)
             start_lsn = await self._check(plain, server)
             if self.journal is not None:
-                await asyncio.to_thread(self.journal.rewind)
+                await in_thread(self.journal.rewind)
             # Whole transactions only, in order, as text: the target can always take them.
             options = StreamOptions.for_version(
                 server.version,
@@ -240,13 +241,19 @@ class Journaling:
         if self.journal is not None:
             return
         identity = JournalIdentity(server.system_identifier, self.source.slot)
-        self.journal = await asyncio.to_thread(Journal.create, self._path, identity, start_lsn)
+        await in_thread(self._create_files, identity, start_lsn)
         log.warning(
             "journaling started: streamer reads the slot into files now",
             source=self.source.label,
             directory=str(self._path),
             lsn=str(start_lsn),
         )
+
+    def _open_files(self) -> None:
+        self.journal = Journal.open(self._path)
+
+    def _create_files(self, identity: JournalIdentity, start_lsn: Lsn) -> None:
+        self.journal = Journal.create(self._path, identity, start_lsn)
 
     async def _run(self, stream: ReplicationStream, server: SourceServer, start_lsn: Lsn) -> None:
         journal = self.journal
@@ -308,9 +315,9 @@ class Journaling:
         self._begun.clear()
         self._is_damaged = False
         if journal is None:
-            await asyncio.to_thread(remove_journal, self._path)
+            await in_thread(remove_journal, self._path)
             return
-        await asyncio.to_thread(journal.remove)
+        await in_thread(journal.remove)
         log.info("journal drained and deleted", source=self.source.label)
 
 

@@ -14,7 +14,7 @@ from streamer.source.feedback import Feedback
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.stream import ReplicationStream
-from streamer.waiting import wait_for_event
+from streamer.waiting import in_thread, wait_for_event
 
 GROUP_SECONDS: Final = 0.05
 """How long records gather for one flush."""
@@ -85,13 +85,8 @@ class Journaler:
             if not records:
                 continue
             before = self._journal.end_lsn
-            # asyncio cannot cancel a thread, and no other task may touch the files before it ends.
-            writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write, records))
             try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await asyncio.wait([writing])
-                raise
+                await in_thread(self._journal.write, records)
             finally:
                 self._journal.changed.set()
             self._has_room.set()
