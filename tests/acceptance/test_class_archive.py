@@ -15,13 +15,6 @@ from streamer.sync import class_archive
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-MAKE = """
-import sys
-from pathlib import Path
-from streamer.sync.class_archive import make_archive
-print(make_archive(Path(sys.argv[1])))
-"""
-
 
 @contextmanager
 def serving(environment: dict[str, str]) -> Iterator[tuple[bool, str]]:
@@ -47,25 +40,23 @@ def test_an_archive_is_made_once_and_a_damaged_one_is_ignored(tmp_path: Path) ->
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    directory = tmp_path / "streamer"
+    # scripts/setup.sh has run this where there was a Java. It takes a minute of a busy machine.
+    make = [sys.executable, "-m", class_archive.PROGRAM, "--installed"]
+    made = subprocess.run(make, env=environment, check=True, capture_output=True, text=True)
     name = class_archive.archive_name(environment)
     assert name is not None
-    archive = directory / name
-    made = subprocess.run(
-        [
-            *(sys.executable, "-c", MAKE, str(directory)),
-        ],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    archive = class_archive.installed_directory() / name
     assert made.stdout.strip() == str(archive)
-    assert list(directory.iterdir()) == [archive]
+    assert archive.exists()
+    assert not list(archive.parent.glob(".making-*"))
     with serving(environment) as (lacks, files):
         assert not lacks
         assert str(archive) in files
-    archive.write_bytes(b"damaged" * 1000)
+    # The user's cache comes before the installation.
+    damaged = tmp_path / "streamer" / name
+    damaged.parent.mkdir(mode=0o755)
+    damaged.write_bytes(b"damaged" * 1000)
+    assert class_archive.find_archive(environment) == damaged
     with serving(environment) as (lacks, files):
         assert not lacks
-        assert str(archive) not in files
+        assert str(damaged) not in files
