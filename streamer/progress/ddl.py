@@ -5,12 +5,14 @@ A row of streamer.ddl is one command at the source, for one table. A running pro
 the statements it ran at the target, or before it stops for an operator's decision.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.resync import Resync
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL
@@ -83,8 +85,33 @@ where excluded.state <> 'waiting' or ddl.state = coalesce($9, 'waiting')
 _DECIDE_SQL: Final = """
 update streamer.ddl set state = $2, edited = $3::text[], changed_at = now()
 where id = (select min(id) from streamer.ddl where relation_id = $1 and state = 'waiting')
-returning id
+returning number
 """
+# The stream tries again by itself, and a copy does not.
+_RESUME_COPY_SQL: Final = """
+insert into streamer.request (relation_id, action) select id, 'resume' from streamer.relation
+where id = $1 and state = 'error'
+"""
+_COLUMNS_SQL: Final = """
+coalesce((select jsonb_agg(distinct case when m ? c then m->>c else c end)
+            from jsonb_array_elements_text({columns}) c, (select $2::text::jsonb) v (m)
+           where m->c is distinct from 'null'::jsonb), '[]')
+"""
+_RENAME_SQL: Final = (
+    """
+    update streamer.relation
+    set unfilled = array(select jsonb_array_elements_text({columns}) order by 1)
+    where id = $1 and unfilled <> '{{}}'
+    """.format(columns=_COLUMNS_SQL.format(columns="to_jsonb(unfilled)")),
+    """
+    update streamer.relation set resync = jsonb_set(resync, '{{columns}}', {columns})
+    where id = $1 and resync ? 'columns'
+    """.format(columns=_COLUMNS_SQL.format(columns="resync->'columns'")),
+    """
+    update streamer.request set options = jsonb_set(options, '{{columns}}', {columns})
+    where relation_id = $1 and options ? 'columns'
+    """.format(columns=_COLUMNS_SQL.format(columns="options->'columns'")),
+)
 
 
 async def read_definition(
@@ -96,6 +123,19 @@ async def read_definition(
             "select definition::text from streamer.relation where id = $1", relation_id
         )
     )
+
+
+async def read_definitions(
+    connection: TargetConnection, relation_ids: Sequence[int]
+) -> dict[int, SourceDefinition]:
+    """Return the same of several relations by id, where it is known."""
+    rows = await connection.fetch(
+        "select id, definition::text as definition from streamer.relation"
+        " where id = any ($1::int8[])",
+        list(relation_ids),
+    )
+    found = {row["id"]: SourceDefinition.from_json(row["definition"]) for row in rows}
+    return {key: definition for key, definition in found.items() if definition is not None}
 
 
 async def read_unknown(bookkeeping: Bookkeeping, relation_ids: Sequence[int]) -> set[int]:
@@ -118,6 +158,27 @@ async def store_definition(
         relation_id,
         definition.to_json(),
     )
+
+
+async def store_first_definitions(
+    connection: TargetConnection, definitions: Mapping[int, SourceDefinition]
+) -> None:
+    """Store definitions by relation id, of relations that have none."""
+    await connection.execute(
+        "update streamer.relation r set definition = d.definition::jsonb"
+        " from unnest($1::int8[], $2::text[]) d (id, definition)"
+        " where r.id = d.id and r.definition is null",
+        list(definitions),
+        [definition.to_json() for definition in definitions.values()],
+    )
+
+
+async def read_resync(connection: TargetConnection, relation_id: int) -> Resync | None:
+    """Return the options of the copy that is due, whose columns may have been renamed."""
+    stored = await connection.fetch_value(
+        "select resync::text from streamer.relation where id = $1", relation_id
+    )
+    return None if stored is None else Resync.from_json(json.loads(stored))
 
 
 async def read_others(connection: TargetConnection, relation_id: int) -> list[SourceDefinition]:
@@ -145,6 +206,49 @@ async def read_decision(connection: TargetConnection, place: DdlPlace) -> DdlDec
     edited = rows[0]["edited"]
     statements = None if edited is None else tuple(edited)
     return DdlDecision(rows[0]["state"], statements, rows[0]["reason"])
+
+
+_COPY_PLACE_SQL: Final = """
+select lsn::text as lsn, changes from streamer.ddl
+where relation_id = $1 and number = 0 and state in ('waiting', 'apply', 'skip')
+"""
+_SUPERSEDE_SQL: Final = """
+delete from streamer.ddl
+where relation_id = $1 and state in ('waiting', 'apply', 'skip')
+  and (lsn, number) is distinct from ($2::text::pg_lsn, 0)
+"""
+
+
+async def place_of_copy(
+    connection: TargetConnection, relation_id: int, changes: Sequence[str], lsn: Lsn
+) -> DdlPlace:
+    """Return the place of *changes* that a copy takes in, which has the number 0.
+
+    It is that of the same changes if they wait already. *lsn*: the position of the source.
+    """
+    for row in await connection.fetch(_COPY_PLACE_SQL, relation_id):
+        if row["changes"] == list(changes):
+            lsn = Lsn.parse(row["lsn"])
+    return DdlPlace(relation_id, lsn, 0)
+
+
+async def supersede(connection: TargetConnection, place: DdlPlace) -> None:
+    """Forget the commands of a table that wait: a copy takes their changes in at *place*."""
+    await connection.execute(_SUPERSEDE_SQL, place.relation_id, str(place.lsn))
+
+
+async def rename_unfilled(
+    connection: TargetConnection, relation_id: int, moved: Mapping[str, str | None]
+) -> None:
+    """Rename columns of the target whose values existing rows lack; None: such a column is gone.
+
+    Requests for them, and a copy that is to bring them, follow.
+    """
+    if not moved:
+        return
+    names = json.dumps(moved)
+    for statement in _RENAME_SQL:
+        await connection.execute(statement, relation_id, names)
 
 
 async def put_ddl(
@@ -199,6 +303,8 @@ async def decide(
         found = await connection.fetch_value(
             _DECIDE_SQL, relation_id, action, None if statements is None else list(statements)
         )
+        if found == 0:
+            await connection.execute(_RESUME_COPY_SQL, relation_id)
         if found is not None:
             await write_acts(connection, [relation_id], actor, f"ddl {action}", None)
             await connection.execute(f"notify {CHANNEL}")

@@ -310,6 +310,7 @@ class _Opening:
                 tables,
                 services.metrics,
                 find_differences,
+                captures=settled.ddl_token is not None,
             )
         )
         settled.watch.follow(coordinator, lambda: tables.tracker.newest_lsn)

@@ -21,11 +21,18 @@ import psycopg
 import structlog
 
 from streamer.decode.pgoutput import DDL_PREFIX
-from streamer.mapping.definition import BASELINE
+from streamer.errors import SyncError
+from streamer.mapping.definition import BASELINE, DefinitionMessage
 from streamer.mapping.rules import RelationName, SourceMapping, source_object_name
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.catalog import CAPTURE_MARK
-from streamer.source.connection import Connection, fetch_all, fetch_one, first_line
+from streamer.source.connection import (
+    Connection,
+    fetch_all,
+    fetch_one,
+    first_line,
+    translating,
+)
 
 log = structlog.get_logger()
 
@@ -289,6 +296,25 @@ async def send_baseline(
                 table=str(name),
                 error=first_line(exc),
             )
+
+
+async def read_present(
+    plain: Connection, source: SourceMapping, name: RelationName
+) -> DefinitionMessage:
+    """Return the message that a command on table *name* would send now.
+
+    Its defaults have a text, for which it locks the table. Raises SyncError if there is none.
+    """
+    describe = f"{quote_identifier(schema_of(source))}.describe"
+    table = quote_qualified(name.namespace, name.name)
+    with translating(source.label):
+        row = await fetch_one(
+            plain, f"select {describe}(%s::regclass, %s, '') as content", table, BASELINE
+        )
+    found = None if row["content"] is None else DefinitionMessage.parse(row["content"].encode())
+    if found is None:
+        raise SyncError(f'table "{name}" is not in the source')
+    return found
 
 
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:

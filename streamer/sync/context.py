@@ -99,6 +99,8 @@ class CopyContext:
     events: SyncEvents
     metrics: Metrics
     find_differences: FindDifferences
+    captures: bool = False
+    """The source reports changes of definitions in its stream."""
 
     @property
     def label(self) -> str:

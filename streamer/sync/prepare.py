@@ -41,6 +41,7 @@ from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
 from streamer.source.types import read_types
+from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.copy_query import CopyOrder
 from streamer.sync.exchange import Exchange, WriteMode
 from streamer.sync.plan import CopyPart, Heap
@@ -211,12 +212,15 @@ class Preparation:
         source: SourceMapping,
         server: SourceServer,
         address: TargetAddress,
+        changed: ChangedDefinitions | None,
         *,
         create_tables: bool,
     ) -> None:
+        """*changed*: None unless the source captures changes of definitions."""
         self._source = source
         self._server = server
         self._address = address
+        self._changed = changed
         self._create_tables = create_tables
         self._created: set[MappedRelation] = set()
         """Relations whose targets this object has created."""
@@ -229,6 +233,7 @@ class Preparation:
         Raises SyncError, TargetSchemaError and others with the next step.
         """
         facts: dict[MappedRelation, ExpressionFacts] = {}
+        pairs = await self._settled(source, target, pairs)
         for mapped, relation in pairs:
             if not mapped.is_to_declare:
                 self._check_readable(relation)
@@ -264,7 +269,20 @@ class Preparation:
                 await self._check_fits(target, copy, facts[mapped])
             copy.resync = _findable(copy)
             copies.append(copy)
+        if self._changed is not None and not pairs[0][0].is_to_declare:
+            await self._changed.know(target, pairs)
         return copies
+
+    async def _settled(
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> Sequence[Pair]:
+        """Return *pairs* once their target tables have the definitions of the source.
+
+        Those to be declared in sync are together, and stay as they are.
+        """
+        if self._changed is None or pairs[0][0].is_to_declare:
+            return pairs
+        return await self._changed.settle(source, target, pairs)
 
     async def _create(
         self,

@@ -53,6 +53,7 @@ from streamer.source.publication import (
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import read_locked, set_lock_timeout, watched
+from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
@@ -103,6 +104,7 @@ class Round:
             context.source,
             context.server,
             context.address,
+            ChangedDefinitions(context.source, context.events) if context.captures else None,
             create_tables=context.settings.create_tables,
         )
         self._copies: list[TableCopy] = []

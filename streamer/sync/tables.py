@@ -212,8 +212,11 @@ async def create_tables(
                 await _create_type(connection, kind)
             await connection.execute(_joined(wanted.values()))
             await connection.execute(
-                "update streamer.relation set target_created = true where id = any ($1::int8[])",
+                "update streamer.relation r set target_created = true,"
+                " definition = d.definition::jsonb"
+                " from unnest($1::int8[], $2::text[]) d (id, definition) where r.id = d.id",
                 [table.relation_id for table in wanted.values()],
+                [table.relation.definition.to_json() for table in wanted.values()],
             )
     except TargetRejectedError as exc:
         raise TargetRejectedError(

@@ -1,0 +1,150 @@
+"""Changes of definitions that a copy meets, where the source captures them (`ddl: capture`).
+
+A copy of all rows drops the messages of the stream in front of its consistent point. So it makes
+the changes itself, before it begins: the difference from the stored definition, which the target
+has, to that of the source. `on_ddl` decides by kind, as in the stream.
+
+A copy of some rows, or one that compares, leaves the relation in sync. Its lane makes the changes:
+it follows the stream up to the present before the copy begins.
+
+The round reads the definition again under its snapshot. If it is another one by then, the next
+round begins here again.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.table_change import TableChange, store_waiting
+from streamer.errors import DefinitionStopError, SyncError
+from streamer.mapping.definition import SourceDefinition, difference
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.ddl import (
+    place_of_copy,
+    read_definition,
+    read_definitions,
+    read_resync,
+    store_first_definitions,
+    supersede,
+)
+from streamer.source.capture import read_present
+from streamer.source.catalog import SourceRelation, flush_wal, read_relations
+from streamer.source.connection import Connection
+from streamer.sync.context import SyncEvents
+from streamer.target.catalog import read_relation
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.deferred_indexes import restore_indexes
+
+log = structlog.get_logger()
+
+Pair = tuple[MappedRelation, SourceRelation]
+LOOKS_MAX: Final = 5
+"""How often a copy looks for a definition that no longer changes."""
+
+
+class ChangedDefinitions:
+    """Sees to it that target tables have the definitions that copies of one source read."""
+
+    def __init__(self, source: SourceMapping, events: SyncEvents) -> None:
+        self._source = source
+        self._events = events
+
+    async def settle(
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> list[Pair]:
+        """Make target tables ready for copies of *pairs*; return these as the source has them then.
+
+        Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
+        """
+        known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
+        settled = []
+        for mapped, relation in pairs:
+            if _differs(known.get(mapped.relation_id), relation):
+                settled.append((mapped, await self._settle(source, target, mapped, relation)))
+            else:
+                settled.append((mapped, relation))
+            if mapped.resync.columns is not None:  # a command may have renamed them
+                stored = await read_resync(target, mapped.relation_id)
+                mapped.resync = stored or mapped.resync
+        return settled
+
+    async def know(self, target: TargetConnection, pairs: Iterable[Pair]) -> None:
+        """Store the definitions that target tables fit, where none is stored yet.
+
+        A copy that begins again then knows the difference. The lane of a relation in sync may be
+        behind the present definition, and learns its own from the stream.
+        """
+        known = {
+            mapped.relation_id: relation.definition
+            for mapped, relation in pairs
+            if not mapped.is_held_to_point
+        }
+        await store_first_definitions(target, known)
+
+    async def _settle(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        mapped: MappedRelation,
+        relation: SourceRelation,
+    ) -> SourceRelation:
+        """Make the changes; the source may change the table again meanwhile."""
+        if await read_relation(target, mapped.mapping.target) is None:
+            return relation  # the copy creates it
+        for _ in range(LOOKS_MAX):
+            if mapped.is_held_to_point:
+                await self._events.reach(mapped, await flush_wal(source))
+            else:
+                await self._take_in(source, target, mapped)
+            now = (await read_relations(source, [relation.name])).get(relation.name)
+            if now is None:
+                raise SyncError(f'table "{relation.name}" is not in the source')
+            relation = now
+            known = await read_definition(target, mapped.relation_id)
+            if not _differs(known, relation):
+                return relation
+        log.warning(
+            "the definition of a table is not the one that its stream brings",
+            source=self._source.label,
+            table=str(relation.name),
+        )
+        return relation
+
+    async def _take_in(
+        self, source: Connection, target: TargetConnection, mapped: MappedRelation
+    ) -> None:
+        """Make the changes of which no message comes any more."""
+        message = await read_present(source, self._source, mapped.mapping.source)
+        lsn = await flush_wal(source)
+        # Stored definitions of indexes have the former names of columns.
+        await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        change = None
+        try:
+            async with transaction(target):
+                known = await read_definition(target, mapped.relation_id)
+                assert known is not None
+                changes = difference(known, message.definition)
+                words = [str(each) for each in changes]
+                place = await place_of_copy(target, mapped.relation_id, words, lsn)
+                await supersede(target, place)
+                change = TableChange(
+                    target,
+                    self._source,
+                    mapped,
+                    place,
+                    query="",
+                    told="the source changed the table, and a copy of it is due",
+                )
+                await change.make(changes, message.definition, brings_rows=True)
+        except DefinitionStopError:
+            if change is not None and change.waiting is not None:
+                async with transaction(target):
+                    await supersede(target, change.waiting.place)
+                    await store_waiting(target, change.waiting)
+            raise
+
+
+def _differs(known: SourceDefinition | None, relation: SourceRelation) -> bool:
+    return known is not None and bool(difference(known, relation.definition))
