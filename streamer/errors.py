@@ -395,6 +395,15 @@ class DefinitionStopError(TargetError):
     runbook = "definition-waits"
 
 
+class TableRenamedError(TargetError):
+    """A session renamed a table at the source, and the rules do not say where it goes now."""
+
+    code = "renamed"
+    retry = Retry.MANUAL
+    advice = "Write the table's new name in `tables`, as in the message."
+    runbook = "table-renamed"
+
+
 class ValueConversionError(TargetError):
     """The target's type cannot hold a value."""
 

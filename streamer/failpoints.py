@@ -35,6 +35,7 @@ NAMES: Final = frozenset(
         "acknowledge.after_store",
         "acknowledge.after_send",
         "ddl.applied",
+        "rename.followed",
         "drain.piece_written",
         "journal.slot_taken",
         "journal.created",

@@ -107,6 +107,7 @@ class MappedRelation:
         "is_set_aside",
         "is_to_declare",
         "mapping",
+        "obstacle",
         "outlives",
         "plan",
         "quarantine",
@@ -140,6 +141,8 @@ class MappedRelation:
         """The last mass delete about which an operator has decided."""
         self.outlives = False
         """The target may have rows whose deletes an operator has left out."""
+        self.obstacle: Callable[[], StreamerError] | None = None
+        """Makes the error that stops the relation until the rules have changed."""
         self.is_set_aside = False
         """Changes are missing, so later ones are of no use until an operator requests a copy."""
         self.is_held_to_point = False
@@ -157,6 +160,13 @@ class MappedRelation:
     def has(self, transaction: Transaction) -> bool:
         """Whether the target has the changes of *transaction* already: a copy brought them."""
         return transaction.final_lsn < self.skip_through_lsn
+
+    def check(self) -> None:
+        """Raise the error of the obstacle, if there is one."""
+        if self.obstacle is not None:
+            error = self.obstacle()
+            error.subject = self
+            raise error
 
     def plan_for(self, relation: Relation) -> ApplyPlan | None:
         """Return the plan for *relation* if it is the current one.

@@ -243,6 +243,7 @@ class Planner:
         return target.result(), known.result()
 
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+        mapped.check()
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
         target, known = await self._read_both(mapped)

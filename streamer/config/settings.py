@@ -38,6 +38,7 @@ from streamer.mapping.rules import (
     OnDdl,
     OnError,
     OnMaxRetainedWal,
+    OnTableDropped,
     Secret,
     TableType,
     Transport,
@@ -110,6 +111,11 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add": "streamer adds the column to the target, without NOT NULL",
         "ignore": "streamer leaves the column out",
     },
+    "on_table_dropped": {
+        "stop": "the table stops until an operator acts",
+        "keep": "the target keeps its rows, and streamer forgets the table",
+        "close": "as keep, and the open versions of a history end (`type: history` only)",
+    },
     "create": {
         "columns": "columns, NOT NULL and the primary key",
         "keys": "also unique constraints, exclusion constraints and indexes",
@@ -132,6 +138,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
         "set_default": "a default is set, changed or dropped",
+        "rename_table": "a table with another name or schema that a pattern matches before and "
+        "after; `ignore` stops, too",
     },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",
@@ -446,6 +454,12 @@ class TableSettings(Strict):
         "existing rows get the values that ADD COLUMN gave them at the source. A renamed column "
         "stops the table instead.",
     )
+    on_table_dropped: OnTableDropped = Field(
+        default=OnTableDropped.STOP,
+        title="When the source drops the table",
+        description="Reaction when the table is no longer at the source. With `keep` and `close`, "
+        "it joins again when the source has a table of that name.",
+    )
     verify_interval: float | None = Field(
         default=None,
         ge=0,
@@ -615,6 +629,14 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds between heartbeats of a source. A heartbeat is an empty transaction "
         "that measures the delay from commit to visibility. 0 switches heartbeats off.",
+    )
+    discovery_interval: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="Seconds between two looks for tables that a source has got and that match a "
+        "pattern: they join by themselves. With `ddl: capture` they join at once. 0 switches the "
+        "looks off.",
     )
     verify_interval: float = Field(
         default=0,

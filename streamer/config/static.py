@@ -24,11 +24,13 @@ from streamer.mapping.rules import (
     OnDdl,
     OnError,
     OnMaxRetainedWal,
+    OnTableDropped,
     RelationName,
     RelationPattern,
     Secret,
     SourceMapping,
     TableRule,
+    TableType,
     check_target,
     parse_relation,
     parse_target,
@@ -253,6 +255,11 @@ class MappingBuilder:
             raise self._error(
                 place, "`initial: keep` and `truncate_target: true` contradict each other"
             )
+        is_history = table.type is TableType.HISTORY
+        if table.on_table_dropped is OnTableDropped.CLOSE and not is_history:
+            raise self._error(
+                (*place, "on_table_dropped"), "`close` ends versions, which only a history has"
+            )
         return TableRule(
             pattern=pattern,
             target=target,
@@ -265,6 +272,7 @@ class MappingBuilder:
             initial=table.initial,
             truncate_target=table.truncate_target,
             on_column_added=table.on_column_added,
+            on_table_dropped=table.on_table_dropped,
             verify_interval=table.verify_interval,
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,

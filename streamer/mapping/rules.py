@@ -56,6 +56,14 @@ class OnColumnAdded(enum.StrEnum):
     IGNORE = "ignore"
 
 
+class OnTableDropped(enum.StrEnum):
+    """The reaction when a session drops the table at the source."""
+
+    STOP = "stop"
+    KEEP = "keep"
+    CLOSE = "close"
+
+
 class Create(enum.StrEnum):
     """How much of a source table's definition a target table gets that streamer creates."""
 
@@ -83,6 +91,7 @@ class DdlKind(enum.StrEnum):
     SET_NOT_NULL = "set_not_null"
     DROP_NOT_NULL = "drop_not_null"
     SET_DEFAULT = "set_default"
+    RENAME_TABLE = "rename_table"
 
 
 class DdlCapture(enum.StrEnum):
@@ -259,6 +268,7 @@ class TableRule:
     initial: Initial = Initial.COPY
     truncate_target: bool = False
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
+    on_table_dropped: OnTableDropped = OnTableDropped.STOP
     create: Create = Create.COLUMNS
     verify_interval: float | None = None
     """Seconds between two verifications; 0 for none, None for that of all tables."""
@@ -490,12 +500,12 @@ def resolve(
 ) -> list[RelationMapping]:
     """Apply *source*'s rules to the *relations* it has; in order of name.
 
-    Raises MappingError if two patterns claim one relation, if an exact rule names a missing
-    relation, or if two relations share a target.
+    Raises MappingError if two patterns claim one relation, or if two relations share a target. It
+    also does if an exact rule names a missing relation, unless `on_table_dropped` lets it go.
     """
     present = sorted(set(relations))
-    for name in source.exact_names:
-        if name not in present:
+    for name, rule in source.exact_names.items():
+        if name not in present and rule.on_table_dropped is OnTableDropped.STOP:
             raise MappingError(
                 f'table "{name}" is not in source "{source.label}"',
                 hint="create it there, correct its name, or take it out of `tables`",

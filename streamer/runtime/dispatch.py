@@ -45,6 +45,9 @@ class Lanes(Protocol):
 
     def find(self, relation: "Relation") -> "MappedRelation | None": ...
     def lane(self, mapped: "MappedRelation") -> "Lane": ...
+    def meets_unmapped(self) -> None:
+        """The source has defined a table that is not mapped."""
+        ...
 
 
 @dataclass(slots=True)
@@ -283,8 +286,10 @@ class Dispatcher:
         self, parts: "dict[Lane, LaneTransaction]", changes: "Changes", piece: "TransactionPiece"
     ) -> None:
         mapped = self._lanes.find(changes.relation)
-        if mapped is None:
-            return  # no longer mapped
+        if mapped is None:  # no longer mapped, or not yet
+            if isinstance(changes.relation, Redefinition):
+                self._lanes.meets_unmapped()
+            return
         lane = self._lanes.lane(mapped)
         is_other = mapped.relid not in (None, changes.relation.relid)
         if is_other and isinstance(changes.relation, Redefinition):

@@ -121,6 +121,9 @@ class Engine:
         self._lost: MappingTrouble | None = None
         self._stopping = asyncio.Event()
         self._applying = asyncio.Lock()
+        self._appeared: set[str] = set()
+        """Labels of sources with new tables under their patterns."""
+        self._has_appeared = asyncio.Event()
         self._services: Services | None = None
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[Supervisor, asyncio.Task[None]] = {}
@@ -291,6 +294,8 @@ class Engine:
                 if not {source.database, source.label}.isdisjoint(self._take_over)
             },
             target=self.target,
+            discovery_interval=0 if self._condition.lsn else settings.discovery_interval,
+            tables_appeared=self._tables_appeared,
         )
 
     async def _run_tasks(self, services: Services) -> None:
@@ -317,6 +322,9 @@ class Engine:
             self._services, self._group = services, group
             for source in self._mapping.sources:
                 self._add(source)
+            common.append(
+                group.create_task(enduring("new tables", self._join_tables), name="new tables")
+            )
             verifying = group.create_task(
                 enduring("verification", self._verification().run), name="verification"
             )
@@ -419,6 +427,27 @@ class Engine:
             self._mapping = mapping
             if errors:
                 raise errors[0]
+
+    def _tables_appeared(self, label: str) -> None:
+        self._appeared.add(label)
+        self._has_appeared.set()
+
+    async def _join_tables(self) -> None:
+        """Let new tables join that match a pattern of their source."""
+        while True:
+            await self._has_appeared.wait()
+            self._has_appeared.clear()
+            async with self._applying:
+                if self._stopping.is_set():
+                    return
+                labels, self._appeared = self._appeared, set()
+                try:
+                    await _check_resolves(self._mapping)
+                    for supervisor in self.supervisors:
+                        if supervisor.source.label in labels:
+                            await supervisor.change(supervisor.source)
+                except StreamerError as exc:
+                    log.error("new tables cannot join", error=str(exc), **exc.log_fields)
 
     def _add(self, source: SourceMapping) -> None:
         assert self._services is not None

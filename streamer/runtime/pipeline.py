@@ -33,6 +33,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import set_waiting
 from streamer.progress.sources import set_source_state
+from streamer.runtime.discovery import Discovery
 from streamer.runtime.dispatch import AnotherHistory, Dispatched, ScriptsReached
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.reload import change_rules
@@ -210,6 +211,8 @@ class Pipeline:
             tables.relations,
             session.services.target_namespace,
         )
+        services = session.services
+        discovery = Discovery(tables, services.discovery_interval, services.tables_appeared)
         return {
             "reader": lambda: self._read(session),
             "progress": lambda: self._follow_progress(session),
@@ -233,6 +236,7 @@ class Pipeline:
                 session.acknowledgement,
                 tables.tracker,
                 self._guard,
+                discovery,
             ),
         }
 

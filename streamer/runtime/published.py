@@ -33,13 +33,14 @@ from streamer.errors import (
 from streamer.hints import command, resync_source
 from streamer.lsn import EVERYTHING
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, demand_copy, require_resync, set_published
+from streamer.runtime.renames import renamed
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
-from streamer.source.guard_facts import read_identities
+from streamer.source.guard_facts import read_identities, read_present_oids
 from streamer.source.identity import NONE, RelationIdentity
 from streamer.source.publication import (
     Publication,
@@ -67,6 +68,12 @@ class Verdicts:
     copied: dict[MappedRelation, str] = field(default_factory=dict)
     """With the reason, for the log."""
     blocked: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
+    renamed: dict[MappedRelation, RelationName] = field(default_factory=dict)
+    """Tables of relations in sync with other names at the source now, if it captures renames."""
+    dropped: set[MappedRelation] = field(default_factory=set)
+    """Tables that a session dropped and that need not stop."""
+    is_unsettled: bool = False
+    """Tables have gone during the look; the next one judges them."""
     contention: SourceContentionError | None = None
     """Another session kept us from changing publications; the next round judges the rest."""
 
@@ -91,7 +98,11 @@ class Publishing:
         server: SourceServer,
         bookkeeping: Bookkeeping,
         relations: Iterable[MappedRelation],
+        *,
+        captures: bool = False,
     ) -> None:
+        """*captures*: the source reports changes of definitions in its stream."""
+        self._captures = captures
         self._source = source
         self._server = server
         self._bookkeeping = bookkeeping
@@ -135,6 +146,18 @@ class Publishing:
         relations = list(self._relations)
         publications, identities = await self._read(plain, relations)
         self._check_there(publications, relations)
+        verdicts.dropped = await self._find_dropped(plain, relations, publications, identities)
+        verdicts.renamed = await self._find_renamed(plain, relations, publications, identities)
+        relations = [
+            mapped
+            for mapped in relations
+            if mapped not in verdicts.dropped and mapped not in verdicts.renamed
+        ]
+        # They stay published.
+        others = await read_identities(plain, verdicts.renamed.values())
+        for mapped, name in verdicts.renamed.items():
+            if mapped.relid is None and name in others:
+                mapped.relid = others[name].root.oid
         for mapped in relations:
             if _is_in_step(mapped):
                 identity = identities.get(mapped.mapping.source)
@@ -163,7 +186,10 @@ class Publishing:
             refused = await ensure_publications(
                 plain,
                 self._source,
-                [identity for name, identity in identities.items() if name not in left],
+                [
+                    *(identity for name, identity in identities.items() if name not in left),
+                    *(identity for name, identity in others.items() if name not in identities),
+                ],
                 self._server.version,
                 [mapped.mapping for mapped in relations],
                 {mapped.mapping.source for mapped in fresh},
@@ -172,7 +198,15 @@ class Publishing:
             verdicts.contention = exc
             await self._store_verdicts(verdicts)
             return verdicts
+        before = identities
         publications, identities = await self._read(plain, relations)
+        # One that has gone in between needs a look of its own: it may have another name.
+        relations = [
+            mapped
+            for mapped in relations
+            if mapped.mapping.source in identities or mapped.mapping.source not in before
+        ]
+        verdicts.is_unsettled = bool(before.keys() - identities.keys())
         self._judge_faults(verdicts, relations, publications, identities, refused)
         self._judge_identities(verdicts, relations, identities)
         # Before the identity: after a crash in between, the guard compares with the old one again.
@@ -214,6 +248,52 @@ class Publishing:
                 hint=resync_source(tables, database=self._source.database, sid=self._source.sid),
             )
 
+    async def _find_renamed(
+        self,
+        plain: Connection,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+    ) -> dict[MappedRelation, RelationName]:
+        """Return the relations in sync that follow a table to another name, with that."""
+        if not self._captures:
+            return {}
+        by_name = {mapped.mapping.source: mapped for mapped in relations if _is_in_step(mapped)}
+        marks = {
+            name: self._known.get(mapped.relation_id, Known()).mark
+            for name, mapped in by_name.items()
+        }
+        found = renamed(marks, publications.values(), identities)
+        return {by_name[former]: now for former, now in found.items()}
+
+    async def _find_dropped(
+        self,
+        plain: Connection,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+    ) -> set[MappedRelation]:
+        """Return the relations whose table a session dropped, if `on_table_dropped` lets them go.
+
+        A renamed one is still in the publication, or its OID is there.
+        """
+        missing = [
+            mapped
+            for mapped in relations
+            if mapped.mapping.source not in identities
+            and mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP
+        ]
+        if not missing:
+            return set()
+        there = await read_present_oids(plain, [m.relid for m in missing if m.relid is not None])
+        members = {m.mark for p in publications.values() for m in p.members.values()}
+        marks = {m: self._known.get(m.relation_id, Known()).mark or "" for m in missing}
+        return {
+            mapped
+            for mapped in missing
+            if mapped.relid not in there and marks[mapped].partition("/")[2] not in members
+        }
+
     def _break(
         self,
         mapped: MappedRelation,
@@ -224,7 +304,7 @@ class Publishing:
         if identity is None:
             return TableGoneError(
                 f'table "{mapped.mapping.source}" is no longer in the source: a session dropped '
-                "or renamed it"
+                "or renamed it; if it is gone for good, give it `on_table_dropped: keep`"
             )
         known = self._known.get(mapped.relation_id, Known())
         mark = membership_fingerprint(publications.values(), identity)

@@ -18,7 +18,13 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
+from streamer.mapping.rules import (
+    OnTableDropped,
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    resolve,
+)
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
 from streamer.runtime.lag import lane_lag_seconds
@@ -55,6 +61,8 @@ class Relations:
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
         """The lane that a relation left, and the end of its changes there."""
         self._groups: Groups = {}
+        self.met_another = asyncio.Event()
+        """The stream has brought the definition of a table that is not mapped."""
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
 
@@ -81,8 +89,15 @@ class Relations:
         if known is not None and known[0] is relation:
             return known[1]
         mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
+        if mapped is None or mapped.relid not in (None, relation.relid):
+            # A session has renamed the table since, or is about to in the stream.
+            renamed = (each for each in self._by_id.values() if each.relid == relation.relid)
+            mapped = next(renamed, mapped)
         self._by_relid[relation.relid] = (relation, mapped)
         return mapped
+
+    def meets_unmapped(self) -> None:
+        self.met_another.set()
 
     # ---- states --------------------------------------------------------------------------------
 
@@ -346,15 +361,24 @@ async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
 
 
 async def resolve_at(
-    plain: Connection, source: SourceMapping, target_namespace: str
+    plain: Connection,
+    source: SourceMapping,
+    target_namespace: str,
+    known: Iterable[RelationName] = (),
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
     """Apply the rules of *source* to its relations. Raises MappingError.
 
     Tables that rules name and the source lacks are mapped too, without a definition, so that they
-    do not disturb the others.
+    do not disturb the others. So are *known* ones, of which the target has rows: that a table is
+    gone has to show, see `on_table_dropped`.
     """
     names = await read_relation_names(plain)
-    names += source.exact_names.keys() - set(names)
+    missing = {
+        name
+        for name, rule in source.exact_names.items()
+        if rule.on_table_dropped is OnTableDropped.STOP
+    }
+    names += missing.union(known) - set(names)
     mappings = resolve(source, names, target_namespace)
     if not mappings:
         raise MappingError(

@@ -6,12 +6,12 @@ change needs a new attempt to stream the source.
 
 from collections.abc import Callable
 
-from streamer.apply.lane import MappedRelation, until_idle
+from streamer.apply.lane import MappedRelation
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.relations import brings_columns, forget_relation, register_relations
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
-from streamer.runtime.session import Session
+from streamer.runtime.session import Session, remove_relation
 from streamer.source.catalog import SourceRelation
 from streamer.source.connection import connection
 from streamer.source.timeline import check_same_server_plainly
@@ -27,7 +27,16 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
     bookkeeping = session.services.bookkeeping
     async with connection(source) as plain:
         await check_same_server_plainly(plain, session.server)
-        mappings, found = await resolve_at(plain, source, session.services.target_namespace)
+        mappings, found = await resolve_at(
+            plain,
+            source,
+            session.services.target_namespace,
+            [mapped.mapping.source for mapped in relations],
+        )
+        if any(mapped.mapping.source not in found for mapped in relations):
+            await session.watch.look(plain)
+        if session.watch.renamed:
+            return False  # the next start lets them follow
         wanted = {mapping.source: mapping for mapping in mappings}
         gone = [m for m in relations if not _stays(m, wanted.get(m.mapping.source), found)]
         groups = await relations.read_groups(mappings)
@@ -119,13 +128,5 @@ def _may_change(
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Forget a relation. The workers apply its dispatched changes, or give them up."""
-    lane = session.relations.remove(mapped)
-    if lane in session.relations.lanes():
-        return  # other relations share it
-    await until_idle(lane)
-    lane.is_ending = True
-    await session.services.drainer.forget({lane})
-    lane.close()
-    session.dispatcher.forget(lane)
-    session.tables.advanced.set()
+    """Take a relation out of the stream."""
+    await remove_relation(mapped, session.services, session.tables, session.dispatcher)

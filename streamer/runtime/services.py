@@ -1,5 +1,6 @@
 """The services that all pipelines of a process use, and the health that each one reports."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -36,6 +37,10 @@ class Services:
     by_transaction: bool
     heartbeat_interval: float
     target: TargetHealth
+    discovery_interval: float = 0
+    """Seconds between two looks for new tables; 0 for none."""
+    tables_appeared: Callable[[str], None] = lambda _: None
+    """Called with the label of a source that has new tables under its patterns."""
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
     take_over: set[str] = field(default_factory=set)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streamer.apply.lane import MappedRelation
+from streamer.apply.lane import MappedRelation, until_idle
 from streamer.apply.spool import StreamedSpool
 from streamer.compare.at_point import find_differences
 from streamer.decode.transactions import TransactionAssembler
@@ -22,10 +22,15 @@ from streamer.mapping.rules import (
     RelationMapping,
     RelationName,
     SourceMapping,
+    parse_name,
 )
 from streamer.progress.ddl import read_unknown
 from streamer.progress.lock import SourceLock
-from streamer.progress.relations import register_relations, set_transports
+from streamer.progress.relations import (
+    read_relation_records,
+    register_relations,
+    set_transports,
+)
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
@@ -35,6 +40,7 @@ from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
 from streamer.runtime.published import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
+from streamer.runtime.renames import follow_renames
 from streamer.runtime.scripts import Scripts
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
@@ -231,7 +237,21 @@ class _Opening:
         if source.ddl is DdlCapture.CAPTURE:
             ddl_token = await ensure_capture(plain, source)
         journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
-        mappings, found = await resolve_at(plain, source, self._services.target_namespace)
+        refused = await follow_renames(
+            plain,
+            source,
+            bookkeeping,
+            await read_relation_records(bookkeeping, self._source_id),
+            server.version,
+            self._services.target_namespace,
+        )
+        records = await read_relation_records(bookkeeping, self._source_id)
+        mappings, found = await resolve_at(
+            plain,
+            source,
+            self._services.target_namespace,
+            [parse_name(record.source) for record in records],
+        )
         await forget_unmapped(bookkeeping, self._source_id, mappings)
         chosen = await choose_transport(
             source,
@@ -243,9 +263,19 @@ class _Opening:
         )
         conversion = None if chosen.is_binary else await read_conversion(plain)
         transport = StreamTransport(chosen, conversion)
-        publishing = Publishing(source, server, bookkeeping, relations)
+        publishing = Publishing(
+            source, server, bookkeeping, relations, captures=ddl_token is not None
+        )
         watch = SourceWatch(
-            source, server, bookkeeping, relations, publishing, self._attempt.health
+            source,
+            server,
+            bookkeeping,
+            relations,
+            publishing,
+            self._attempt.health,
+            target_namespace=self._services.target_namespace,
+            appeared=self._services.tables_appeared,
+            unfollowed=refused,
         )
         relations.set_groups(await relations.read_groups(mappings))
         await _register(
@@ -313,7 +343,21 @@ class _Opening:
                 captures=settled.ddl_token is not None,
             )
         )
-        settled.watch.follow(coordinator, lambda: tables.tracker.newest_lsn)
+        dispatcher = Dispatcher(
+            assembler,
+            tables.relations,
+            tables.tracker,
+            history_check,
+            replaced=settled.watch.replaced,
+            with_origins=source.forward_origins,
+            stop_lsn=self._attempt.stop_lsn,
+            ddl_token=settled.ddl_token,
+        )
+        settled.watch.follow(
+            coordinator,
+            lambda: tables.tracker.newest_lsn,
+            lambda mapped: remove_relation(mapped, services, tables, dispatcher),
+        )
         return Session(
             services=services,
             record=record,
@@ -326,16 +370,7 @@ class _Opening:
             stream=await settled.slot_check.open_stream(
                 settled.start_lsn, binary=settled.transport.is_binary
             ),
-            dispatcher=Dispatcher(
-                assembler,
-                tables.relations,
-                tables.tracker,
-                history_check,
-                replaced=settled.watch.replaced,
-                with_origins=source.forward_origins,
-                stop_lsn=self._attempt.stop_lsn,
-                ddl_token=settled.ddl_token,
-            ),
+            dispatcher=dispatcher,
             scripts=Scripts(
                 source, tables.claim, services.address, services.bookkeeping, tables.relations
             ),
@@ -360,6 +395,21 @@ class _Settled:
     snapshot: ExportedSnapshot | None
     ddl_token: str | None
     """Proves messages about definitions, if the source captures them."""
+
+
+async def remove_relation(
+    mapped: MappedRelation, services: Services, tables: TableEvents, dispatcher: Dispatcher
+) -> None:
+    """Take a relation out of the stream; workers apply its dispatched changes, or give them up."""
+    lane = tables.relations.remove(mapped)
+    if lane in tables.relations.lanes():
+        return  # other relations share it
+    await until_idle(lane)
+    lane.is_ending = True
+    await services.drainer.forget({lane})
+    lane.close()
+    dispatcher.forget(lane)
+    tables.advanced.set()
 
 
 async def _register(

@@ -7,22 +7,28 @@ observations (partitions, heartbeats) have another connection and another task, 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
+from streamer.errors import TableRenamedError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.renames import Obstacle
+from streamer.mapping.rules import OnTableDropped, RelationMapping, RelationName, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import fail_copy, require_resync
+from streamer.progress.dropped import forget_dropped
+from streamer.progress.relations import fail_copy, require_resync, set_streaming_state
 from streamer.runtime.published import Publishing, Verdicts
 from streamer.runtime.relations import Relations
+from streamer.runtime.renames import judge, rename_error
 from streamer.runtime.services import Health
-from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.catalog import SourceServer, flush_wal
+from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.guard_look import GuardFacts, read_guard_facts
 from streamer.source.slot import check_slot
 from streamer.source.timeline import check_same_server_plainly
@@ -48,7 +54,17 @@ class SourceWatch:
         relations: Relations,
         publishing: Publishing,
         health: Health,
+        *,
+        target_namespace: str = "public",
+        appeared: Callable[[str], None] = lambda _: None,
+        unfollowed: Mapping[int, Obstacle] = MappingProxyType({}),
     ) -> None:
+        """*appeared* is called with the source's label when a table has another name now.
+        *unfollowed*: the obstacles of renamed tables, by relation id.
+        """
+        self._unfollowed = unfollowed
+        self._target_namespace = target_namespace
+        self._appeared = appeared
         self._source = source
         self._server = server
         self._bookkeeping = bookkeeping
@@ -60,6 +76,11 @@ class SourceWatch:
         self._blocked: dict[MappedRelation, ErrorReport | None] = {}
         self._is_unsettled = False
         self._replaced: set[MappedRelation] = set()
+        self._dropped: dict[MappedRelation, Lsn | None] = {}
+        """Tables that a session dropped, with the end of their changes."""
+        self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
+        self.renamed: set[MappedRelation] = set()
+        """Tables that have other names at the source now; a new attempt lets them follow."""
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
         """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
@@ -71,13 +92,24 @@ class SourceWatch:
         if verdicts.contention is not None:
             raise verdicts.contention
 
-    def follow(self, coordinator: SyncCoordinator, newest_lsn: Callable[[], Lsn]) -> None:
+    def follow(
+        self,
+        coordinator: SyncCoordinator,
+        newest_lsn: Callable[[], Lsn],
+        remove: Callable[[MappedRelation], Awaitable[None]],
+    ) -> None:
         """Let *coordinator* make the copies that become possible or necessary from now on.
 
-        *newest_lsn* returns the end of the dispatched changes.
+        *newest_lsn* returns the end of the dispatched changes; *remove* takes a relation out of the
+        stream.
         """
+        self._remove = remove
         self._coordinator, self._newest_lsn = coordinator, newest_lsn
         self._publishing.is_being_copied = coordinator.is_at
+
+    async def look(self, plain: Connection) -> None:
+        """Settle everything now. Raises StreamerError."""
+        await self._settle(plain)
 
     async def publish(self, relations: Iterable[MappedRelation]) -> None:
         """Publish *relations*, which need a copy; begin the copies of the published ones."""
@@ -114,6 +146,7 @@ class SourceWatch:
                     if seen.digest != digest or self._is_unsettled:
                         await self._settle(plain)
                         digest = seen.digest  # read before: the next look sees later changes
+                    await self._let_go(plain)
                 took = time.monotonic() - began
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
@@ -138,11 +171,48 @@ class SourceWatch:
             self._blocked.setdefault(self._relations.missing.pop(), None)
             self._is_unsettled = True
 
+    async def _let_go(self, plain: Connection) -> None:
+        """Forget dropped tables as soon as the target has all their changes."""
+        for mapped, end_lsn in list(self._dropped.items()):
+            if end_lsn is None:
+                self._dropped[mapped] = end_lsn = await flush_wal(plain)
+            if not self._has_all(mapped, end_lsn):
+                continue
+            assert self._coordinator is not None
+            assert self._remove is not None
+            rule, table = mapped.mapping.rule, str(mapped.mapping.source)
+            now = await fetch_one(plain, "select pg_catalog.clock_timestamp()::text as now")
+            self._coordinator.give_up(mapped)
+            await self._remove(mapped)
+            del self._dropped[mapped]
+            await forget_dropped(
+                self._bookkeeping,
+                mapped.relation_id,
+                mapped.mapping.target,
+                mapped.source.sid,
+                ends_at=now["now"] if rule.on_table_dropped is OnTableDropped.CLOSE else None,
+            )
+            log.warning(
+                "table was dropped at the source, and its target keeps the rows",
+                source=self._source.label,
+                table=table,
+                on_table_dropped=rule.on_table_dropped.value,
+            )
+
+    def _has_all(self, mapped: MappedRelation, end_lsn: Lsn) -> bool:
+        """Whether the target has the changes of *mapped* up to *end_lsn*, or cannot get them."""
+        if mapped.skip_through_lsn == EVERYTHING:
+            return True
+        pending = self._relations.lane(mapped).pending.flush_lsn_max
+        return self._newest_lsn() >= end_lsn and (pending is None or pending >= end_lsn)
+
     # ---- verdicts ------------------------------------------------------------------------------
 
     async def _settle(self, plain: Connection) -> Verdicts:
         verdicts = await self._publishing.settle(plain)
-        self._is_unsettled = verdicts.contention is not None
+        self._is_unsettled = verdicts.contention is not None or verdicts.is_unsettled
+        self._dropped = {mapped: self._dropped.get(mapped) for mapped in verdicts.dropped}
+        await self._judge_renames(verdicts.renamed)
         for mapped, error in verdicts.stopped.items():
             self._stop(mapped, error)
         for mapped, reason in verdicts.copied.items():
@@ -158,6 +228,50 @@ class SourceWatch:
             return verdicts
         await self._block(verdicts.blocked)
         return verdicts
+
+    async def _judge_renames(self, names: dict[MappedRelation, RelationName]) -> None:
+        """Stop the renamed tables that cannot follow, and have a new attempt for the others."""
+        before, self.renamed = self.renamed, set(names)
+        for mapped in before - self.renamed:  # it has its name back
+            if mapped.obstacle is not None and mapped in self._relations:
+                mapped.obstacle = None
+                self._relations.set_state(mapped, State.READY)
+                await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
+        for mapped, now in names.items():
+            mapping = mapped.mapping
+            found: RelationMapping | TableRenamedError
+            if (refused := self._unfollowed.get(mapped.relation_id)) is not None:
+                found = rename_error(mapping.source, now, refused)
+            else:
+                found = await judge(
+                    self._bookkeeping,
+                    self._source,
+                    mapped.relation_id,
+                    mapping.source,
+                    mapping.target,
+                    now,
+                    self._target_namespace,
+                )
+            if isinstance(found, RelationMapping):
+                self._appeared(self._source.label)
+                continue
+            if mapped.obstacle is None:
+                report = ErrorReport.of(found)
+                log.error(
+                    "table stopped",
+                    source=self._source.label,
+                    table=str(mapping.source),
+                    error=report.text,
+                    **report.log_fields,
+                )
+                if self._relations.state(mapped) is not State.PAUSED:
+                    self._relations.set_state(mapped, State.ERROR, report)
+                await set_streaming_state(
+                    self._bookkeeping, mapped.relation_id, State.ERROR, report
+                )
+            message, hint = found.message, found.hint
+            mapped.obstacle = partial(TableRenamedError, message, hint=hint)
+            mapped.plan = None
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error(

@@ -1,5 +1,5 @@
-"""Mere observations of a source: heartbeats, sequences, partitions that brought rows, and the
-backlog's size.
+"""Mere observations of a source: heartbeats, sequences, new tables, partitions that brought rows,
+and the backlog's size.
 
 They may wait for a lock of a user's session, though not for long. No guard waits with them, see
 `streamer.runtime.source_guard`.
@@ -16,6 +16,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.acknowledgement import Acknowledgement
+from streamer.runtime.discovery import Discovery
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.sequences import SequenceFollower
@@ -44,6 +45,7 @@ async def look(
     acknowledgement: Acknowledgement,
     tracker: ProgressTracker,
     guard: BacklogGuard,
+    discovery: Discovery,
 ) -> None:
     """Look until cancelled. Raises SourceConnectionError."""
     async with connection(source) as plain:
@@ -53,6 +55,7 @@ async def look(
                 heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
             )
             group.create_task(follower.run(plain), name=f"sequences {source.label}")
+            group.create_task(discovery.run(plain), name=f"discovery {source.label}")
             while True:
                 await _look_at_partitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, record.source_id)

@@ -178,6 +178,8 @@ class TableEvents:
             return
         if mapped.is_set_aside:
             return  # it may be idle, but it is not in sync
+        if mapped.obstacle is not None and failure is None:
+            return
         error = ErrorReport.with_notes(failure) if failure else None
         self.relations.set_state(mapped, state, error)
         bookkeeping = self._services.bookkeeping

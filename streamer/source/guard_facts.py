@@ -61,6 +61,16 @@ order by t.root, t.relid
 """
 
 
+async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[int]:
+    """Return those OIDs that tables have."""
+    rows = await fetch_all(
+        connection,
+        "select oid::int8 as oid from pg_catalog.pg_class where oid = any (%s::oid[])",
+        list(oids),
+    )
+    return {row["oid"] for row in rows}
+
+
 async def read_identities(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, RelationIdentity]:

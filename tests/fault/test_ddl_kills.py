@@ -61,3 +61,27 @@ def test_killed_at(name: str, tmp_path: Path, source: Database, target: Database
     # Each command was made once: a rename or drop made twice would have failed, an addition too.
     made = target.value("select count(*) from streamer.ddl where state = 'applied'")
     assert made == number * 2 + number // 2
+
+
+def test_killed_as_a_relation_follows_its_table(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute("create table a_0 (id int primary key)")
+    config = tmp_path / "config.yaml"
+    write_config(config, source, target, '"a_*": {initial: none}', group="ddl: capture")
+    with Process(config, environment={"STREAMER_FAILPOINTS": "rename.followed=kill"}) as process:
+        caught_up(process)
+        source.execute("insert into a_0 values (1); alter table a_0 rename to a_1")
+        source.execute("insert into a_1 values (2)")
+        assert process.process.ends_within(60)
+        assert process.process.returncode == -9
+    assert target.value("select to_regclass('a_0') is not null"), "all of it or nothing"
+    source.execute("alter table a_1 rename to a_2; insert into a_2 values (3)")
+    with Process(config) as process:
+        caught_up(process)
+        assert process.terminate() == 0
+    assert target.execute("select id from a_2 order by id") == [(1,), (2,), (3,)]
+    assert target.execute("select source, target from streamer.relation") == [
+        ("public.a_2", "public.a_2")
+    ]

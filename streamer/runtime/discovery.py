@@ -1,0 +1,72 @@
+"""Notices tables that appear at a source and match one of its patterns.
+
+It compares the names of the source's tables with the mapped ones at an interval. It does so at
+once when the stream brings the definition of a table that is not mapped (`ddl: capture`). The
+process then lets the tables join, as when an operator changes the rules.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.errors import MappingError
+from streamer.mapping.rules import RelationName, find_rules
+from streamer.runtime.table_events import TableEvents
+from streamer.source.catalog import read_relation_names
+from streamer.source.connection import Connection, translating
+from streamer.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS: Final = 1.0
+"""Between two looks, however many definitions the stream brings."""
+
+
+class Discovery:
+    """See the module. For one attempt to stream a source."""
+
+    def __init__(
+        self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
+    ) -> None:
+        """*interval*: in seconds; 0 for none. *appeared* is called with the source's label when
+        tables should join.
+        """
+        self._tables = tables
+        self._interval = interval or None
+        self._appeared = appeared
+        self._problem: str | None = None
+
+    async def run(self, plain: Connection) -> None:
+        """Look until cancelled. Raises SourceConnectionError."""
+        relations = self._tables.relations
+        while True:
+            await wait_for_event(relations.met_another, self._interval)
+            relations.met_another.clear()
+            if any(rule.pattern.is_pattern for rule in self._tables.source.rules):
+                with translating(self._tables.source.label):
+                    names = await read_relation_names(plain)
+                if new := self._new(names):
+                    log.info(
+                        "tables appeared",
+                        source=self._tables.source.label,
+                        tables=", ".join(map(str, new)),
+                    )
+                    self._appeared(self._tables.source.label)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _new(self, names: list[RelationName]) -> list[RelationName]:
+        """Return those of *names* that match a rule and are not mapped yet."""
+        try:
+            wanted = find_rules(self._tables.source, names)
+        except MappingError as exc:
+            if self._problem != str(exc):
+                self._problem = str(exc)
+                log.warning(
+                    "new tables cannot join", source=self._tables.source.label, error=str(exc)
+                )
+            return []
+        self._problem = None
+        present = {mapped.mapping.source for mapped in self._tables.relations}
+        return sorted(wanted.keys() - present)

@@ -1,0 +1,203 @@
+"""Tables that a source gets, loses or renames while it streams, without a change of the rules."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+SOON = "discovery_interval: 0.5"
+CAPTURE = "ddl: capture"
+
+
+async def tables(streamer: Streamer) -> dict[str, str]:
+    return {table["source"]: table["state"] for table in (await streamer.status())["tables"]}
+
+
+async def are(streamer: Streamer, **states: str) -> None:
+    wanted = {f"public.{name}": state for name, state in states.items()}
+
+    async def found() -> bool:
+        return await tables(streamer) == wanted
+
+    await streamer.eventually(found)
+
+
+async def is_equal(streamer: Streamer, source: Database, target: Database, *names: str) -> None:
+    """Wait until tables of the source are equal to their targets."""
+
+    async def equal() -> bool:
+        for name in names:
+            here, _, there = name.partition("=")
+            sql = "select * from {} order by id"
+            if not target.value(f"select to_regclass('{there or here}') is not null"):
+                return False
+            mine, its = await asyncio.gather(
+                asyncio.to_thread(source.execute, sql.format(here)),
+                asyncio.to_thread(target.execute, sql.format(there or here)),
+            )
+            if mine != its:
+                return False
+        return True
+
+    await streamer.eventually(equal)
+
+
+@pytest.mark.parametrize("group", ["", CAPTURE])
+async def test_tables_that_match_a_pattern_join_by_themselves(
+    group: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table a_old (id int primary key); create table b (id int primary key)")
+    # With the capture they join at once: nothing looks for them.
+    settings = "discovery_interval: 0" if group else SOON
+    async with stream('"a_*": {}', group=group, settings=settings) as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "create table a_new (id int primary key, v text default 'x');"
+            "insert into a_new select g from generate_series(1, 9) g; create table c (id int)"
+        )
+        source.execute("alter table a_new add column w int default 7; insert into a_old values (1)")
+        await are(streamer, a_old="ready", a_new="ready")
+        source.execute("insert into a_new values (10); update a_new set v = 'y' where id = 3")
+        await is_equal(streamer, source, target, "a_old", "a_new")
+
+
+async def test_a_table_that_the_role_may_not_publish_names_the_statement(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    role = f"reader_{source.name}"
+    source.execute(
+        f"create table a_old (id int primary key); create role {role} login replication;"
+        f"alter table a_old owner to {role}; grant create on database {source.name} to {role};"
+        f"alter default privileges grant select on tables to {role}"
+    )
+    source.url_user = role
+    try:
+        async with stream('"a_*": {}', settings=SOON) as streamer:
+            await streamer.caught_up()
+            source.execute("create table a_new (id int primary key); insert into a_new values (1)")
+            await are(streamer, a_old="ready", a_new="error")
+            error = str((await streamer.table("public.a_new"))["error"])
+            sql = 'alter publication "streamer_shop" add table only "public"."a_new"'
+            assert sql in error
+            assert "\n" not in error
+            source.execute(f"{sql}; insert into a_old values (1)")
+            await are(streamer, a_old="ready", a_new="ready")
+            await is_equal(streamer, source, target, "a_old", "a_new")
+    finally:
+        source.url_user = "postgres"
+        source.execute(f"reassign owned by {role} to postgres; drop owned by {role}")
+        source.execute(f"drop role {role}")
+
+
+async def test_dropped_tables_follow_their_policy(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    rules = """
+        "k_*": {on_table_dropped: keep}
+        h: {type: history, on_table_dropped: close}
+        "s_*": {}
+        other: {}
+    """
+    for name in ("k_1", "h", "s_1", "other"):
+        source.execute(
+            f"create table {name} (id int primary key, v text);"
+            f"insert into {name} values (1, 'a'), (2, 'b')"
+        )
+    current = "select id, v from {} where kvsz_end = '9999-01-01' order by id"
+    async with stream(rules, settings=SOON) as streamer:
+        await streamer.caught_up()
+        source.execute("; ".join(f"insert into {n} values (3, 'c')" for n in ("k_1", "h", "s_1")))
+        source.execute("drop table k_1, h, s_1; insert into other values (3, 'c')")
+        await are(streamer, s_1="error", other="ready")
+        error = str((await streamer.table("public.s_1"))["error"])
+        assert "on_table_dropped: keep" in error
+        assert target.value("select count(*) from k_1") == 3
+        assert not target.execute(current.format("h"))
+        assert target.value("select count(*) from h where kvsz_deleted") == 3
+        # One with that name joins again, and its rows replace those that streamer wrote.
+        source.execute("create table k_1 (id int primary key, v text); insert into k_1 values (7)")
+        source.execute("create table h (id int primary key, v text); insert into h values (1, 'z')")
+        await are(streamer, s_1="error", other="ready", k_1="ready", h="ready")
+        await is_equal(streamer, source, target, "k_1", "other")
+        assert target.execute(current.format("h")) == [(1, "z")]
+    # A table that goes while nothing runs leaves in the same way, with its last changes.
+    source.execute("update h set v = 'last'; insert into k_1 values (8)")
+    source.execute("drop table h, k_1; insert into other values (4, 'd')")
+    async with stream(rules, settings=SOON) as streamer:
+        await are(streamer, s_1="error", other="ready")
+        await is_equal(streamer, source, target, "other")
+        assert target.execute("select id from k_1 order by id") == [(7,), (8,)]
+        assert not target.execute(current.format("h"))
+        assert target.value("select count(*) from h where v = 'last' and kvsz_deleted") == 1
+
+
+async def test_a_renamed_table_follows_a_pattern_without_a_copy(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table a_1 (id int primary key, v text); insert into a_1 values (1, 'a')")
+    source.execute("create schema s")
+    filled = "select xmin::text from {} where id = 1"
+    async with stream('"a_*": {}\n"s.*": {target: "s.*"}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        before = target.value(filled.format("a_1"))
+        source.execute("insert into a_1 values (2, 'b')")
+        source.execute(
+            "begin; insert into a_1 values (3, 'c'); alter table a_1 rename to a_2;"
+            "alter table a_2 add column w int default 5; insert into a_2 values (4, 'd', 4); commit"
+        )
+        source.execute("update a_2 set v = 'z' where id = 2")
+        await are(streamer, a_2="ready")
+        await is_equal(streamer, source, target, "a_2")
+        assert target.value("select to_regclass('a_1') is null")
+        source.execute("alter table a_2 set schema s; insert into s.a_2 values (5)")
+
+        async def has_moved() -> bool:
+            return await tables(streamer) == {"s.a_2": "ready"}
+
+        await streamer.eventually(has_moved)
+        await is_equal(streamer, source, target, "s.a_2")
+        assert target.value(filled.format("s.a_2")) == before  # no copy has written it anew
+    source.execute("insert into s.a_2 values (6); alter table s.a_2 rename to a_3")
+    source.execute("insert into s.a_3 values (7)")
+    async with stream('"a_*": {}\n"s.*": {target: "s.*"}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        await is_equal(streamer, source, target, "s.a_3")
+        assert target.value(filled.format("s.a_3")) == before
+
+
+async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Any
+) -> None:
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
+    filled = "select xmin::text from t where id = 1"
+    async with stream("t: {}", group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        before = target.value(filled)
+        source.execute("insert into t values (2, 'b')")
+        source.execute("alter table t rename to u")
+        await streamer.table_state("public.t", "error")
+        table = await streamer.table("public.t")
+        assert "'public.u': {target: 'public.t'}" in str(table["error"])
+        source.execute("insert into u values (3, 'c')")
+        await streamer.stop()
+        streamer.start()  # a restart changes nothing
+        await streamer.table_state("public.t", "error")
+        source.execute("insert into u values (4, 'd')")
+        text = streamer.path.read_text()
+        streamer.path.write_text(text.replace("t: {}", "u: {target: t}"))
+        await streamer.apply()
+        await are(streamer, u="ready")
+        await is_equal(streamer, source, target, "u=t")
+        assert target.value(filled) == before
+        # Its name comes back at the source, and so must the rule.
+        source.execute("alter table u rename to w; insert into w values (5)")
+        await streamer.table_state("public.u", "error")
+        source.execute("alter table w rename to u; insert into u values (6)")
+        await are(streamer, u="ready")
+        await is_equal(streamer, source, target, "u=t")
+        assert target.value(filled) == before
