@@ -18,16 +18,16 @@ import json
 import os
 import shutil
 import tempfile
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark import RDD, SparkContext, StorageLevel
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from streamer.compare.ranges import FETCH_ROWS, SPLITS_MAX
+from streamer.compare.ranges import FETCH_ROWS, SPLITS_MAX, count_partitions
 from streamer.compare.readings import ERROR, SOURCE, TARGET, Unit
 from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.statements import statements
@@ -105,7 +105,6 @@ class _Comparison:
         self._kept: list[DataFrame] = []
         for name, value in SESSION_SETTINGS.items():
             session.conf.set(name, value)
-        session.conf.set("spark.sql.shuffle.partitions", str(4 * self._jobs))
 
     def run(self) -> list[dict[str, Any]]:
         try:
@@ -136,6 +135,11 @@ class _Comparison:
         """Return the number of tasks for *count* ranges: each makes connections of its own."""
         return max(1, min(count, max(4 * self._jobs, count // RANGES_PER_TASK)))
 
+    def _expect(self, rows: int) -> None:
+        """Choose the number of partitions for the coming queries: most have few rows."""
+        count = count_partitions(rows, self._jobs)
+        self._session.conf.set("spark.sql.shuffle.partitions", str(count))
+
     def _keep(self, frame: DataFrame) -> DataFrame:
         """Compute *frame* once: a stage that is computed again would read the servers again."""
         kept = frame.persist(StorageLevel.DISK_ONLY)
@@ -150,34 +154,33 @@ class _Comparison:
         units = self._context.parallelize(
             [unit.to_row() for unit in self._units], self._slices(len(self._units))
         )
+        self._expect(sum(2 * self._tables[unit.relation_id].digest_rows for unit in self._units))
         digests = self._keep(self._digest(units, is_first=True))
         totals = self._totals(digests)
-        found = _differing(digests, self._appended)
         small: list[DataFrame] = []
+        small_rows = 0
         for step in range(SPLITS_MAX):
-            found = self._keep(found)
-            if step == 0 and not found.take(1):
-                return totals, None
+            found = self._keep(_differing(digests, self._appended))
             is_large = f.col("relation").isin(self._ordered) & (f.col("rows") > FETCH_ROWS)
+            if step == SPLITS_MAX - 1:
+                is_large = f.lit(False)
+            count, rows = _count_large(found, is_large)
             small.append(found.where(~is_large))
-            large = found.where(is_large)
-            count = large.count()
+            small_rows += rows
             if not count:
                 break
-            if step == SPLITS_MAX - 1:
-                small.append(large)
-                break
             self._describe(f"digests of parts of {count} ranges")
-            parts = large.rdd.map(_unit_row).repartition(min(count, 4 * self._jobs))
-            split = parts.mapPartitions(
+            large = found.where(is_large).rdd.map(_unit_row)
+            split = large.repartition(min(count, 4 * self._jobs)).mapPartitions(
                 partial(split_units, tables=self._tables, ends=self._ends)
-            ).repartition(4 * self._jobs)
-            parts_digests = self._keep(self._digest(split, is_first=False))
-            found = _differing(parts_digests, self._appended)
-        result = small[0]
-        for frame in small[1:]:
-            result = result.union(frame)
-        return totals, result
+            )
+            digests = self._keep(self._digest(split.repartition(4 * self._jobs), is_first=False))
+            for relation_id, error in self._errors(digests).items():
+                totals[relation_id]["error"] = totals[relation_id]["error"] or error
+        if not small_rows:
+            return totals, None
+        self._expect(2 * small_rows)
+        return totals, reduce(DataFrame.union, small)
 
     def _digest(self, units: "RDD[Any]", *, is_first: bool) -> DataFrame:
         rows = units.mapPartitions(
@@ -201,6 +204,12 @@ class _Comparison:
             f.min("error").alias("error"),
         )
         return {row["relation"]: row.asDict() for row in rows.collect()}
+
+    def _errors(self, digests: DataFrame) -> dict[int, str]:
+        """Return an error of each relation that has one: no answer may leave it out."""
+        failed = digests.where(f.col("error").isNotNull())
+        found = failed.groupBy("relation").agg(f.min("error").alias("error")).collect()
+        return {row["relation"]: row["error"] for row in found}
 
     # ---- 3: rows -------------------------------------------------------------------------------
 
@@ -368,6 +377,16 @@ def _unit(row: list[Any]) -> Unit:
 def _unit_row(row: Any) -> tuple[Any, ...]:
     lower, upper = row["lower"], row["upper"]
     return row["relation"], row["number"], lower, upper, row["rows"], row["larger_side"]
+
+
+def _count_large(found: DataFrame, is_large: Column) -> tuple[int, int]:
+    """Return how many ranges are large, and how many rows the others have."""
+    row = found.agg(
+        f.count(f.when(is_large, True)).alias("count"),
+        f.sum(f.when(~is_large, f.col("rows"))).alias("rows"),
+    ).first()
+    assert row is not None
+    return row["count"], row["rows"] or 0
 
 
 def _differing(digests: DataFrame, appended: list[int]) -> DataFrame:

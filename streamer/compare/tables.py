@@ -89,6 +89,11 @@ class ComparedTable:
         return self.type == "append"
 
     @property
+    def digest_rows(self) -> int:
+        """The rows of a digest at most."""
+        return 1 if self.is_ordered else self.buckets
+
+    @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that name a row: its key, or all of them."""
         return tuple(self.columns[i] for i in self.key) if self.key else self.columns

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, spark_program
+from streamer.compare import comparison, spark_program, tasks
 from streamer.compare.comparison import ComparisonScope
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
@@ -56,6 +56,8 @@ insert into part select g, 'p' from generate_series(1, 200) g;
 create table ident (a int, b text);
 alter table ident replica identity full;
 insert into ident select g, 'full' from generate_series(1, 20) g;
+create table flags (kind "char" primary key, n int);
+insert into flags select chr(64 + g)::"char", g from generate_series(1, 20) g;
 create table chosen (id int primary key, region text, mail text, secret text, kind "char");
 insert into chosen select g, case when g % 2 = 0 then 'EU' else 'US' end, 'm' || g, 's', 'x'
   from generate_series(1, 40) g;
@@ -69,76 +71,120 @@ log: {type: append}
 price: {type: history}
 part:
 ident:
+flags:
 chosen: {target: chosen_ones, columns: {id: item_id, region: region, mail: mail, kind: kind}, exclude: [secret], filter: "region = 'EU' and mail like 'm%'", set: {mail: "md5(mail)"}}
 """
+OTHER_DDL = """
+create table t (id int primary key, v text, c char(4), n numeric, j jsonb, d double precision,
+                at timestamptz default now());
+insert into t (id, v) select g, 'theirs' from generate_series(5001, 5005) g;
+create table bag (a int, b text);
+insert into bag select 3, 'same' from generate_series(1, 5) g;
+"""
+OTHER_GROUP = """
+- database: branch
+  urls: [{{url: "{url}", sid: us}}]
+  tables: {{t: {{}}, bag: {{}}}}
+"""
 PLANTED = {
-    "t": (
+    "eu t": (
         """
         update t set v = 'changed' where id = 7; delete from t where id = 8;
-        insert into t (id, v) values (1000, 'extra');
+        insert into t (sid, id, v) values ('eu', 1000, 'extra');
         update t set v = null where id = 9; update t set c = 'abc' where id = 10;
         update t set n = 1.5 where id = 11; update t set j = '{"a": 1}' where id = 12;
         update t set d = d + 1e-15 where id = 13; update t set v = '' where id = 14;
-        update t set v = null where id = 15
+        update t set v = null where id = 15; update t set sid = 'us' where id = 20
         """,
-        (1, 1, 8),
+        (2, 1, 8),
     ),
-    "padded": (
+    "us t": ("", (0, 1, 0)),
+    "eu padded": (
         "update padded set c = 'ab' where id = 1; update padded set v = 'ab ' where id = 2",
         (0, 0, 2),
     ),
-    "words": (
+    "eu words": (
         "update words set n = -1 where word = 'word 3'; delete from words where n = 4",
         (1, 0, 1),
     ),
-    "bag": (
-        "insert into bag values (1, 'same'); delete from bag where ctid = (select min(ctid) from bag where a = 2)",
-        (1, 1, 0),
+    "eu bag": (
+        """
+        insert into bag (sid, a, b) values ('eu', 1, 'same');
+        delete from bag where ctid = (select min(ctid) from bag where sid = 'eu' and a = 2);
+        update bag set sid = 'us'
+          where ctid = (select min(ctid) from bag where sid = 'eu' and a = 3)
+        """,
+        (2, 1, 0),
     ),
-    "log": (
-        "insert into log values (900, 'more'); update log set v = 'x' where id = 3; delete from log where id = 4",
+    "us bag": ("", (0, 1, 0)),
+    "eu log": (
+        """
+        insert into log (sid, id, v) values ('eu', 900, 'more');
+        update log set v = 'x' where id = 3; delete from log where id = 4
+        """,
         (1, 0, 1),
     ),
-    "price": (
-        "update price set amount = 1.0 where id = 1 and kvsz_end > now(); insert into price (id, amount) values (999, 1)",
+    "eu price": (
+        """
+        update price set amount = 1.0 where id = 1 and kvsz_end > now();
+        insert into price (sid, id, amount) values ('eu', 999, 1)
+        """,
         (0, 1, 1),
     ),
-    "part": ("delete from part where id = 150", (1, 0, 0)),
-    "ident": ("update ident set b = 'other' where a = 1", (1, 1, 0)),
-    "chosen": (
-        "update chosen_ones set mail = 'x' where item_id = 2; insert into chosen_ones (item_id, region) values (3, 'US')",
+    "eu part": ("delete from part where id = 150", (1, 0, 0)),
+    "eu ident": ("update ident set b = 'other' where a = 1", (1, 1, 0)),
+    "eu flags": (
+        """
+        update flags set n = -1 where kind = 'C'; delete from flags where kind = 'D';
+        insert into flags (sid, kind, n) values ('eu', 'z', 1)
+        """,
+        (1, 1, 1),
+    ),
+    "eu chosen": (
+        """
+        update chosen_ones set mail = 'x' where item_id = 2;
+        insert into chosen_ones (sid, item_id, region) values ('eu', 3, 'US')
+        """,
         (0, 1, 1),
     ),
 }
+"""What an operator's mistake does to the target, and the rows missing, extra and different."""
 
 
 @pytest.mark.timeout(600)
-async def test_each_planted_difference_is_found_and_equal_tables_are_equal(
-    stream: MakeStreamer, compare: Compare, source: Database, target: Database
+async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_are_equal(
+    tmp_path: Path,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    shared_server: Server,
 ) -> None:
     source.execute(DDL)
     # As text, a value of char(n) keeps its blanks.
-    target.execute("create table padded (id int primary key, c text, v text)")
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        before = await compare(streamer)
-        assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), (
-            before
-        )
-        assert before["t"].rows_source == before["t"].rows_target == 300
-        for sql, _ in PLANTED.values():
-            target.execute(sql)
-        after = await compare(streamer, with_values=True)
-        repaired = await compare(streamer, repairs=True)
+    target.execute("create table padded (sid text, id int, c text, v text, primary key (sid, id))")
+    with database(shared_server, "source_us") as other:
+        other.execute(OTHER_DDL)
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, TABLES, sid="eu")
+        path.write_text(path.read_text() + OTHER_GROUP.format(url=other.url))
+        async with running(path) as streamer:
+            before = await compare(streamer)
+            for sql, _ in PLANTED.values():
+                target.execute(sql or "select")
+            after = await compare(streamer, with_values=True)
+            repaired = await compare(streamer, repairs=True)
+    assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), before
+    assert before["eu t"].rows_source == before["eu t"].rows_target == 300
     found = {name: (r.missing, r.extra, r.different) for name, r in after.items()}
     assert found == {name: counts for name, (_, counts) in PLANTED.items()}, after
     assert {r.undecided for r in after.values()} == {0}
     assert [r for r in repaired.values() if not r.is_equal] == []
-    by_key = {entry["key"]["id"]: entry for entry in after["t"].sample}
+    assert repaired.keys() == PLANTED.keys()
+    by_key = {entry["key"]["id"]: entry for entry in after["eu t"].sample}
     assert by_key["9"]["columns"] == ["v"]
     assert by_key["9"]["target"][0]["v"] is None
     assert by_key["1000"]["kind"] == "extra"
-    assert by_key["8"]["kind"] == "missing"
+    assert by_key["20"]["kind"] == "missing"
 
 
 LIVE_RUNS = int(os.environ.get("COMPARE_RUNS", "1"))
@@ -180,6 +226,18 @@ def write_traffic(database: Database, stop: threading.Event) -> None:
 
 
 @contextlib.asynccontextmanager
+async def running(path: Path) -> AsyncIterator[Streamer]:
+    """Have a streamer that has caught up."""
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        yield streamer
+    finally:
+        await streamer.stop()
+
+
+@contextlib.asynccontextmanager
 async def two_tenants(
     tmp_path: Path, source: Database, target: Database, shared_server: Server
 ) -> AsyncIterator[tuple[Streamer, Database]]:
@@ -193,13 +251,8 @@ async def two_tenants(
         path.write_text(
             path.read_text().replace(f'[{{url: "{source.url}", sid: eu}}]', f"\n  {second}")
         )
-        streamer = Streamer(path)
-        streamer.start()
-        try:
-            await streamer.caught_up()
+        async with running(path) as streamer:
             yield streamer, other
-        finally:
-            await streamer.stop()
 
 
 @pytest.mark.timeout(600 + 60 * LIVE_RUNS)
@@ -316,3 +369,28 @@ async def test_a_comparison_that_was_interrupted_goes_on_with_the_ranges_that_ar
     assert "3/4" in terminal.file.getvalue()  # type: ignore[attr-defined]
     result = after["t"]
     assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)
+
+
+async def test_an_error_in_a_part_of_a_range_is_no_equal_part(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sums of a whole range can be read, and those of its parts cannot."""
+    digest_units = tasks.digest_units
+
+    def refuse_parts(rows: Any, *, is_first: bool, **options: Any) -> Iterator[Any]:
+        for row in digest_units(rows, is_first=is_first, **options):
+            yield row if is_first else (*row[:5], 0, 0, "0", "0", "refused in a part")
+
+    monkeypatch.setattr(spark_program, "digest_units", refuse_parts)
+    monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
+    source.execute("create table t (id int primary key, n int)")
+    source.execute("insert into t select g, g from generate_series(1, 100) g")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute("update t set n = -1 where id = 4")
+        result = (await compare(streamer))["t"]
+    assert (result.error, result.is_equal) == ("refused in a part", False)
