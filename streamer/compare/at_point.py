@@ -22,13 +22,12 @@ from typing import Final, Self
 
 import structlog
 
-from streamer.compare.comparison import agree_on_hash, estimate_rows
+from streamer.compare.comparison import agree_on_hash, cut_table, estimate_rows
 from streamer.compare.definitions import TableFacts, build_table
 from streamer.compare.ranges import (
     FETCH_ROWS,
     count_buckets,
     count_parts,
-    count_ranges,
     join_buckets,
     split_range,
     whole_rate,
@@ -48,7 +47,6 @@ from streamer.target.connection import TargetConnection
 log = structlog.get_logger()
 
 APPLICATION_NAME: Final = "streamer compare"
-SAMPLED_PER_RANGE: Final = 50
 SPLITS_MAX: Final = 4
 RANGES_MAX: Final = 1000
 """Beyond so many, ranges or buckets that differ are not split any more: statements name each."""
@@ -77,7 +75,7 @@ async def find_differences(
         began = time.monotonic()
         if table.is_ordered:
             with translating(context.label):
-                ranges = await _plan(table, reader, rows, share)
+                ranges = await cut_table(reader.source, table, rows, share)
             readers = [reader]
             while len(readers) < min(jobs, len(ranges)):
                 readers.append(await _Reader.open(context, snapshot, sessions, share))
@@ -138,18 +136,6 @@ async def _build(
         return build_table(facts, kind, buckets)
     except (MappingError, TargetSchemaError):
         return None  # the copy compares all rows in the target, and the stream reports the rest
-
-
-async def _plan(
-    table: ComparedTable, reader: "_Reader", rows: int, rate: float | None
-) -> list[KeyRange]:
-    """Cut the table at keys that a sample of the source has."""
-    count = count_ranges(rows, rate)
-    if count == 1:
-        return [KeyRange()]
-    percent = min(100.0, 100.0 * SAMPLED_PER_RANGE * count / rows)
-    found = await fetch_all(reader.source, table.sample_sql(table.source, percent, count).encode())
-    return split_range(KeyRange(), [tuple(row["k"]) for row in found])
 
 
 async def _narrow(

@@ -378,30 +378,20 @@ class Comparison:
 
     async def _plan(self, found: Sequence[_Found]) -> list[RangeRecord]:
         planned: list[RangeRecord] = []
+        rate = task_rate(self._options.rows_per_second, self._options.jobs, self._options.jobs)
         for source in self._mapping.sources:
             its = [one for one in found if one.source is source]
             if not its:
                 continue
             async with connection(source) as plain:
                 for one in its:
-                    ranges = await self._plan_one(plain, one)
+                    assert one.table is not None
+                    ranges = await cut_table(plain, one.table, one.rows, rate)
                     planned += [
                         RangeRecord(one.record.relation_id, number, unit.lower, unit.upper)
                         for number, unit in enumerate(ranges)
                     ]
         return planned
-
-    async def _plan_one(self, plain: Connection, one: _Found) -> list[KeyRange]:
-        table = one.table
-        assert table is not None
-        rate = task_rate(self._options.rows_per_second, self._options.jobs, self._options.jobs)
-        count = count_ranges(one.rows, rate)
-        if not table.is_ordered or count == 1:
-            return [KeyRange()]
-        percent = min(100.0, 100.0 * SAMPLED_PER_RANGE * count / one.rows)
-        sql = table.sample_sql(table.source, percent, count)
-        rows = await fetch_all(plain, sql.encode())
-        return split_range(KeyRange(), [tuple(row["k"]) for row in rows])
 
     # ---- the job -------------------------------------------------------------------------------
 
@@ -456,6 +446,21 @@ async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
         f"select count(*) as rows from (select from {quoted} limit {COUNTED_ROWS_MAX}) r".encode(),
     )
     return int(row["rows"])
+
+
+async def cut_table(
+    plain: Connection, table: ComparedTable, rows: int, rate: float | None
+) -> list[KeyRange]:
+    """Cut a table of about *rows* into ranges, at keys that a sample of the source has.
+
+    *rate*: the rows per second of one task. A table that is not ordered stays whole.
+    """
+    count = count_ranges(rows, rate)
+    if not table.is_ordered or count == 1:
+        return [KeyRange()]
+    percent = min(100.0, 100.0 * SAMPLED_PER_RANGE * count / max(1, rows))
+    found = await fetch_all(plain, table.sample_sql(table.source, percent, count).encode())
+    return split_range(KeyRange(), [tuple(row["k"]) for row in found])
 
 
 async def agree_on_hash(plain: Connection, target: TargetConnection) -> HashKind:

@@ -12,7 +12,11 @@ import os
 import sys
 from typing import Any, Final
 
+import structlog
+
 from streamer.errors import ComparisonError
+
+log = structlog.get_logger()
 
 PROGRAM: Final = "streamer.compare.local_program"
 STOP_SECONDS: Final = 2.0
@@ -47,6 +51,8 @@ class LocalProcess:
             await _end(process)
         answer: dict[str, Any] = json.loads(line or b'{"error": "its process ended"}')
         if "error" in answer:
+            if (frames := answer.get("traceback")) is not None:
+                log.error("defect in a comparison", error=answer["error"], traceback=frames)
             raise ComparisonError(f"the comparison stopped: {answer['error']}")
         result: list[dict[str, Any]] = answer["result"]
         return result

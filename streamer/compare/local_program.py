@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from streamer.compare.readings import (
 )
 from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.tables import ComparedTable
+from streamer.sync.parts import PassingError
 
 APPLICATION_NAME: Final = "streamer verify"
 BUCKETS_ROWS: Final = 100_000
@@ -223,9 +225,21 @@ def main() -> int:
     except KeyboardInterrupt:
         return 1
     except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
-        _answer({"error": str(exc) or type(exc).__name__})
+        _answer(failure(exc))
         return 1
     return 0
+
+
+def failure(exc: Exception) -> dict[str, Any]:
+    """Return the answer about an error; one that no server has raised is a defect. Pure.
+
+    The traceback has lines of code, and no values of rows.
+    """
+    text = str(exc) or type(exc).__name__
+    if isinstance(exc, psycopg.Error | PassingError | ElsewhereError):
+        return {"error": text}
+    frames = "".join(traceback.format_tb(exc.__traceback__))
+    return {"error": f"{type(exc).__name__}: {text}", "traceback": frames}
 
 
 if __name__ == "__main__":

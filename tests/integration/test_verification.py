@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamer.admin.events import SeenState, changes_between
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
+from streamer.errors import ComparisonError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up
@@ -125,6 +127,13 @@ async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_stat
         )
         (result,) = await comparing
     assert (result.is_equal, result.rows_source, result.rows_target) == (True, 200, 200)
+
+
+async def test_a_defect_of_the_process_is_reported_with_its_place() -> None:
+    with capture_logs() as logs, pytest.raises(ComparisonError, match="KeyError: 'ends'"):
+        await LocalProcess().submit({})
+    (entry,) = [entry for entry in logs if entry["event"] == "defect in a comparison"]
+    assert "local_program.py" in entry["traceback"]
 
 
 @pytest.mark.timeout(300)
