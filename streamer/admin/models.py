@@ -4,7 +4,7 @@ settings of the YAML, so both are always the same.
 
 from collections.abc import Iterable
 from copy import copy
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -17,9 +17,14 @@ from streamer.config.settings import (
 )
 from streamer.config.yaml_file import format_location
 from streamer.errors import InvalidError, MappingError
-from streamer.mapping.resync import Mode
+from streamer.mapping.expressions import EXPRESSION_BYTES_MAX
+from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import OnError, RelationPattern, parse_relation
 from streamer.postgres.passwords import MASK, check_url, has_mask
+from streamer.sync.scope import parse_resync
+from streamer.target.conventions import TABLE_COLUMNS_MAX
+
+Body = TypeVar("Body", bound=BaseModel)
 
 ID_MAX: Final = 2**63 - 1
 """SQLite's largest."""
@@ -46,6 +51,7 @@ def _check_url(value: str) -> str:
 Id = Annotated[int, Field(ge=1, le=ID_MAX, strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_text)]
 Sid = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_text)]
+Condition = Annotated[str, Field(max_length=EXPRESSION_BYTES_MAX), AfterValidator(check_text)]
 Url = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_check_url)]
 
 
@@ -266,11 +272,21 @@ class ResumeBody(ActionBody):
 
 class ResyncBody(ActionBody):
     """``mode``: write all rows again, or only those that differ. ``force``: leave out columns that
-    the target lacks.
+    the target lacks. ``where``: bring only rows for which this SQL over the source's columns is
+    true. ``columns``: bring only these columns of the existing rows, by the target's names.
     """
 
     mode: Mode = Mode.RELOAD
     force: bool = False
+    where: Condition | None = None
+    columns: Annotated[list[Name], Field(min_length=1, max_length=TABLE_COLUMNS_MAX)] | None = None
+
+    def resync(self) -> Resync:
+        """Return the resync, checked as that of the command line. Raises InvalidError."""
+        try:
+            return parse_resync(self.mode, force=self.force, where=self.where, columns=self.columns)
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
 
 
 class QuarantineBody(_Body):
@@ -310,12 +326,17 @@ def validate(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Return *values* as a body of the API has them. Raises InvalidError."""
+def read_as(model: type[Body], values: dict[str, Any]) -> Body:
+    """Return *values* as a body of the API. Raises InvalidError."""
     try:
-        return model.model_validate(values).model_dump(mode="json")
+        return model.model_validate(values)
     except ValidationError as exc:
         raise explain(exc) from None
+
+
+def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return *values* as a body of the API has them. Raises InvalidError."""
+    return read_as(model, values).model_dump(mode="json")
 
 
 def _check_texts(place: str, value: Any) -> None:

@@ -1,6 +1,5 @@
 """The command line, and the commands about the stream, its tables and incidents."""
 
-import csv
 import gc
 import json
 import signal
@@ -54,7 +53,7 @@ from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.hot import choice
 from streamer.lsn import Lsn
-from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.resync import Mode
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
@@ -511,17 +510,14 @@ def resync(
     The target stores the request: a running process acts at once, a stopped one at its next start.
     Readers of the target see the old rows until the new ones replace them in one transaction.
     """
-    from streamer.sync.scope import where_scope
+    from streamer.sync.scope import parse_resync, read_names
 
     try:
-        scope = None if where is None else where_scope(where)
+        names = None if columns is None else read_names(columns)
+        wanted = parse_resync(mode, force=force, where=where, columns=names)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
-    names = None if columns is None else tuple(next(csv.reader([columns], skipinitialspace=True)))
-    if names is not None and scope is not None:
-        fail("--where and --columns exclude each other", 2)
-    options = Resync(mode, force, scope, names).to_json()
-    _request("resync", table, database, sid, as_json, options)
+    _request("resync", table, database, sid, as_json, wanted.to_json())
 
 
 @app.command(rich_help_panel=TABLES, epilog=example("streamer pause orders"))

@@ -458,7 +458,7 @@ async def _check_scope(source: Connection, copy: TableCopy) -> None:
     if scope is None:
         return
     for condition in check_conditions(scope, copy.unchanged, mapping):
-        await describe_condition(source, mapping, copy.relation, condition, "--where")
+        await describe_condition(source, mapping, copy.relation, condition, "the condition")
 
 
 def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:

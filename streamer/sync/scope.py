@@ -6,6 +6,7 @@ have moved out of it. `Exchange.stray_keys_sql` finds the keys of such rows, and
 at the source too. So afterwards no row that the condition names on either side differs.
 """
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from streamer.mapping.expressions import (
     over_columns,
     parse_expression,
 )
-from streamer.mapping.resync import KeySet, RowScope
+from streamer.mapping.resync import KeySet, Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
@@ -33,12 +34,34 @@ def parse_condition(text: str) -> Expression:
     try:
         return parse_expression(text)
     except ExpressionError as exc:
-        raise MappingError(f"--where: {exc}") from None
+        raise MappingError(f"where: {exc}") from None
 
 
-def where_scope(text: str) -> RowScope:
-    """Return the rows of an operator's condition. Raises MappingError."""
-    return RowScope((parse_condition(text).text,))
+def parse_resync(
+    mode: Mode, *, force: bool, where: str | None, columns: Sequence[str] | None
+) -> Resync:
+    """Return the resync that an operator asks for, from the command line, the API or the page.
+
+    *where*: the condition for its rows. *columns*: those to bring, by the target's names. Raises
+    MappingError if the options do not fit together, or the condition is no expression.
+    """
+    if where is not None and columns is not None:
+        raise MappingError("where: a resync is limited to rows or to columns, not to both")
+    if columns is not None and not all(columns):
+        raise MappingError("columns: expected the names of columns of the target")
+    scope = None if where is None else RowScope((parse_condition(where).text,))
+    return Resync(mode, force, scope, None if columns is None else tuple(columns))
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Read names that commas separate, with double quotes around a name that contains one.
+
+    Raises MappingError.
+    """
+    try:
+        return tuple(next(csv.reader([text], skipinitialspace=True), ()))
+    except csv.Error as exc:
+        raise MappingError(f"columns: {exc}") from None
 
 
 def unchanged_columns(
@@ -67,8 +90,8 @@ def check_conditions(
     for condition in conditions:
         if unknown := condition.unknown(there):
             raise MappingError(
-                f'--where uses column "{unknown[0]}", which target table "{mapping.target}" does '
-                "not hold unchanged",
+                f'the condition uses column "{unknown[0]}", which target table "{mapping.target}" '
+                "does not hold unchanged",
                 hint=f"use these: {', '.join(sorted(there))}; or resync the whole table",
             )
     return conditions

@@ -199,6 +199,56 @@ async def test_status_and_requests(
         assert (await client.post("/api/quarantine/retry", json={"ids": [7]})).status_code == 409
 
 
+@pytest.mark.usefixtures("without_spark")
+async def test_a_resync_of_some_rows_or_columns_is_requested_as_on_the_command_line(
+    open_admin: OpenAdmin, stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
+    wrong = "select id from t where v <> 'v' order by id"
+    async with (
+        stream("t:") as streamer,
+        open_admin(target=target.url, is_alone=False) as admin,
+        admin.client() as client,
+    ):
+        await streamer.caught_up()
+        await as_streamed(admin, client, source)
+        target.execute("update t set v = 'wrong' where id in (3, 4, 5, 6)")
+        answer = await post(client, "tables/1/resync", where="id = 3")
+        assert answer == {"action": "resync", "tables": ["shop public.t"]}
+        await streamer.caught_up()
+        assert target.execute(wrong) == [(4,), (5,), (6,)]
+        form = {"database": "shop", "name": "public.t", "action": "resync", "mode": "diff"}
+        acted = await client.post("/table/act", data=form | {"where": " id = 4 "})
+        assert acted.status_code == 303
+        await streamer.caught_up()
+        assert target.execute(wrong) == [(5,), (6,)]
+        target.execute("delete from t where id = 5")
+        assert (await client.post("/table/act", data=form | {"columns": "v"})).status_code == 303
+        await streamer.caught_up()
+        assert target.value("select count(*) from t where v = 'v'") == 8, "no row comes or goes"
+        await post(client, "tables/1/resync", mode="diff")
+        await streamer.caught_up()
+        assert target.execute("select * from t order by id") == (
+            source.execute("select * from t order by id")
+        )
+        for given, fault in (
+            ({"where": "id ="}, "where: not an SQL expression"),
+            ({"where": ""}, "where: empty"),
+            ({"where": "id = 1", "columns": ["v"]}, "where: a resync is limited to rows or to"),
+            ({"columns": []}, "columns: "),
+            ({"where": "x" * 20_000}, "where: "),
+        ):
+            refused = await client.post("/api/tables/1/resync", json=given)
+            assert refused.status_code == 422, refused.text
+            assert refused.json()["error"]["message"].startswith(fault)
+        for fields in ({"where": "id ="}, {"where": "id = 1", "columns": "v"}, {"columns": ","}):
+            assert (await client.post("/table/act", data=form | fields)).status_code == 422
+        refused = await client.post("/api/tables/1/resync", json={"columns": ["w"]})
+        assert refused.status_code == 409
+        assert 'no column "w"' in refused.json()["error"]["message"]
+
+
 async def as_streamed(admin: Admin, client: httpx.AsyncClient, source: Database) -> None:
     """Give the mapping to the engine beside."""
     await post(client, "databases", name="shop")

@@ -11,7 +11,6 @@ from streamer.admin.api.parameters import Number, Text
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
 from streamer.commands.quarantine import Choice
-from streamer.mapping.resync import Resync
 
 
 def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
@@ -48,11 +47,9 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
     ) -> dict[str, Any]:
         """Copy a table again while the others keep streaming."""
         given = values or models.ResyncBody()
-        options = Resync(given.mode, given.force).to_json()
-        return {
-            "action": "resync",
-            "tables": await service.act("resync", number, given.sid, actor_of(request), options),
-        }
+        options = given.resync().to_json()
+        names = await service.act("resync", number, given.sid, actor_of(request), options)
+        return {"action": "resync", "tables": names}
 
     @router.post("/tables/{number}/pause", tags=["servers"], status_code=202)
     async def pause(

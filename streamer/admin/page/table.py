@@ -3,7 +3,9 @@
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import FormData
 
+from streamer.admin import models
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.attention import runbook_of_table
@@ -19,6 +21,7 @@ from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
 from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import parse_name
+from streamer.sync.scope import read_names
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
@@ -71,11 +74,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             raise InvalidError("action: not known")
         done = _DONE[action]
         if action == "resync":
-            try:
-                mode = Mode(form_text(form, "mode") or Mode.RELOAD)
-            except ValueError:
-                raise InvalidError("mode: not known") from None
-            options = Resync(mode, form_text(form, "force") == "on").to_json()
+            options = _resync(form).to_json()
         if action == "skip":
             action, options = "resume", {"skip_deletes": True}
         await frame.service.act_on(action, database, sid, name, actor_of(request), options)
@@ -117,6 +116,21 @@ def _which(form: Any) -> tuple[str, str | None, str]:
         form_text(form, "sid") or None,
         _name(form_text(form, "name")),
     )
+
+
+def _resync(form: FormData) -> Resync:
+    """Read the resync of a form. Raises InvalidError."""
+    given: Row = {
+        "mode": form_text(form, "mode") or Mode.RELOAD,
+        "force": form_text(form, "force") == "on",
+        "where": form_text(form, "where").strip() or None,
+    }
+    if columns := form_text(form, "columns").strip():
+        try:
+            given["columns"] = list(read_names(columns))
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
+    return models.read_as(models.ResyncBody, given).resync()
 
 
 def _address(database: str, sid: str | None, name: str) -> str:
