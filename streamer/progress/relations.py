@@ -410,6 +410,21 @@ async def set_brake(
         )
 
 
+async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> None:
+    """Request the columns that existing rows of a relation still lack, if there are any.
+
+    The same cause may have stopped the relation and the copy that was to bring them.
+    """
+    async with bookkeeping.connection() as connection, transaction(connection):
+        columns = await connection.fetch_value(
+            "select unfilled from streamer.relation"
+            " where id = $1 and unfilled <> '{}' and resync is null for update",
+            relation_id,
+        )
+        if columns:
+            await request_unfilled(connection, relation_id, columns)
+
+
 async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: str, error: ErrorReport | None = None
 ) -> None:

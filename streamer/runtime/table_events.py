@@ -24,7 +24,12 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.relations import set_brake, set_streaming_state, set_waiting
+from streamer.progress.relations import (
+    request_still_unfilled,
+    set_brake,
+    set_streaming_state,
+    set_waiting,
+)
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
@@ -144,6 +149,7 @@ class TableEvents:
                     "table recovered", source=self.source.label, table=str(mapped.mapping.source)
                 )
                 await self._store_streaming_state(mapped, State.CATCHING_UP)
+                await self._request_still_unfilled(mapped)
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
@@ -186,6 +192,10 @@ class TableEvents:
         await self._store(
             lambda: set_streaming_state(bookkeeping, mapped.relation_id, state, error)
         )
+
+    async def _request_still_unfilled(self, mapped: MappedRelation) -> None:
+        bookkeeping = self._services.bookkeeping
+        await self._store(lambda: request_still_unfilled(bookkeeping, mapped.relation_id))
 
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
         """Store something in the bookkeeping, as soon as the target is there."""

@@ -186,3 +186,46 @@ async def test_a_column_that_an_operator_adds_to_the_target_is_brought(
         target.execute("alter table t add column secret text")
         query = "select id, v, secret, n from t order by id"
         await equal(streamer, source, target, query)
+
+
+async def test_a_column_of_set_that_the_target_lacked_is_brought_once_it_is_there(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """By `resume` while no change comes; by itself if a change has stopped the table."""
+    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+
+    def is_filled(here: str, there: str) -> bool:
+        return source.execute(f"select id, v, {here} from t order by id") == (
+            target.execute(f"select id, v, {there} from t order by id")
+        )
+
+    async with stream("t: {exclude: [secret]}") as streamer:
+        await streamer.caught_up()
+
+        async def error_has(text: str) -> None:
+            async def is_there() -> bool:
+                found = await streamer.table("public.t")
+                return found["state"] == "ready" and text in str(found["error"])
+
+            await streamer.eventually(is_there)
+
+        rule = "t: {{exclude: [secret], set: {{a: upper(v){}}}}}"
+        write_config(streamer.path, source, target, rule.format(""))
+        await streamer.apply()
+        await error_has('no column "a"')
+        await error_has("run: streamer resume public.t --database shop")
+        target.execute("alter table t add column a text")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await request(address, "resume", "t", database=None, sid=None)
+        await streamer.eventually(lambda: _true(is_filled("upper(v)", "a")))
+
+        write_config(streamer.path, source, target, rule.format(", b: 'v || id'"))
+        await streamer.apply()
+        await error_has('no column "b"')
+        source.execute("update t set v = 'first change' where id = 50")
+        await streamer.table_state("public.t", "error")
+        target.execute("alter table t add column b text")
+        await streamer.eventually(lambda: _true(is_filled("upper(v), v || id", "a, b")))
+        await streamer.caught_up()
+        assert (await streamer.table("public.t"))["error"] is None
+        assert target.value("select unfilled from streamer.relation") == []
