@@ -1,136 +1,144 @@
-"""`streamer compare` killed at its failpoints: nothing is harmed, and another run goes on."""
+"""`streamer compare` killed at its failpoints: nothing is harmed, and another run goes on.
 
+The Python process of a task dies in the Spark that tests share. The JVM and the command each die in
+a Spark of their own.
+"""
+
+import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from pyspark import SparkContext
 
-from streamer.failpoints import NAMES
+from streamer.failpoints import NAMES, VARIABLE
+from tests.support.comparing import Compare
+from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
-from tests.support.process import Process, caught_up
-from tests.support.streamer import write_config
+from tests.support.streamer import MakeStreamer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 TABLES = [f"t_{n}" for n in range(8)]
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'streamer compare'"
+DONE = "select count(*) from streamer.compared_range where source_rows is not null"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Command:
-    """A `streamer compare` in a process of its own."""
+    """A `streamer compare` in a process of its own, whose tasks stop at *failpoint*."""
 
-    def __init__(self, config: Path, failpoints: str = "") -> None:
-        temporary = config.parent / "tmp"
-        temporary.mkdir(exist_ok=True)
-        environment = {"STREAMER_FAILPOINTS": failpoints, "TMPDIR": str(temporary)}
-        self._output, self._log = config.parent / "compared.json", config.parent / "compared.log"
-        with self._output.open("wb") as output, self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "streamer", "-c", config, "compare", "--json"],
-                env=os.environ | environment,
-                stdout=output,
-                stderr=log,
-            )
-        self.family: set[psutil.Process] = set()
+    def __init__(self, config: Path, failpoint: str) -> None:
+        self.temporary = config.parent / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        environment = {VARIABLE: f"{failpoint}=stop@1", "TMPDIR": str(self.temporary)}
+        self._output = config.parent / f"compared-{failpoint}.json"
+        self._log = config.parent / f"compared-{failpoint}.log"
+        self.process = ForkedProcess(
+            "streamer",
+            ["--config", str(config), "compare", "--json"],
+            environment=os.environ | environment,
+            stdout=self._output,
+            stderr=self._log,
+        )
+        self._family: set[psutil.Process] = set()
 
     def __enter__(self) -> "Command":
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave no process behind."""
-        for process in self.family:
+        for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.kill()
-        self.process.wait()
-
-    def wait(self) -> tuple[int, str, str]:
-        """Return exit code, output and log."""
-        code = self.process.wait(240)
-        return code, self._output.read_text(), self._log.read_text()
 
     def stopped_worker(self) -> psutil.Process | None:
-        """Return the Python process of Spark that stands at a failpoint."""
-        self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
-        for child in self.family:
+        """Return the Python process of Spark that stands at the failpoint."""
+        self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
+        for child in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.status() == psutil.STATUS_STOPPED:
                     return child
         return None
 
-    def java(self) -> psutil.Process:
-        for child in self.family:
+    def _java(self) -> psutil.Process:
+        for child in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.name() == "java":
                     return child
         raise AssertionError("there is no JVM")
 
-    def end(self, worker: psutil.Process) -> None:
-        """Wait until the command and all its processes are gone."""
+    def kill(self, victim: str) -> tuple[int, str, str]:
+        """Kill *victim* while a task is at the failpoint; return exit code, output and log."""
+        worker = eventually(self.stopped_worker, 120, "a task is at the failpoint")
+        if victim == "command":
+            self.process.kill()
+        else:
+            self._java().kill()
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.send_signal(signal.SIGCONT)
-        self.process.wait(120)
-        eventually(lambda: not any(child.is_running() for child in self.family), 60, "they end")
-
-
-def answer(config: Path) -> dict[str, tuple[int, int, int]]:
-    with Command(config) as command:
-        code, output, log = command.wait()
-    assert code == 1, log
-    tables: list[dict[str, Any]] = json.loads(output)["tables"]
-    assert [table["error"] for table in tables] == [None] * len(TABLES)
-    return {
-        table["source"].removeprefix("public."): (
-            table["missing"],
-            table["extra"],
-            table["different"],
-        )
-        for table in tables
-        if not table["equal"]
-    }
+        code = self.process.wait(120)
+        eventually(lambda: not any(map(is_alive, self._family)), 60, "they end")
+        return code, self._output.read_text(), self._log.read_text()
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("compare.")))
-def test_a_comparison_killed_at(
-    name: str, tmp_path: Path, source: Database, target: Database
+async def test_a_comparison_killed_at(
+    name: str,
+    stream: MakeStreamer,
+    compare: Compare,
+    spark_context: SparkContext,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Database,
+    target: Database,
 ) -> None:
-    """The Python process of a task first, then Spark's JVM, then the command."""
+    """The Python process of a task first, then the command, then Spark's JVM."""
     for table in TABLES:
         source.execute(f"create table {table} (id int primary key, v text)")
         source.execute(f"insert into {table} select g, 'v' from generate_series(1, 20) g")
-    config = tmp_path / "config.yaml"
-    write_config(config, source, target, '"*":', settings="sync: {jobs: 1}")
-    done = "select count(*) from streamer.compared_range where source_rows is not null"
-    with Process(config, spark=False) as process:
-        caught_up(process)
+    async with stream('"*":', settings="sync: {jobs: 1}") as streamer:
+        await streamer.caught_up()
         target.execute("update t_0 set v = 'w' where id = 3; delete from t_1 where id = 4")
         counts: list[int] = []
-        for victim in ("worker", "JVM", "command"):
-            action = "kill" if victim == "worker" else "stop"
-            with Command(config, f"{name}={action}@1") as command:
-                if victim != "worker":
-                    worker = eventually(command.stopped_worker, 120, "a task is at the failpoint")
-                    (command.java() if victim == "JVM" else command.process).send_signal(
-                        signal.SIGKILL
-                    )
-                    command.end(worker)
-                code, output, log = command.wait()
-            assert (code != 0, output) == (True, ""), log
+
+        def count() -> None:
             eventually(lambda: not target.value(SESSIONS), what="no session is left")
             eventually(lambda: not source.value(SESSIONS), what="no session is left")
-            counts.append(int(str(target.value(done))))
+            counts.append(int(str(target.value(DONE))))
+
+        with monkeypatch.context() as armed:
+            # Spark starts other Python processes for another environment.
+            armed.setitem(spark_context.environment, VARIABLE, f"{name}=kill@1")
+            with pytest.raises(Exception, match="worker exited unexpectedly"):
+                await compare(streamer, jobs=1)
+        await asyncio.to_thread(count)
+        for victim in ("command", "JVM"):
+            with Command(streamer.path, name) as command:
+                code, output, log = await asyncio.to_thread(command.kill, victim)
+            assert (code != 0, output) == (True, ""), log
+            await asyncio.to_thread(count)
+        left = [*command.temporary.glob("streamer-compare-*")]
+        assert left == [], "the next comparison removes what a killed one leaves"
         assert counts == sorted(counts), "ranges that are done stay done"
         assert counts[0] > 0
-        assert answer(config) == {"t_0": (0, 0, 1), "t_1": (1, 0, 0)}
+        results = await compare(streamer)
         assert target.value("select count(*) from streamer.comparison") == 0
-        left = [*(tmp_path / "tmp").glob("streamer-compare-*")]
-        assert left == [], "the next comparison removes what a killed one leaves"
-        assert process.terminate() == 0
+    assert [result.error for result in results.values()] == [None] * len(TABLES)
+    found = {name: (r.missing, r.extra, r.different) for name, r in results.items() if r.differing}
+    assert found == {"t_0": (0, 0, 1), "t_1": (1, 0, 0)}
+    assert all(result.rows_source == 20 for result in results.values())
