@@ -23,7 +23,14 @@ import psutil
 from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
 
+SETTINGS: Final = {"max_wal_size": "1GB"}
+"""The WAL of the rows would take more room than the rows."""
 SAMPLE_SECONDS: Final = 0.1
+
+
+def directory_bytes(directory: Path) -> int:
+    """Return the bytes of all files below *directory*."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def server_seconds(process: psutil.Process) -> float:
@@ -84,7 +91,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--key", choices=["bigint", "text"], default="bigint")
     options = parser.parse_args()
-    with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
+    with (
+        source_and_target(settings=SETTINGS) as (source, target),
+        tempfile.TemporaryDirectory() as directory,
+    ):
         for server in (source, target):
             server.execute("create database bench")
             server.execute(big_table.create(options.key), "bench")
@@ -114,6 +124,10 @@ def main() -> None:
         }
         measure(config, roots, options.rows)
         run.stop()
+        for server in (source, target):
+            server.execute("checkpoint")
+        used = sum(directory_bytes(server.data) for server in (source, target))
+        print(f"both servers hold {used / 1e9:.1f} GB on disk")
 
 
 def measure(config: Path, roots: dict[str, psutil.Process], rows: int) -> None:
@@ -126,9 +140,13 @@ def measure(config: Path, roots: dict[str, psutil.Process], rows: int) -> None:
             env=dict(os.environ),
         )
         family = Family(command.pid)
-        while command.poll() is None:
+        while True:
             family.sample()
-            time.sleep(SAMPLE_SECONDS)
+            try:
+                command.wait(SAMPLE_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                continue
         seconds = time.monotonic() - began
         output.seek(0)
         (table,) = json.load(output)["tables"]
