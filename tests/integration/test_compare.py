@@ -148,7 +148,7 @@ PLANTED = {
         (0, 1, 1),
     ),
 }
-"""What an operator's mistake does to the target, and the rows missing, extra and different."""
+"""Statements at the target, and the rows that are missing, extra and different then."""
 
 
 @pytest.mark.timeout(600)
@@ -378,7 +378,7 @@ async def test_an_error_in_a_part_of_a_range_is_no_equal_part(
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sums of a whole range can be read, and those of its parts cannot."""
+    """A task reads the sums of a whole range, and fails for its parts."""
     digest_units = tasks.digest_units
 
     def refuse_parts(rows: Any, *, is_first: bool, **options: Any) -> Iterator[Any]:
