@@ -129,6 +129,16 @@ class SourceConnectionError(SourceError):
     advice = "Check that the server runs and accepts connections."
 
 
+class SourcePasswordError(SourceConnectionError):
+    """The password of a source cannot be read from its file or command, or the source rejects it.
+
+    The next attempt reads it again, so a password that changes on both sides is no final error.
+    """
+
+    code = "source_password"
+    advice = "Correct `password_file` or `password_command`, or the role's password."
+
+
 class SourceRejectedError(SourceError):
     """The source rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
@@ -325,6 +335,16 @@ class TargetMovedError(TargetConnectionError):
     def __init__(self, message: str, *, claims: Collection[object] = ()) -> None:
         super().__init__(message)
         self.claims = claims
+
+
+class TargetPasswordError(TargetConnectionError):
+    """The password of the target cannot be read from its file or command, or the target rejects it.
+
+    The next attempt reads it again.
+    """
+
+    code = "target_password"
+    advice = "Correct `password_file` or `password_command`, or the role's password."
 
 
 class TargetRejectedError(TargetError):

@@ -100,7 +100,7 @@ def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
             models.validate(
                 "url",
                 {
-                    **url.model_dump(mode="json", exclude={"url"}),
+                    **url.model_dump(mode="json", exclude={"url", *models.COMMAND_FIELDS}),
                     "url": written.get((group.database, url.sid))
                     or escape_references(url.url.reveal()),
                     "database_id": 1,

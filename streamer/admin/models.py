@@ -102,7 +102,9 @@ class _TableFields(_Body):
 _OF_GROUP: Final = ("database", "urls", "tables")
 
 DatabaseBody = _extend("Database", _DatabaseFields, SourceSettings, *_OF_GROUP)
-UrlBody = _extend("Url", _UrlFields, UrlSettings, "url", "sid")
+# A command would let a user of the page run programs on the machine.
+COMMAND_FIELDS: Final = ("password_command", "password_lifetime")
+UrlBody = _extend("Url", _UrlFields, UrlSettings, "url", "sid", *COMMAND_FIELDS)
 TableBody = _extend("Table", _TableFields, TableSettings)
 
 BODIES: Final[dict[str, type[BaseModel]]] = {

@@ -63,6 +63,8 @@ from streamer.mapping.rules import (
 )
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
+from streamer.postgres.credentials import ConnectionUrl
+from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.passwords import has_mask
 from streamer.progress.audit import Act, read_acts
 from streamer.progress.bookkeeping import Bookkeeping
@@ -384,20 +386,25 @@ class AdminService:
         """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
+        place = None
         if number is not None:
             row = await self.store.get("url", number)
             database = row["database_id"]
             content = await self.store.content()
             url = (await self.store.reveal(content))[number]
+            place = row.get("password_file")
         assert url is not None
         if has_mask(url):
             raise InvalidError("url: *** stands for a stored password: give url_id instead")
         try:
-            given = replace_variables(url)
+            given: Secret = Secret(replace_variables(url))
+            if place is not None:
+                source = PasswordSource(file=replace_variables(place))
+                given = ConnectionUrl(given.reveal(), source)
         except LookupError as exc:
             raise InvalidError(f"url: {exc.args[0]}") from None
         rule = TableRule(EVERY_TABLE, EVERY_TABLE)
-        facts = await read_source(SourceMapping("discover", None, Secret(given), (rule,)), "public")
+        facts = await read_source(SourceMapping("discover", None, given, (rule,)), "public")
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
         mapped = []

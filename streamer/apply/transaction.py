@@ -109,6 +109,8 @@ class TargetTransaction:
         """
         if claims is not None:
             self._claims = claims
+        if self._connection is not None and not self.is_broken and self._connection.is_outdated:
+            await self.close()
         if not self.is_broken:
             try:
                 await self._prove_claims()

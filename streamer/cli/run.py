@@ -17,6 +17,7 @@ from streamer.hot import choice
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.observability.http import make_app, serving
 from streamer.postgres.conninfo import server_name
+from streamer.postgres.credentials import is_same_login
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.shutdown import stop_on_signals
 
@@ -82,7 +83,7 @@ async def run(
 
         def reload() -> None:
             task = asyncio.create_task(
-                _reload(admin, settings, path, overrides), name="configuration"
+                _reload(admin, engine, settings, path, overrides), name="configuration"
             )
             reloading.add(task)
             task.add_done_callback(reloading.discard)
@@ -121,9 +122,10 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
 
 
 async def _reload(
-    admin: AdminServer, before: Settings, path: Path, overrides: dict[str, Any]
+    admin: AdminServer, engine: Engine, before: Settings, path: Path, overrides: dict[str, Any]
 ) -> None:
-    """Read the configuration again and switch to its sources; a faulty one changes nothing.
+    """Read the configuration again and switch to its sources and passwords; a faulty one changes
+    nothing.
 
     With a mapping database, `run` reads the last applied revision again.
     """
@@ -134,6 +136,7 @@ async def _reload(
         if settings.mapping_database != before.mapping_database:
             raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
         await admin.reload(settings, mapping)
+        await engine.renew_passwords(settings.target.url)
     except ConfigurationError as exc:
         log.error("configuration rejected, keeping the current one", error=str(exc))
         return
@@ -143,11 +146,19 @@ async def _reload(
     others = [
         name
         for name in type(settings).model_fields
-        if name != "sources" and getattr(settings, name) != getattr(before, name)
+        if name != "sources" and _differs(name, before, settings)
     ]
     if others:
         log.warning("these settings need a restart", settings=", ".join(others))
     log.info("configuration applied", sources=len(admin.mapping.sources))
+
+
+def _differs(name: str, before: Settings, now: Settings) -> bool:
+    """Whether a section differs in more than the target's password, which is taken over."""
+    old, new = getattr(before, name), getattr(now, name)
+    if name == "target" and is_same_login(before.target.url, now.target.url):
+        new = now.target.model_copy(update={"url": before.target.url})
+    return bool(old != new)
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -122,7 +122,7 @@ async def compare(
     async with spark(settings) as launcher:
         comparison = Comparison(
             TargetAddress.parse(settings.target.url),
-            settings.target.url.reveal(),
+            settings.target.url,
             mapping,
             launcher,
             options,

@@ -7,7 +7,6 @@ ones. A comparison of the same tables under the same definitions goes on with th
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,13 +29,13 @@ from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     RelationName,
+    Secret,
     SourceMapping,
     TableType,
     parse_name,
     parse_relation,
     resolve,
 )
-from streamer.postgres.conninfo import with_password_of
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress import comparisons
@@ -53,11 +52,11 @@ from streamer.progress.schema import require_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
-from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.connection import Connection, connection, fetch_all, fetch_one, login_of_source
 from streamer.sync.plan import task_rate
 from streamer.sync.tables import published_relation
 from streamer.target.catalog import read_relation
-from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.connection import TargetAddress, TargetConnection, login_of_target
 
 if TYPE_CHECKING:
     from streamer.source.place import Place
@@ -167,7 +166,7 @@ class Comparison:
     def __init__(
         self,
         address: TargetAddress,
-        target_url: str,
+        target_url: Secret,
         mapping: Mapping,
         runner: JobRunner,
         options: Options,
@@ -277,7 +276,7 @@ class Comparison:
         where: Expression | None,
     ) -> None:
         """Read the definitions of one source's tables on both sides."""
-        url = with_password_of(os.environ, source.url.reveal())
+        url = await login_of_source(source)
         place = (record.system_identifier or "", record.timeline or 0)
         self._sources[record.source_id] = (url, place)
         async with connection(source) as plain:
@@ -399,7 +398,7 @@ class Comparison:
         self, tables: list[ComparedTable], record: ComparisonRecord, left: list[RangeRecord]
     ) -> list[dict[str, Any]]:
         options = self._options
-        ends = ComparisonEnds(with_password_of(os.environ, self._target_url), self._sources)
+        ends = ComparisonEnds(await login_of_target(self._target_url), self._sources)
         units = [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)).to_row() for r in left]
         report = options.report
         return await self._runner.submit(

@@ -10,10 +10,11 @@ alone in a form. ``title`` is the label in a form, ``examples`` the value in
 import enum
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +24,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -43,6 +45,9 @@ from streamer.mapping.rules import (
     TableType,
     Transport,
 )
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.credentials import ConnectionUrl
+from streamer.postgres.password_source import PasswordSource
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 METRICS_TABLES_MAX: Final = 300
@@ -167,7 +172,74 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class TargetSettings(Strict):
+def _command_line(value: Any) -> Any:
+    """A list of arguments is a command, too."""
+    is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return shlex.join(value) if is_list else value
+
+
+def _check_command(value: str | None) -> str | None:
+    try:
+        words = shlex.split(value or "true")
+    except ValueError:
+        words = []
+    if not words:
+        raise ValueError("expected a command with its arguments, quoted as for a shell")
+    return value
+
+
+class ConnectionSettings(Strict):
+    """A connection string, and the place of its password."""
+
+    url: SecretText
+    password_file: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Password file",
+        description="File whose only line is the password, if the url has none. streamer reads it "
+        "for each new connection.",
+        examples=["/run/secrets/password"],
+    )
+    password_command: Annotated[
+        str | None, BeforeValidator(_command_line), AfterValidator(_check_command)
+    ] = Field(
+        default=None,
+        title="Password command",
+        description="Command that prints the password, such as a token of a cloud, if the url has "
+        "none. streamer runs it without a shell. Its environment has PGHOST, PGPORT, PGUSER and "
+        "PGDATABASE of the url. Only a configuration file can name a command.",
+        examples=["aws rds generate-db-auth-token --hostname db.example --username streamer"],
+    )
+    password_lifetime: float = Field(
+        default=600,
+        gt=0,
+        title="Lifetime of a password",
+        description="Seconds for which new connections use an output of `password_command`.",
+    )
+
+    @model_validator(mode="after")
+    def _attach_password(self) -> Self:
+        """The url carries the place of its password to each connection that is made with it."""
+        if self.password_file is None and self.password_command is None:
+            return self
+        if self.password_file is not None and self.password_command is not None:
+            raise ValueError("password_file and password_command exclude each other")
+        try:
+            given = parse_conninfo(self.url.reveal())
+        except ValueError:  # another check reports it, with its place
+            given = {}
+        if "password" in given:
+            place = "password_file" if self.password_file else "password_command"
+            raise ValueError(f"the url has a password, and {place} gives another")
+        # A task of Spark may run in another directory.
+        path = self.password_file and os.path.abspath(self.password_file)
+        source = PasswordSource(path, self.password_command, self.password_lifetime)
+        # The models are frozen, and nothing has seen this one yet.
+        self.__dict__["url"] = ConnectionUrl(self.url.reveal(), source)
+        return self
+
+
+class TargetSettings(ConnectionSettings):
     """``target``"""
 
     url: SecretText = Field(
@@ -360,7 +432,7 @@ class SpoolSettings(Strict):
         return self.directory or Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
-class UrlSettings(Strict):
+class UrlSettings(ConnectionSettings):
     """``sources[].urls[]``"""
 
     url: SecretText = Field(

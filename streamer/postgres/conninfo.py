@@ -55,6 +55,14 @@ def server_name(url: str) -> str:
     return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
 
 
+TLS_WORDS: Final = ("SSL", "TLS", "certificate")
+"""One of these is in the message of libpq or OpenSSL about an encrypted connection."""
+TLS_HINT: Final = (
+    "check sslmode, sslrootcert, sslcert and sslkey in the url, and the dates and host names in "
+    "the certificates of both sides"
+)
+
+
 def probe_command(url: str) -> str:
     """Return the command that tests whether a server accepts connections."""
     host, port, database = _parts(url)

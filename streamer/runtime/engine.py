@@ -36,10 +36,17 @@ from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     RelationName,
+    Secret,
     SourceMapping,
     find_source,
 )
 from streamer.observability.metrics import Metrics
+from streamer.postgres.credentials import (
+    password_generation,
+    renew_password,
+    replace_password,
+)
+from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
@@ -278,7 +285,7 @@ class Engine:
             budget=budget,
             metrics=metrics,
             sync=SyncSettings(
-                target_url=settings.target.url.reveal(),
+                target_url=settings.target.url,
                 create_tables=settings.target.create_tables,
                 defer_indexes=settings.sync.defer_indexes,
                 jobs=settings.sync.jobs,
@@ -341,7 +348,7 @@ class Engine:
             VerificationSettings(
                 self._settings.verify_interval,
                 min(rate for rate in rates if rate is not None),
-                self._settings.target.url.reveal(),
+                self._settings.target.url,
             ),
             self._address,
             lambda: self._mapping,
@@ -448,6 +455,40 @@ class Engine:
                             await supervisor.change(supervisor.source)
                 except StreamerError as exc:
                     log.error("new tables cannot join", error=str(exc), **exc.log_fields)
+
+    async def renew_passwords(self, target: Secret) -> None:
+        """Reconnect, in order, each source whose password has changed, and all for the target's.
+
+        *target*: the target's url as configured now. Streams go on until their dispatched changes
+        are durable; workers reconnect before their next transaction.
+        """
+        old = password_generation(self._address.url)
+        replace_password(self._address.url, target)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._renew("the target", self._address.url), name="target password")
+            renewing = [
+                (
+                    each,
+                    group.create_task(
+                        self._renew(each.source.label, each.source.url),
+                        name=f"password of {each.source.label}",
+                    ),
+                )
+                for each in self.supervisors
+            ]
+        is_all = password_generation(self._address.url) != old
+        for supervisor, renewed in renewing:
+            if is_all or renewed.result():
+                log.info("password changed, reconnecting", source=supervisor.source.label)
+                supervisor.begin_anew()
+
+    @staticmethod
+    async def _renew(name: str, url: Secret) -> bool:
+        try:
+            return await renew_password(url)
+        except PasswordUnavailableError as exc:
+            log.error("password not renewed, keeping connections", of=name, error=str(exc))
+            return False
 
     def _add(self, source: SourceMapping) -> None:
         assert self._services is not None

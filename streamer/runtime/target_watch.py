@@ -101,7 +101,7 @@ class TargetHealth:
             case _:
                 state = TargetState.ERROR
         self.commands, self.hint = [], error.hint
-        if state is TargetState.UNREACHABLE:
+        if state is TargetState.UNREACHABLE and error.hint is None:
             url = address.dsn.reveal()
             self.commands, self.hint = [probe_command(url)], reach_hint(url)
         self.error_code = error.code
@@ -251,6 +251,9 @@ class TargetWatch:
     async def _still_answers(self, connection: TargetConnection) -> bool:
         """Return False for a connection that was lost: that alone says nothing of the server."""
         if connection.is_closed:
+            return False
+        if connection.is_outdated:
+            await connection.close()
             return False
         try:
             await ask(connection)

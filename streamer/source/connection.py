@@ -22,12 +22,21 @@ from streamer.errors import (
     SourceContentionError,
     SourceError,
     SourceLimitError,
+    SourcePasswordError,
     SourceRejectedError,
     SourceUnreadyError,
     StreamerError,
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
+from streamer.postgres.credentials import (
+    current_password,
+    forget_password,
+    has_password_source,
+    job_url,
+)
+from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
@@ -108,6 +117,8 @@ def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerE
             return SourceRejectedError(
                 message, hint="check role, password, pg_hba.conf and database"
             )
+        if any(word in str(error) for word in TLS_WORDS):
+            return SourceConnectionError(message, hint=TLS_HINT)
         return SourceConnectionError(message)
     return SourceError(message)
 
@@ -140,6 +151,40 @@ def conninfo(source: SourceMapping, **parameters: str) -> str:
     return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))
 
 
+_PASSWORD_REFUSAL: Final = "authentication failed"
+
+
+def _password_error(source: SourceMapping, problem: str) -> SourcePasswordError:
+    place = source.url_place or "its url"
+    hint = f"check the role's password and {place}; each attempt reads the password again"
+    return SourcePasswordError(f'source "{source.label}": {problem}', hint=hint)
+
+
+async def _password(source: SourceMapping) -> dict[str, str]:
+    try:
+        password = await current_password(source.url)
+    except PasswordUnavailableError as exc:
+        raise _password_error(source, str(exc)) from None
+    return {} if password is None else {"password": password}
+
+
+async def login_of_source(source: SourceMapping) -> str:
+    """Return the url of *source* for a Spark job, as `job_url` does. Raises SourcePasswordError."""
+    try:
+        return await job_url(source.url)
+    except PasswordUnavailableError as exc:
+        raise _password_error(source, str(exc)) from None
+
+
+async def _log_in(source: SourceMapping, parameters: dict[str, str]) -> Connection:
+    return await psycopg.AsyncConnection.connect(
+        conninfo(source, **parameters, **await _password(source)),
+        autocommit=True,
+        row_factory=dict_row,
+        prepare_threshold=None,
+    )
+
+
 @contextmanager
 def _naming_the_url(source: SourceMapping) -> Iterator[None]:
     """Let the error of a refused connection say which setting holds role and password."""
@@ -154,16 +199,23 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
 async def connect(source: SourceMapping, *, replication: bool = False) -> Connection:
     """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
 
-    Raises SourceConnectionError, SourceRejectedError, SourceConfigurationError.
+    Raises SourceConnectionError, SourceRejectedError, SourceConfigurationError; also
+    SourcePasswordError if the password comes from a file or a command.
     """
     parameters: dict[str, str] = {"replication": "database"} if replication else {}
     with _naming_the_url(source), translating(source.label):
-        connection: Connection = await psycopg.AsyncConnection.connect(
-            conninfo(source, **parameters),
-            autocommit=True,
-            row_factory=dict_row,
-            prepare_threshold=None,
-        )
+        try:
+            connection = await _log_in(source, parameters)
+        except psycopg.OperationalError as exc:
+            if not has_password_source(source.url) or _PASSWORD_REFUSAL not in str(exc):
+                raise
+            if not forget_password(source.url):
+                raise _password_error(source, first_line(exc)) from exc
+            # The kept output of the command can be one that was revoked before its time.
+            try:
+                connection = await _log_in(source, parameters)
+            except psycopg.OperationalError as again:
+                raise _password_error(source, first_line(again)) from again
         try:
             await connection.execute(f"{session.pin_sql()}; {COMMIT_AT_ONCE_SQL}".encode())
         except BaseException:

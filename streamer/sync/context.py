@@ -9,7 +9,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.resync import FoundRows
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import Secret, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
@@ -33,7 +33,7 @@ where application_name = $1 and datname = current_database()
 class SyncSettings:
     """The part of the configuration that copies need."""
 
-    target_url: str
+    target_url: Secret
     create_tables: bool
     defer_indexes: bool
     jobs: int

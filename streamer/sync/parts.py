@@ -29,6 +29,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer.failpoints import failpoint
 from streamer.postgres import origin, session
+from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
@@ -51,6 +52,7 @@ class CopyEnds:
     """Where to copy from and to. Secrets: kept out of ``repr``."""
 
     source_url: str
+    """Both urls as `streamer.postgres.credentials.job_url` makes them."""
     target_url: str
     snapshot_name: str
     application_name: str
@@ -70,10 +72,10 @@ class CopyEnds:
 
 @contextmanager
 def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
-    """Connect with settings pinned, for the length of a block."""
+    """Connect with settings pinned, for the length of a block. *url*: as `job_url` makes it."""
     keepalives = {name: str(value) for name, value in session.KEEPALIVES.items()}
     defaults = {"connect_timeout": "10"} | keepalives
-    own = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
+    own = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
     parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:

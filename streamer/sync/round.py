@@ -13,7 +13,6 @@
 """
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -41,10 +40,15 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
-from streamer.postgres.conninfo import with_password_of
 from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
-from streamer.source.connection import Connection, connection, translate, translating
+from streamer.source.connection import (
+    Connection,
+    connection,
+    login_of_source,
+    translate,
+    translating,
+)
 from streamer.source.publication import (
     Publication,
     membership_fingerprint,
@@ -69,7 +73,7 @@ from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
-from streamer.target.connection import TargetConnection
+from streamer.target.connection import TargetConnection, login_of_target
 from streamer.target.deferred_indexes import defer_indexes
 
 if TYPE_CHECKING:
@@ -509,7 +513,7 @@ class Round:
         """Copy parts, most of them with Spark; return the failed ones with their reasons."""
         alone = {copy.mapped.relation_id: session for copy, session in self._locked.items()}
         tasks = group([part for part in parts if part.relation_id not in alone])
-        ends = self._ends(len(tasks) + len(alone))
+        ends = await self._ends(len(tasks) + len(alone))
         work: list[Awaitable[list[dict[str, Any]]]] = []
         for relation_id, session in alone.items():
             if mine := [part for part in parts if part.relation_id == relation_id]:
@@ -526,11 +530,11 @@ class Round:
             failures += result
         return failures
 
-    def _ends(self, task_count: int) -> CopyEnds:
+    async def _ends(self, task_count: int) -> CopyEnds:
         context, settings = self._context, self._context.settings
         return CopyEnds(
-            source_url=with_password_of(os.environ, context.source.url.reveal()),
-            target_url=with_password_of(os.environ, settings.target_url),
+            source_url=await login_of_source(context.source),
+            target_url=await login_of_target(settings.target_url),
             snapshot_name=self._snapshot.snapshot_name,
             application_name=context.task_name,
             place=context.server.place,

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from streamer.errors import (
     TargetError,
     TargetFencedError,
     TargetMovedError,
+    TargetPasswordError,
     TargetRejectedError,
     TargetSchemaError,
     TextEncodingError,
@@ -34,7 +36,15 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import Secret
 from streamer.postgres import origin, session
-from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, parse_conninfo
+from streamer.postgres.credentials import (
+    current_password,
+    forget_password,
+    has_password_source,
+    job_url,
+    password_generation,
+)
+from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import Meaning, meaning
@@ -103,10 +113,12 @@ _OTHERS: Final = frozenset(
 class TargetAddress:
     """Where and how to connect: a libpq connection string translated for asyncpg.
 
-    With a *claim*, a connection has to reach the server of that claim.
+    With a *claim*, a connection has to reach the server of that claim. *url*: as configured; it
+    has the current password.
     """
 
     dsn: Secret
+    url: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
     claim: Claim | None = None
@@ -132,7 +144,8 @@ class TargetAddress:
             parameters.setdefault("application_name", given["fallback_application_name"])
         timeout = float(given.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
         sockets = {k: int(v) for k, v in given.items() if k in _SOCKET or k == "tcp_user_timeout"}
-        return cls(Secret(f"postgresql://?{urlencode(parameters)}"), timeout, sockets)
+        dsn = Secret(f"postgresql://?{urlencode(parameters)}")
+        return cls(dsn, url, timeout, sockets)
 
 
 def translate(error: BaseException) -> StreamerError:
@@ -171,7 +184,9 @@ def _translate(error: BaseException) -> StreamerError:
         if isinstance(
             error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
         ):
-            return TargetConnectionError(f"target: {first_line(error)}")
+            message = first_line(error)
+            is_tls = isinstance(error, ssl.SSLError) or any(word in message for word in TLS_WORDS)
+            return TargetConnectionError(f"target: {message}", hint=TLS_HINT if is_tls else None)
         return TargetError(f"target: {first_line(error)}")
     if state == FENCED_STATE:
         ids = (getattr(error, "detail", None) or "").split(",")
@@ -263,6 +278,8 @@ class TargetConnection:
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows written here."""
         self._proven: dict[int, Claim] = {}
+        self._url = address.url
+        self._password_generation = password_generation(address.url)
         # A pooler in between has numbers of its own, so this query comes with the pinned settings.
         self.backend_pid = int(connection.get_server_pid())
         self._watch = Watch(
@@ -279,12 +296,9 @@ class TargetConnection:
 
         Raises TargetConnectionError, TargetRejectedError.
         """
+        generation = password_generation(address.url)
         try:
-            raw = await asyncpg.connect(
-                address.dsn.reveal(),
-                timeout=address.connect_seconds,
-                server_settings={"application_name": application_name[:63]},
-            )
+            raw = await _log_in(address, {"application_name": application_name[:63]})
         except _DRIVER_ERRORS as exc:
             error = translate(exc)
             if not isinstance(error, TargetConnectionError | TargetRejectedError):
@@ -293,6 +307,7 @@ class TargetConnection:
             raise error from exc
         with translating():
             connection = cls(raw, address)
+            connection._password_generation = generation
             try:
                 connection._set_socket_options(address.socket_options)
                 await connection._pin(applies)
@@ -316,6 +331,11 @@ class TargetConnection:
                     claims=[claim],
                 )
             self._proven[claim.source_id] = claim
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an operator has had the password renewed since this connection began."""
+        return password_generation(self._url) != self._password_generation
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call *callback* when the connection is closed, by whichever side."""
@@ -535,11 +555,52 @@ _COPY_PROGRESS: Final = """
 """
 
 
+async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> asyncpg.Connection:
+    """Connect with the current password. Raises the driver's errors, TargetPasswordError."""
+
+    async def connect() -> asyncpg.Connection:
+        try:
+            password = await current_password(address.url)
+        except PasswordUnavailableError as exc:
+            raise TargetPasswordError(f"target: {exc}", hint=_PASSWORD_HINT) from None
+        return await asyncpg.connect(
+            address.dsn.reveal(),
+            password=password,
+            timeout=address.connect_seconds,
+            server_settings=server_settings,
+        )
+
+    try:
+        return await connect()
+    except asyncpg.InvalidAuthorizationSpecificationError as exc:
+        if not has_password_source(address.url):
+            raise
+        # The kept output of the command can be one that was revoked before its time.
+        if forget_password(address.url):
+            with contextlib.suppress(asyncpg.InvalidAuthorizationSpecificationError):
+                return await connect()
+        raise TargetPasswordError(f"target: {first_line(exc)}", hint=_PASSWORD_HINT) from exc
+
+
+_PASSWORD_HINT: Final = (
+    "check the role's password, and password_file or password_command of the target; each attempt "
+    "reads the password again"
+)
+
+
+async def login_of_target(url: Secret) -> str:
+    """Return the target's *url* for a Spark job, as `job_url` does. Raises TargetPasswordError."""
+    try:
+        return await job_url(url)
+    except PasswordUnavailableError as exc:
+        raise TargetPasswordError(f"target: {exc}", hint=_PASSWORD_HINT) from None
+
+
 async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
     """Return the activity of the session with *pid*, read over a separate connection."""
     try:
         async with asyncio.timeout(address.connect_seconds):
-            raw = await asyncpg.connect(address.dsn.reveal(), timeout=address.connect_seconds)
+            raw = await _log_in(address, {})
             try:
                 await raw.execute(session.HIDE_SCHEMAS_SQL)
                 knows_progress = raw.get_server_version().major >= 14
@@ -547,7 +608,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
                 row = await raw.fetchrow(_ACTIVITY_SQL.format(progress=progress), pid)
             finally:
                 raw.terminate()
-    except (TimeoutError, OSError) as exc:
+    except (TimeoutError, OSError, TargetPasswordError) as exc:
         raise Unreachable("target: no server answers") from exc
     except _DRIVER_ERRORS as exc:
         raise translate(exc) from exc
@@ -583,6 +644,8 @@ class KeptConnection:
         Raises TargetConnectionError, TargetRejectedError.
         """
         connection = self._connection
+        if connection is not None and not connection.is_closed and connection.is_outdated:
+            await connection.close()
         if connection is not None and not connection.is_closed and claim is not None:
             try:
                 await connection.prove(claim)

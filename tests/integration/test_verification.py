@@ -116,7 +116,7 @@ async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_stat
         await streamer.caught_up()
         comparison = Comparison(
             TargetAddress.parse(streamer.settings.target.url),
-            target.url,
+            streamer.settings.target.url,
             streamer.mapping,
             LocalProcess(),
             Options(1, rows_per_second=40),

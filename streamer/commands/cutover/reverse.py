@@ -17,7 +17,8 @@ from streamer.commands import teardown as teardown_command
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError
-from streamer.mapping.rules import RelationMapping, SourceMapping, TableType
+from streamer.mapping.rules import RelationMapping, Secret, SourceMapping, TableType
+from streamer.postgres.credentials import ConnectionUrl
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.target.connection import TargetAddress
 
@@ -52,18 +53,30 @@ def document(
             rule["columns"] = {there: here for here, there in mapping.rule.columns}
         tables[str(mapping.target)] = rule
     return {
-        "target": {"url": source.url.reveal(), "create_tables": False},
+        "target": _login(source.url) | {"create_tables": False},
         "http": {"listen": ""},
         "spool": {"directory": f"{settings.spool.path}-back"},
         "sources": [
             {
                 "database": f"{source.database}_back",
                 "sequences": True,
-                "urls": [{"url": settings.target.url.reveal()}],
+                "urls": [_login(settings.target.url)],
                 "tables": tables,
             }
         ],
     }
+
+
+def _login(url: Secret) -> dict[str, Any]:
+    """Return the settings of a connection."""
+    found: dict[str, Any] = {"url": url.reveal()}
+    if isinstance(url, ConnectionUrl):
+        place = url.password_source
+        if place.file is not None:
+            found["password_file"] = place.file
+        if place.command is not None:
+            found |= {"password_command": place.command, "password_lifetime": place.seconds}
+    return found
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -382,7 +382,7 @@ class Cutover:
         sync = self._settings.sync
         comparison = Comparison(
             self._address,
-            self._settings.target.url.reveal(),
+            self._settings.target.url,
             self._mapping,
             self._launcher,
             Options(jobs=sync.jobs, restart=True),
