@@ -154,7 +154,11 @@ def says_pure(module: Module) -> bool:
 
 def test_the_tree_was_found() -> None:
     assert set(NAMES) >= PURE
-    assert own_imports(NAMES["mapping.rules"]) == {"errors", "mapping.expressions"}
+    assert own_imports(NAMES["mapping.rules"]) == {
+        "errors",
+        "mapping.expressions",
+        "postgres.secret",
+    }
     assert "asyncpg" in outside_imports(NAMES["target.connection"])
 
 

@@ -32,7 +32,7 @@ from streamer.errors import (
     ThrottledError,
     UnauthenticatedError,
 )
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 
 COOKIE: Final = "streamer_session"
 CSRF_COOKIE: Final = "streamer_csrf"

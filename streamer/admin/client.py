@@ -32,7 +32,8 @@ from streamer.errors import (
     UnauthenticatedError,
     UnreadyError,
 )
-from streamer.mapping.rules import Mapping, Secret
+from streamer.mapping.rules import Mapping
+from streamer.postgres.secret import Secret
 
 SECONDS_MAX: Final = 300.0
 """A plan looks at every server."""

@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from streamer.errors import StoreError
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 
 _SEPARATORS: Final = re.compile(r"[\s,]+")
 

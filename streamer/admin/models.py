@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from streamer.config.connection import Strict
 from streamer.config.settings import (
     SourceSettings,
-    Strict,
     TableSettings,
     UrlSettings,
     fault_message,

@@ -19,10 +19,10 @@ from streamer.mapping.rules import (
     Initial,
     Mapping,
     RelationMapping,
-    Secret,
     SourceLabel,
     SourceMapping,
 )
+from streamer.postgres.secret import Secret
 from streamer.progress.relations import RelationRecord, brings_columns
 from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation

@@ -53,7 +53,6 @@ from streamer.errors import (
 from streamer.mapping.rules import (
     Mapping,
     RelationPattern,
-    Secret,
     SourceLabel,
     SourceMapping,
     TableRule,
@@ -66,6 +65,7 @@ from streamer.observability.logs import redact
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.passwords import has_mask
+from streamer.postgres.secret import Secret
 from streamer.progress.audit import Act, read_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble

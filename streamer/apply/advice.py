@@ -119,7 +119,7 @@ def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:
 
 def _alter_column(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
     column = next((c for c in plan.columns if c.name == error.column), None)
-    if column is None or column.position < 0:
+    if column is None or column not in plan.source_columns:
         yield "give the column that cannot hold the value the source's type"
         return
     sent = plan.relation.columns[column.position]

@@ -642,6 +642,7 @@ class RelationWindow:
         return [*(fold.counts for fold in self.folds), *(each.counts for each in self.versions)]
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
+        """Add changes; those of a plan with metadata are extended."""
         self.plan = plan
         if plan.must_order:
             self.is_foldable = False
@@ -653,6 +654,20 @@ class RelationWindow:
             self.folds[-1].add(payloads)
         except NotFoldable:
             self.needs_order()
+
+    def add_by_transaction(
+        self, plan: ApplyPlan, parts: Iterable[tuple[Transaction, list[bytes]]]
+    ) -> None:
+        """Add changes with values that depend on their transaction."""
+        self.plan = plan
+        for transaction, payloads in parts:
+            if not self.is_foldable or plan.metadata is None:
+                return
+            extended = plan.metadata.extend(transaction, payloads)
+            if extended is None:
+                self.needs_order()
+            else:
+                self.add(plan, extended)
 
     def add_versions(self, plan: ApplyPlan, parts: Iterable[tuple[int, list[bytes]]]) -> None:
         """Add changes of a history table, by transaction: commit time and payloads."""
@@ -711,8 +726,14 @@ class LaneWindow:
                 window = self.relations[mapped] = RelationWindow(mapped)
             if plan.takes_versions and kept is None:
                 window.add_versions(plan, share.by_commit_time(changes))
-            else:
+            elif plan.metadata is None:
                 window.add(plan, folded)
+            elif kept is None:
+                window.add_by_transaction(plan, share.by_transaction(changes))
+            else:
+                window.plan = plan
+                if folded:  # their transactions are not known
+                    window.needs_order()
             self.change_count += len(changes.payloads)
 
     def only(self, number: int) -> "LaneWindow":
@@ -722,6 +743,8 @@ class LaneWindow:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))
             if plan.takes_versions:
                 relation.add_versions(plan, self.shares[number].by_commit_time(changes))
+            elif plan.metadata is not None:
+                relation.add_by_transaction(plan, self.shares[number].by_transaction(changes))
             else:
                 relation.add(plan, changes.payloads)
         return window

@@ -13,6 +13,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from streamer.apply.row_metadata import RowMetadata
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.tuples import (
@@ -25,7 +26,13 @@ from streamer.decode.tuples import (
 from streamer.errors import TargetSchemaError
 from streamer.hot import choice
 from streamer.mapping.expressions import Expression
-from streamer.mapping.rules import OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.mapping.rules import (
+    METADATA_TYPES,
+    OnColumnAdded,
+    RelationMapping,
+    RelationName,
+    TableType,
+)
 from streamer.postgres.quoting import (
     add_columns_clause,
     quote_identifier,
@@ -56,6 +63,8 @@ class Identity(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
     """A column of the target to write: the position of its value in the source's row, and its name.
+
+    Values of `RowMetadata` have positions behind those of the source.
 
     ``expression``: the SQL in place of that value; without a source value, ``position`` is
     negative.
@@ -143,10 +152,27 @@ class ApplyPlan:
         return tuple(column for column in self.columns if column.expression is None)
 
     @cached_property
+    def source_columns(self) -> tuple[PlanColumn, ...]:
+        """Those of `plain_columns` whose values the source sends."""
+        count = len(self.relation.columns)
+        return tuple(column for column in self.plain_columns if column.position < count)
+
+    @cached_property
+    def metadata(self) -> "RowMetadata | None":
+        """The values that streamer appends to the source's rows, if the rule wants any."""
+        kinds = tuple(kind for kind, _ in self.mapping.rule.metadata)
+        return RowMetadata(kinds, len(self.relation.columns), self.binary) if kinds else None
+
+    @property
+    def row_width(self) -> int:
+        """The number of values in a row, with those that streamer appends."""
+        return len(self.relation.columns) + len(self.mapping.rule.metadata)
+
+    @cached_property
     def written(self) -> dict[str, str]:
         """The target's names of the source columns that it gets as they are."""
         columns = self.relation.columns
-        return {columns[c.position].name: c.name for c in self.plain_columns if c.position >= 0}
+        return {columns[c.position].name: c.name for c in self.source_columns}
 
     @cached_property
     def computed_columns(self) -> tuple[PlanColumn, ...]:
@@ -306,7 +332,7 @@ class ApplyPlan:
 
         With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row.
         """
-        count = len(self.relation.columns)
+        count = self.row_width
         positions = tuple(column.position for column in self.key)
         if choice.compiled is None or self.conversion is not None:
             return None
@@ -368,11 +394,12 @@ def make_plan(
     if mapping.type is TableType.HISTORY:
         _check_history_columns(mapping, target)
     columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
-    _check_unfilled_columns(mapping, target, columns, has_sid)
     identity: Identity = Identity.NONE
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
         identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
+    columns = _with_metadata(columns, len(relation.columns), mapping, target)
+    _check_unfilled_columns(mapping, target, columns, has_sid)
     if identity is not Identity.NONE:
         _check_identity_columns(target, columns, key)
     return ApplyPlan(
@@ -448,6 +475,41 @@ def _with_computed(
         position = -1 if replaced is None else replaced.position
         by_name[name] = PlanColumn(position, there, expression)
     return tuple(by_name.values())
+
+
+def _with_metadata(
+    columns: tuple[PlanColumn, ...], count: int, mapping: RelationMapping, target: TargetRelation
+) -> tuple[PlanColumn, ...]:
+    """Add the columns of `metadata`, whose values stand behind the *count* columns of the source.
+
+    Raises TargetSchemaError if the target lacks one, or the source writes to it.
+    """
+    added = []
+    for number, (kind, name) in enumerate(mapping.rule.metadata):
+        if name == SID or any(column.name == name for column in columns):
+            raise TargetSchemaError(
+                f'`metadata` writes {kind} to column "{name}" of target table "{mapping.target}", '
+                "which already gets another value",
+                hint="give the fact another column, or exclude that of the source",
+            )
+        there = target.columns.get(name)
+        wanted = METADATA_TYPES[kind]
+        table = quote_qualified(target.name.namespace, target.name.name)
+        if there is None:
+            addition = add_columns_clause([(name, wanted)])
+            raise TargetSchemaError(
+                f'target table "{mapping.target}" has no column "{name}", which `metadata` writes',
+                hint=f"run there: alter table {table} {addition}",
+            )
+        if there.type != wanted or there.generated or there.identity_always:
+            alter = f"alter table {table} alter column {quote_identifier(name)} type {wanted}"
+            raise TargetSchemaError(
+                f'column "{name}" of target table "{mapping.target}" must be an ordinary column of '
+                f"type {wanted}, because `metadata` writes {kind} to it",
+                hint=f"give the fact another column, or run there: {alter}",
+            )
+        added.append(PlanColumn(count + number, there))
+    return columns + tuple(added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,7 +405,7 @@ class Writer:
     ) -> int:
         binary = statements.plan.binary
         # Without positions, rows have the staged values alone.
-        count = len(columns) if positions is None else len(statements.plan.relation.columns)
+        count = len(columns) if positions is None else statements.plan.row_width
         prefix = (constant(op, binary=binary, int_size=2),)
         chunks = encode_rows(rows, RowLayout(count, binary, positions, prefix))
         return await self._transaction.target.copy_in(
@@ -421,7 +421,7 @@ class Writer:
         plan = fold.plan
         columns = mapped.statements(plan).plain.insert_columns
         prefix = () if plan.sid is None else (constant(plan.sid, binary=plan.binary),)
-        layout = RowLayout(len(plan.relation.columns), plan.binary, plan.positions, prefix)
+        layout = RowLayout(plan.row_width, plan.binary, plan.positions, prefix)
         chunks = encode_rows(fold.inserts.values(), layout)
         await self._transaction.target.copy_in(
             plan.target.name.name,
@@ -443,8 +443,8 @@ class Writer:
                 if owner is mapped:
                     if not runs or runs[-1].plan is not plan:
                         runs.append(OrderedRun(plan))
-                    for commit_time, payloads in share.by_commit_time(changes):
-                        runs[-1].parts.append((number, commit_time, payloads))
+                    for transaction, payloads in share.by_transaction(changes):
+                        runs[-1].parts.append((number, transaction, payloads))
         for run in runs:
             try:
                 async with self.planned_for(mapped, run.plan):

@@ -29,7 +29,6 @@ from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     RelationName,
-    Secret,
     SourceMapping,
     TableType,
     parse_name,
@@ -38,6 +37,7 @@ from streamer.mapping.rules import (
 )
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.secret import Secret
 from streamer.progress import comparisons
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.comparisons import (

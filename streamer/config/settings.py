@@ -10,25 +10,20 @@ alone in a form. ``title`` is the label in a form, ``examples`` the value in
 import enum
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     ValidationError,
-    model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from streamer.config.connection import ConnectionSettings, SecretText, Strict
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
 from streamer.mapping.rules import (
@@ -36,37 +31,19 @@ from streamer.mapping.rules import (
     DdlCapture,
     DdlKind,
     Initial,
+    MetadataKind,
     OnColumnAdded,
     OnDdl,
     OnError,
     OnMaxRetainedWal,
     OnTableDropped,
-    Secret,
     TableType,
     Transport,
 )
-from streamer.postgres.conninfo import parse_conninfo
-from streamer.postgres.credentials import ConnectionUrl
-from streamer.postgres.password_source import PasswordSource
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 METRICS_TABLES_MAX: Final = 300
 """A table has up to eighteen series, and a process shall stay below 10,000."""
-
-
-class _SecretAnnotation:
-    """Lets pydantic read a `Secret` from a string and never write it out."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(
-            Secret,
-            core_schema.str_schema(min_length=1, strict=True),
-            serialization=core_schema.plain_serializer_function_ser_schema(repr),
-        )
-
-
-SecretText = Annotated[Secret, _SecretAnnotation]
 
 
 _SIZE: Final = re.compile(r"\s*(\d+)\s*(B|kB|MB|GB|TB)?\s*", re.ASCII)
@@ -152,6 +129,12 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "binary": "as auto, with a warning in the log if a table does not qualify. Binary costs "
         "less CPU; it needs PostgreSQL 14 and the same built-in types on both sides",
     },
+    "metadata": {
+        "committed_at": "commit time of the transaction at the source",
+        "synced_at": "the time at which streamer wrote the row",
+        "lsn": "LSN of the commit at the source",
+        "operation": "`insert` or `update`; `copy` for a row that a copy wrote",
+    },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",
         "spool": "streamer moves the changes to a journal on its own disk",
@@ -164,79 +147,6 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
 def _off_is_a_word(value: Any) -> Any:
     """YAML reads a plain ``off`` as false."""
     return "off" if value is False else value
-
-
-class Strict(BaseModel):
-    """Base for sections: rejects unknown keys; values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-def _command_line(value: Any) -> Any:
-    """A list of arguments is a command, too."""
-    is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    return shlex.join(value) if is_list else value
-
-
-def _check_command(value: str | None) -> str | None:
-    try:
-        words = shlex.split(value or "true")
-    except ValueError:
-        words = []
-    if not words:
-        raise ValueError("expected a command with its arguments, quoted as for a shell")
-    return value
-
-
-class ConnectionSettings(Strict):
-    """A connection string, and the place of its password."""
-
-    url: SecretText
-    password_file: str | None = Field(
-        default=None,
-        min_length=1,
-        title="Password file",
-        description="File whose only line is the password, if the url has none. streamer reads it "
-        "for each new connection.",
-        examples=["/run/secrets/password"],
-    )
-    password_command: Annotated[
-        str | None, BeforeValidator(_command_line), AfterValidator(_check_command)
-    ] = Field(
-        default=None,
-        title="Password command",
-        description="Command that prints the password, such as a token of a cloud, if the url has "
-        "none. streamer runs it without a shell. Its environment has PGHOST, PGPORT, PGUSER and "
-        "PGDATABASE of the url. Only a configuration file can name a command.",
-        examples=["aws rds generate-db-auth-token --hostname db.example --username streamer"],
-    )
-    password_lifetime: float = Field(
-        default=600,
-        gt=0,
-        title="Lifetime of a password",
-        description="Seconds for which new connections use an output of `password_command`.",
-    )
-
-    @model_validator(mode="after")
-    def _attach_password(self) -> Self:
-        """The url carries the place of its password to each connection that is made with it."""
-        if self.password_file is None and self.password_command is None:
-            return self
-        if self.password_file is not None and self.password_command is not None:
-            raise ValueError("password_file and password_command exclude each other")
-        try:
-            given = parse_conninfo(self.url.reveal())
-        except ValueError:  # another check reports it, with its place
-            given = {}
-        if "password" in given:
-            place = "password_file" if self.password_file else "password_command"
-            raise ValueError(f"the url has a password, and {place} gives another")
-        # A task of Spark may run in another directory.
-        path = self.password_file and os.path.abspath(self.password_file)
-        source = PasswordSource(path, self.password_command, self.password_lifetime)
-        # The models are frozen, and nothing has seen this one yet.
-        self.__dict__["url"] = ConnectionUrl(self.url.reveal(), source)
-        return self
 
 
 class TargetSettings(ConnectionSettings):
@@ -538,6 +448,12 @@ class TableSettings(Strict):
         title="Verification interval",
         description="Overrides the global `verify_interval`, in seconds, for this table. 0 "
         "switches its verification off.",
+    )
+    metadata: dict[MetadataKind, str] = Field(
+        default={},
+        title="Row metadata",
+        description="Columns of the target with facts about the last change of a row, by fact: "
+        "`committed_at`, `synced_at`, `lsn` and `operation`.",
     )
     skip_truncate: bool = Field(
         default=False,

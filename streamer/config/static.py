@@ -20,6 +20,7 @@ from streamer.mapping.rules import (
     Initial,
     Mapping,
     MappingFault,
+    MetadataKind,
     OnColumnAdded,
     OnDdl,
     OnError,
@@ -27,16 +28,17 @@ from streamer.mapping.rules import (
     OnTableDropped,
     RelationName,
     RelationPattern,
-    Secret,
     SourceMapping,
     TableRule,
     TableType,
     check_target,
+    is_name,
     parse_relation,
     parse_target,
     target_of,
 )
 from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.secret import Secret
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:
@@ -260,6 +262,7 @@ class MappingBuilder:
             raise self._error(
                 (*place, "on_table_dropped"), "`close` ends versions, which only a history has"
             )
+        self._check_metadata(table, place)
         return TableRule(
             pattern=pattern,
             target=target,
@@ -276,8 +279,36 @@ class MappingBuilder:
             verify_interval=table.verify_interval,
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,
+            metadata=tuple(
+                (kind, table.metadata[kind]) for kind in MetadataKind if kind in table.metadata
+            ),
             create=table.create or create,
         )
+
+    def _check_metadata(self, table: TableSettings, place: Location) -> None:
+        """Check the columns of `metadata` as far as the rules alone show it."""
+        if not table.metadata:
+            return
+        if table.type is TableType.HISTORY:
+            raise self._error(
+                (*place, "metadata"),
+                "a history table has kvsz_start and kvsz_end instead",
+                hint="take it out, or choose another type",
+            )
+        taken = {*(table.columns or {}).values(), *table.set, "sid"}
+        for kind, name in table.metadata.items():
+            if name in taken:
+                raise self._error(
+                    (*place, "metadata", kind.value),
+                    f'column "{name}" already gets another value',
+                    hint="give the fact a column of its own",
+                )
+            if not is_name(name):
+                raise self._error(
+                    (*place, "metadata", kind.value),
+                    f'"{name}" is no name of a column: PostgreSQL allows 1 to 63 bytes',
+                )
+            taken.add(name)
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:
         if table.filter is None:

@@ -33,6 +33,10 @@ class RowFolder:
         counts: list[int],
     ) -> int: ...
 
+def extend(
+    payloads: list[bytes], count: int, added: int, on_insert: bytes, on_update: bytes
+) -> list[bytes] | None: ...
+
 class RowEncoder:
     def __init__(
         self, count: int, positions: tuple[int, ...], *, binary: bool, null: object

@@ -16,7 +16,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef extern from *:
     """
@@ -123,6 +123,89 @@ cdef int *_positions(tuple positions, int count) except NULL:
             raise ValueError("a position outside the row")
         made[n] = positions[n]
     return made
+
+
+cdef Py_ssize_t _end_of_tuple(
+    const unsigned char *p, Py_ssize_t size, Py_ssize_t position, int count
+) noexcept nogil:
+    """Return the end of the tuple whose marker is at *position*; 0 unless it is whole and has
+    *count* columns.
+    """
+    cdef int n
+    if size - position < 3 or ((p[position + 1] << 8) | p[position + 2]) != count:
+        return 0
+    position += 3
+    for n in range(count):
+        if position >= size:
+            return 0
+        if p[position] == KIND_TEXT or p[position] == KIND_BINARY:
+            if size - position < 5:
+                return 0
+            position += 5 + <Py_ssize_t>be32(p + position + 1)
+        else:
+            position += 1
+    return position if position <= size else 0
+
+
+def extend(
+    list payloads not None, int count, int added, bytes on_insert not None,
+    bytes on_update not None
+):
+    """Return row messages with *added* more columns in each tuple of *count* columns.
+
+    New tuples get the encoded values, old ones NULL. Other messages stay as they are. Return None
+    if one is not bytes. See `streamer.apply.row_metadata`.
+    """
+    cdef Py_ssize_t size, position, end, more, tail_size
+    cdef const unsigned char *p
+    cdef const char *tail
+    cdef char *out
+    cdef list found = []
+    cdef object payload
+    cdef bytes made, values
+    cdef int width = count + added
+    for payload in payloads:
+        if not PyBytes_CheckExact(payload):
+            return None
+        p = <const unsigned char *>PyBytes_AS_STRING(payload)
+        size = PyBytes_GET_SIZE(payload)
+        if size < TUPLE_AT or not (p[0] == INSERT or p[0] == UPDATE or p[0] == DELETE):
+            PyList_Append(found, payload)
+            continue
+        values = on_insert if p[0] == INSERT else on_update
+        tail = PyBytes_AS_STRING(values)
+        tail_size = PyBytes_GET_SIZE(values)
+        more = 0
+        position = TUPLE_AT - 1
+        while position < size:
+            end = _end_of_tuple(p, size, position, count)
+            if end == 0:
+                break
+            more += tail_size if p[position] == NEW_TUPLE else added
+            position = end
+        if position != size:
+            PyList_Append(found, payload)
+            continue
+        made = PyBytes_FromStringAndSize(NULL, size + more)
+        out = PyBytes_AS_STRING(made)
+        memcpy(out, p, TUPLE_AT - 1)
+        out += TUPLE_AT - 1
+        position = TUPLE_AT - 1
+        while position < size:
+            end = _end_of_tuple(p, size, position, count)
+            memcpy(out, p + position, end - position)
+            out[1] = <char>(width >> 8)
+            out[2] = <char>(width & 0xFF)
+            out += end - position
+            if p[position] == NEW_TUPLE:
+                memcpy(out, tail, tail_size)
+                out += tail_size
+            else:
+                memset(out, KIND_NULL, added)
+                out += added
+            position = end
+        PyList_Append(found, made)
+    return found
 
 
 cdef class RowFolder(_Tuples):

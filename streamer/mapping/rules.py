@@ -17,6 +17,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from streamer.errors import MappingError
 from streamer.mapping.expressions import Expression
+from streamer.postgres.secret import Secret
 
 NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
 
@@ -78,6 +79,26 @@ class Transport(enum.StrEnum):
     AUTO = "auto"
     TEXT = "text"
     BINARY = "binary"
+
+
+class MetadataKind(enum.StrEnum):
+    """Facts about the last change of a row that a column of the target may hold."""
+
+    COMMITTED_AT = "committed_at"
+    SYNCED_AT = "synced_at"
+    LSN = "lsn"
+    OPERATION = "operation"
+
+
+METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
+    {
+        MetadataKind.COMMITTED_AT: "timestamp with time zone",
+        MetadataKind.SYNCED_AT: "timestamp with time zone",
+        MetadataKind.LSN: "pg_lsn",
+        MetadataKind.OPERATION: "text",
+    }
+)
+"""The types of these columns, as PostgreSQL names them."""
 
 
 class DdlKind(enum.StrEnum):
@@ -239,6 +260,11 @@ def parse_relation(
     return RelationPattern(namespace, name, namespace_is_pattern, name_is_pattern)
 
 
+def is_name(text: str) -> bool:
+    """Return whether PostgreSQL can store *text* as a name."""
+    return bool(text) and _can_be_stored(text)
+
+
 def _can_be_stored(part: str) -> bool:
     try:
         return len(part.encode()) <= NAME_BYTES_MAX and "\0" not in part
@@ -273,6 +299,8 @@ class TableRule:
     verify_interval: float | None = None
     """Seconds between two verifications; 0 for none, None for that of all tables."""
     skip_truncate: bool = False
+    metadata: tuple[tuple[MetadataKind, str], ...] = ()
+    """Columns of the target with facts about the last change of a row."""
     max_deleted_rows: int | None = None
     """A source transaction that deletes more rows, or truncates, waits for an operator."""
 
@@ -347,30 +375,6 @@ class RelationMapping:
         """Whether *column* may be missing at the target: it is not among those `columns` lists."""
         columns = self.rule.columns
         return columns is not None and all(listed != column for listed, _ in columns)
-
-
-class Secret:
-    """A string that cannot be printed by accident: connection strings, passwords."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def reveal(self) -> str:
-        """Return the secret itself; for handing to a driver, nothing else."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret('**********')"
-
-    __str__ = __repr__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._value == self._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
 
 
 class SourceLabel(str):

@@ -46,6 +46,11 @@ def with_password_of(environment: Mapping[str, str], url: str) -> str:
     password = environment.get("PGPASSWORD")
     if not password or {"password", "service"} & given.keys() or environment.get("PGSERVICE"):
         return url
+    return add_password(url, password)
+
+
+def add_password(url: str, password: str) -> str:
+    """Return *url* with *password*."""
     return make_conninfo(url, password=password)
 
 

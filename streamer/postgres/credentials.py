@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from streamer.mapping.rules import Secret
 from streamer.postgres.conninfo import parse_conninfo, with_password_of
 from streamer.postgres.password_source import (
     KnownPassword,
@@ -20,6 +19,7 @@ from streamer.postgres.password_source import (
     read_password_of,
     write_job_url,
 )
+from streamer.postgres.secret import Secret
 
 # Commands of a slow vault would occupy the threads that write spool files.
 _threads: Final = ThreadPoolExecutor(8, thread_name_prefix="password")

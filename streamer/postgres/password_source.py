@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from psycopg.conninfo import make_conninfo
-
-from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.conninfo import add_password, parse_conninfo
 
 COMMAND_SECONDS: Final = 10.0
 PASSWORD_BYTES_MAX: Final = 65536
@@ -141,7 +139,7 @@ def write_job_url(url: str, password: str, source: PasswordSource | None) -> str
 
     It has the password of now, and the place of the next ones.
     """
-    now = make_conninfo(url, password=password)
+    now = add_password(url, password)
     if source is None:
         return now
     found: dict[str, Any] = {
@@ -167,4 +165,4 @@ def open_job_url(text: str) -> str:
         password = read_password_of(found["url"], source)
     except PasswordUnavailableError:
         return str(found["now"])
-    return make_conninfo(found["url"], password=password)
+    return add_password(found["url"], password)

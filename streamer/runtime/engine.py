@@ -36,7 +36,6 @@ from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     RelationName,
-    Secret,
     SourceMapping,
     find_source,
 )
@@ -47,6 +46,7 @@ from streamer.postgres.credentials import (
     replace_password,
 )
 from streamer.postgres.password_source import PasswordUnavailableError
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES

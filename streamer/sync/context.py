@@ -9,8 +9,9 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.resync import FoundRows
-from streamer.mapping.rules import Secret, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
 from streamer.sync.launcher import SparkLauncher

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.apply.binary import binary_types
 from streamer.apply.plan import computed_cast
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.rules import MetadataKind, RelationMapping, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.sync.plan import PART_BYTES, CopySource, Heap
 from streamer.target.catalog import TargetRelation
@@ -42,6 +42,8 @@ class CopyOrder:
     """A condition over the source's columns for the rows to copy."""
     only: frozenset[str] | None = None
     """The columns of the target to bring, with its key; None for all."""
+    snapshot: tuple[str, str] = ("", "")
+    """The source's time at the snapshot, and its consistent point, for row metadata."""
 
     def brings(self, name: str) -> bool:
         """Return whether the copy brings a column of the target."""
@@ -79,6 +81,8 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
         selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
     _add_columns(selection, order)
     _add_computed(selection, order)
+    if order.only is None:
+        _add_metadata(selection, order)
     if order.mapping.type is TableType.HISTORY and order.only is None:
         _add_history(selection, order.target)
     rule = order.mapping.rule
@@ -127,6 +131,19 @@ def _add_computed(selection: _Selection, order: CopyOrder) -> None:
             is_same=there.base_oid == there.type_oid,
             type_oid=there.type_oid,
         )
+
+
+def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
+    """Add the facts about copied rows: nothing at the source says when each was changed last."""
+    time, lsn = order.snapshot
+    values = {
+        MetadataKind.COMMITTED_AT: f"{quote_literal(time)}::timestamptz",
+        MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+        MetadataKind.LSN: f"{quote_literal(lsn)}::pg_lsn",
+        MetadataKind.OPERATION: "'copy'::text",
+    }
+    for kind, name in order.mapping.rule.metadata:
+        selection.add_own(values[kind], name, is_binary=True)
 
 
 def _add_history(selection: _Selection, target: TargetRelation) -> None:

@@ -41,7 +41,8 @@ class Exchange:
     columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
     no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
     The staging table has the rows of the source that it names, and may have others.
-    ``fills``: if given, set only these columns, in rows that both sides have. ``is_history``: only
+    ``fills``: if given, set only these columns, in rows that both sides have. ``stamps``: columns
+    that a written row gets, and that make no difference. ``is_history``: only
     open versions are compared. ``at``: the source's time.
     """
 
@@ -55,6 +56,7 @@ class Exchange:
     at: str
     scope: str = "true"
     fills: tuple[str, ...] | None = None
+    stamps: frozenset[str] = frozenset()
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -68,6 +70,7 @@ class Exchange:
 
     def _row(self, table: str) -> str:
         names = self._values if self.fills is None else self.fills
+        names = [name for name in names if name not in self.stamps]
         values = ", ".join(f"{table}.{quote_identifier(name)}" for name in names)
         return f'row({values})::text collate "C"'
 

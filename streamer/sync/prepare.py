@@ -135,6 +135,7 @@ class TableCopy:
             self.can_split and (scope is None or scope.reads_all),
             None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
             self.only,
+            (self.source_time, str(self.consistent_point)),
         )
 
     @property
@@ -519,6 +520,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
         at=copy.source_time,
         scope=within,
         fills=copy.filled,
+        stamps=frozenset(name for _, name in copy.mapped.mapping.rule.metadata),
     )
 
 

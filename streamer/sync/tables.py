@@ -20,7 +20,7 @@ from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.rules import RelationMapping, RelationName, TableType
+from streamer.mapping.rules import METADATA_TYPES, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import SourceType
@@ -107,6 +107,9 @@ def _columns_sql(
         if mapping.is_optional(column.name) and name not in key:
             continue
         columns.append(_column_sql(relation, mapping, column, name))
+    columns += [
+        f"{quote_identifier(name)} {METADATA_TYPES[kind]}" for kind, name in mapping.rule.metadata
+    ]
     for name, _ in mapping.rule.set:
         columns.append(f"{quote_identifier(name)} {computed_types.get(name, 'text')}")
     if mapping.type is TableType.HISTORY:

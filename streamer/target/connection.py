@@ -34,7 +34,6 @@ from streamer.errors import (
     TextEncodingError,
     ValueConversionError,
 )
-from streamer.mapping.rules import Secret
 from streamer.postgres import origin, session
 from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, parse_conninfo
 from streamer.postgres.credentials import (
@@ -47,6 +46,7 @@ from streamer.postgres.credentials import (
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, meaning
 from streamer.target.claim import PROOF_SQL, Claim
 from streamer.target.liveness import Activity, Unreachable, Watch

@@ -20,7 +20,7 @@ import pyspark
 import pytest
 
 from streamer.commands.embedded import free_port
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
 from streamer.sync import spark_job

@@ -12,7 +12,7 @@ from streamer.admin.keyring import Keyring
 from streamer.admin.store import Query, open_store
 from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.progress.audit import KEPT_DAYS, read_acts, write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate

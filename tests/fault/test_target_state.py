@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.commands.status import read_report
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.runtime import target_watch
 from streamer.runtime.target_watch import TargetState, look_once
 from streamer.target.connection import TargetAddress

@@ -10,8 +10,9 @@ from functools import partial
 import pytest
 
 from streamer.apply.transaction import TargetTransaction
-from streamer.mapping.rules import Secret, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import SourceLock
 from streamer.progress.schema import is_installed, migrate

@@ -10,8 +10,8 @@ from streamer.commands import ddl
 from streamer.commands.check.capture import check_capture
 from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
-from streamer.mapping.rules import Secret
 from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.secret import Secret
 from streamer.source.teardown import teardown_source
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database

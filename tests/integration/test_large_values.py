@@ -9,7 +9,8 @@ import pytest
 from streamer.apply.sql import copydata
 from streamer.errors import SourceConnectionError
 from streamer.lsn import NOTHING
-from streamer.mapping.rules import Secret, SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
 from streamer.source import feedback
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.target import liveness as watch

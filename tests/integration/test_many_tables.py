@@ -10,10 +10,10 @@ from streamer.mapping.rules import (
     RelationMapping,
     RelationName,
     RelationPattern,
-    Secret,
     SourceMapping,
     TableRule,
 )
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import register_relations
 from streamer.progress.requests import CHANNEL, has_requests

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from streamer.commands.embedded import Server
-from streamer.mapping.rules import Secret
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from tests.support.postgres import Database, assert_same, database, running, versions
 from tests.support.streamer import Streamer, write_config

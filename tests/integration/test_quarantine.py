@@ -10,7 +10,7 @@ import pytest
 from streamer.commands import quarantine as command
 from streamer.commands import requests
 from streamer.commands.quarantine import Choice, QuarantinedRow
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process

@@ -6,8 +6,8 @@ import pytest
 
 from streamer.apply.sql.statements import Statements
 from streamer.apply.transaction import DELETED_ROWS_MAX, TargetTransaction
-from streamer.mapping.rules import Secret
 from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.unit.build import apply_plan

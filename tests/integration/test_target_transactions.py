@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.errors import TargetError
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.target.connection import (
     TargetAddress,
     TargetConnection,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import SourceConnectionError, StreamerError, TargetConnectionError
-from streamer.mapping.rules import Secret, SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
 from streamer.source.connection import connection
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.postgres import Database, database

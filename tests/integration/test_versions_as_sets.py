@@ -15,8 +15,9 @@ from streamer.decode.pgoutput import Column, Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import Secret, TableType
+from streamer.mapping.rules import TableType
 from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
 from streamer.target.catalog import read_relations

@@ -18,7 +18,7 @@ from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.errors import StreamerError
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import Process, command

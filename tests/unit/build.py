@@ -10,7 +10,6 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import (
     OnColumnAdded,
     RelationMapping,
-    Secret,
     SourceMapping,
     TableRule,
     TableType,
@@ -18,6 +17,7 @@ from streamer.mapping.rules import (
     parse_name,
     parse_relation,
 )
+from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.identity import RelationIdentity, TableIdentity
 from streamer.target.catalog import TargetColumn, TargetRelation

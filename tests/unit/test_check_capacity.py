@@ -10,11 +10,11 @@ from streamer.mapping.rules import (
     Initial,
     RelationMapping,
     RelationName,
-    Secret,
     SourceMapping,
     TableRule,
     parse_relation,
 )
+from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
 from streamer.source.slot import Slot
 from tests.support.checking import ERROR, WARNING, matching

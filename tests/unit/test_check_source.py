@@ -25,11 +25,11 @@ from streamer.mapping.rules import (
     Initial,
     RelationMapping,
     RelationName,
-    Secret,
     SourceMapping,
     TableRule,
     parse_relation,
 )
+from streamer.postgres.secret import Secret
 from tests.unit.test_check_capacity import SERVER, SLOT
 
 USAGE = Usage(

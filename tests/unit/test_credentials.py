@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from streamer.config.settings import UrlSettings
-from streamer.mapping.rules import Secret
 from streamer.postgres.credentials import (
     ConnectionUrl,
     current_password,
@@ -27,6 +26,7 @@ from streamer.postgres.password_source import (
     open_job_url,
     read_password_of,
 )
+from streamer.postgres.secret import Secret
 
 
 def read_password(url: ConnectionUrl) -> str:

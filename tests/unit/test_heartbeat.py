@@ -8,7 +8,8 @@ from unittest import mock
 import pytest
 
 from streamer.lsn import Lsn
-from streamer.mapping.rules import Secret, SourceMapping
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
 from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat

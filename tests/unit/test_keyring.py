@@ -6,7 +6,7 @@ import pytest
 
 from streamer.admin.keyring import Keyring, generate_key
 from streamer.errors import StoreError
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 
 
 def test_a_key_file_is_made_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:

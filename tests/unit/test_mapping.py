@@ -10,7 +10,6 @@ from streamer.errors import MappingError, Retry
 from streamer.mapping.rules import (
     RelationName,
     RelationPattern,
-    Secret,
     SourceMapping,
     TableRule,
     check_target,
@@ -22,6 +21,7 @@ from streamer.mapping.rules import (
     source_object_name,
     target_of,
 )
+from streamer.postgres.secret import Secret
 from tests.unit.build import relation_mapping, source_mapping, table_rule
 
 

@@ -31,7 +31,8 @@ def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None
     row = models.default_settings(kind)
     assert forms.read(fields, as_given(fields, row)) == row
     assert all(
-        (field.label and field.kind != "yaml") or field.name in ("columns", "set", "on_ddl")
+        (field.label and field.kind != "yaml")
+        or field.name in ("columns", "set", "on_ddl", "metadata")
         for field in fields
     )
 

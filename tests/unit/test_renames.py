@@ -11,13 +11,13 @@ from streamer.mapping.rules import (
     OnDdl,
     RelationMapping,
     RelationName,
-    Secret,
     SourceMapping,
     TableRule,
     parse_name,
     parse_relation,
     parse_target,
 )
+from streamer.postgres.secret import Secret
 from streamer.runtime.renames import rename_sql, renamed
 from streamer.source.publication import Member, Publication
 

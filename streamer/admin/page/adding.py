@@ -28,7 +28,7 @@ from streamer.admin.page.mapping import (
 )
 from streamer.admin.page.view import address
 from streamer.errors import AdminError, InvalidError, StreamerError
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 
 CONNECTIONS_MAX: Final = 100
 CONNECTION_SECONDS: Final = 3600.0

@@ -167,7 +167,12 @@ class LargeShare:
         window.add(shares[0], plans, [[] for _ in plans])
         for mapped, changes, plan in window.parts[0]:
             for start in range(0, len(changes.payloads), AHEAD_ROWS):
-                window.relations[mapped].add(plan, changes.payloads[start : start + AHEAD_ROWS])
+                some = changes.payloads[start : start + AHEAD_ROWS]
+                relation = window.relations[mapped]
+                if plan.metadata is None:
+                    relation.add(plan, some)
+                else:
+                    relation.add_by_transaction(plan, [(shares[0].transaction, some)])
                 await asyncio.sleep(0)  # the write in progress goes first
         return shares, window
 

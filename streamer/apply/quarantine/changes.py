@@ -87,7 +87,7 @@ class Definition:
 
 def _stored_positions(plan: ApplyPlan) -> list[int]:
     """Return where the values are that applying a change needs."""
-    used = {column.position for column in plan.plain_columns}
+    used = {column.position for column in plan.source_columns}
     return sorted(used | {source.position for source in plan.inputs})
 
 

@@ -71,7 +71,7 @@ class ItemReader:
         rows = [row for change in changes for row in (change.old, change.new) if row is not None]
         texts: list[Row] = [[NULL] * len(row) for row in rows]
         others = []
-        for column in plan.columns:
+        for column in plan.source_columns:
             if column.target.type_oid in TEXTUAL:
                 for row, text in zip(rows, texts, strict=True):
                     text[column.position] = binary_text(row[column.position])

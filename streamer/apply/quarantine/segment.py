@@ -12,7 +12,6 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
-from streamer.apply.sql.copydata import commit_time_value
 from streamer.apply.sql.staged import OrderedRun
 from streamer.apply.sql.statements import CREATE_REFUSED, REFUSED, Statements
 from streamer.apply.sql.wide_rows import SplitStatements
@@ -144,11 +143,10 @@ class SegmentWriter:
     ) -> None:
         if not chunk:
             return
-        plan = segment.plan
         rows = [
             run.row(
                 len(segment.staged) + n,
-                commit_time_value(segment.items[index].transaction.commit_time, plan.binary),
+                segment.items[index].transaction,
                 segment.items[index].change,
             )
             for n, index in enumerate(chunk)

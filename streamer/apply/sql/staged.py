@@ -23,6 +23,7 @@ from streamer.apply.sql.statements import (
 )
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.text_conversion import UnconvertedText
+from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import (
     NULL,
     NULL_BINARY,
@@ -42,24 +43,26 @@ _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 @dataclass
 class OrderedRun:
-    """Changes of one relation under one definition, in order: (share number, commit time,
+    """Changes of one relation under one definition, in order: (share number, transaction,
     payloads).
     """
 
     plan: ApplyPlan
-    parts: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    parts: list[tuple[int, Transaction, list[bytes]]] = field(default_factory=list)
     is_partial: bool = False
 
     def rows(self) -> Iterator[Row]:
         number = 0
-        for _, commit_time, payloads in self.parts:
-            at = commit_time_value(commit_time, self.plan.binary)
+        for _, transaction, payloads in self.parts:
             for change in read_changes(self.plan, payloads):
-                yield self.row(number, at, change)
+                yield self.row(number, transaction, change)
                 number += 1
 
-    def row(self, number: int, at: Value, change: OrderedChange) -> Row:
+    def row(self, number: int, transaction: Transaction, change: OrderedChange) -> Row:
         plan, binary = self.plan, self.plan.binary
+        at = commit_time_value(transaction.commit_time, binary)
+        if plan.metadata is not None:
+            change = plan.metadata.extended_change(transaction, change)
         null = constant(None, binary=binary)
         op = _OPS.get(change.kind, OP_TRUNCATE_RESTART if change.restarts else OP_TRUNCATE)
         mask = null
@@ -120,7 +123,7 @@ class OrderedRun:
         change = None if self.plan.binary else self._change(change_number)
         rows = () if change is None else (change.new, change.old)
         for row in rows:
-            for column in self.plan.plain_columns:
+            for column in self.plan.source_columns:
                 if row is not None and not _is_utf8(row[column.position]):
                     return column.name
         return None

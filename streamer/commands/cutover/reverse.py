@@ -17,8 +17,9 @@ from streamer.commands import teardown as teardown_command
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError
-from streamer.mapping.rules import RelationMapping, Secret, SourceMapping, TableType
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableType
 from streamer.postgres.credentials import ConnectionUrl
+from streamer.postgres.secret import Secret
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.target.connection import TargetAddress
 
@@ -35,8 +36,8 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
         what = None
         if mapping.type is not TableType.CLONE:
             what = f"is of type {mapping.type.value}"
-        elif rule.filter is not None or rule.set or rule.exclude:
-            what = "has a filter, computed or excluded columns"
+        elif rule.filter is not None or rule.set or rule.exclude or rule.metadata:
+            what = "has a filter, computed or excluded columns, or row metadata"
         if what is not None:
             found.append(f'table "{mapping.source}" {what}, so its rows cannot go back')
     return found

@@ -28,10 +28,11 @@ from streamer.commands.check.command import Examination
 from streamer.commands.doctor.diagnosis import Diagnosis, sentences
 from streamer.config.settings import ENVIRONMENT_PREFIX, Settings
 from streamer.errors import SettingsError, SourceError, StreamerError, TargetError
-from streamer.mapping.rules import Mapping, Secret, SourceMapping
+from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.observability.logs import redact
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
+from streamer.postgres.secret import Secret
 from streamer.source.connection import connection, fetch_all
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.waiting import in_thread

@@ -1,0 +1,107 @@
+"""Settings of a connection, and what all settings have in common."""
+
+import os
+import shlex
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.credentials import ConnectionUrl
+from streamer.postgres.password_source import PasswordSource
+from streamer.postgres.secret import Secret
+
+
+class _SecretAnnotation:
+    """Lets pydantic read a `Secret` from a string and never write it out."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            Secret,
+            core_schema.str_schema(min_length=1, strict=True),
+            serialization=core_schema.plain_serializer_function_ser_schema(repr),
+        )
+
+
+SecretText = Annotated[Secret, _SecretAnnotation]
+
+
+class Strict(BaseModel):
+    """Base for sections: rejects unknown keys; values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def _command_line(value: Any) -> Any:
+    """A list of arguments is a command, too."""
+    is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return shlex.join(value) if is_list else value
+
+
+def _check_command(value: str | None) -> str | None:
+    try:
+        words = shlex.split(value or "true")
+    except ValueError:
+        words = []
+    if not words:
+        raise ValueError("expected a command with its arguments, quoted as for a shell")
+    return value
+
+
+class ConnectionSettings(Strict):
+    """A connection string, and the place of its password."""
+
+    url: SecretText
+    password_file: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Password file",
+        description="File whose only line is the password, if the url has none. streamer reads it "
+        "for each new connection.",
+    )
+    password_command: Annotated[
+        str | None, BeforeValidator(_command_line), AfterValidator(_check_command)
+    ] = Field(
+        default=None,
+        title="Password command",
+        description="Command that prints the password, such as a token of a cloud, if the url has "
+        "none. streamer runs it without a shell. Its environment has PGHOST, PGPORT, PGUSER and "
+        "PGDATABASE of the url. Only a configuration file can name a command.",
+    )
+    password_lifetime: float = Field(
+        default=600,
+        gt=0,
+        title="Lifetime of a password",
+        description="Seconds for which new connections use an output of `password_command`.",
+    )
+
+    @model_validator(mode="after")
+    def _attach_password(self) -> Self:
+        """The url carries the place of its password to each connection that is made with it."""
+        if self.password_file is None and self.password_command is None:
+            return self
+        if self.password_file is not None and self.password_command is not None:
+            raise ValueError("password_file and password_command exclude each other")
+        try:
+            given = parse_conninfo(self.url.reveal())
+        except ValueError:  # another check reports it, with its place
+            given = {}
+        if "password" in given:
+            place = "password_file" if self.password_file else "password_command"
+            raise ValueError(f"the url has a password, and {place} gives another")
+        # A task of Spark may run in another directory.
+        path = self.password_file and os.path.abspath(self.password_file)
+        source = PasswordSource(path, self.password_command, self.password_lifetime)
+        # The models are frozen, and nothing has seen this one yet.
+        self.__dict__["url"] = ConnectionUrl(self.url.reveal(), source)
+        return self

@@ -1,0 +1,114 @@
+"""Columns of the target that tell where a row comes from."""
+
+import pytest
+
+from streamer.compare.comparison import Comparison, ComparisonScope, Options
+from streamer.compare.local_process import LocalProcess
+from streamer.target.connection import TargetAddress
+from tests.integration.test_sync_resync import ask
+from tests.support.implementations import implementation  # noqa: F401
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+SECONDS = 60.0
+DDL = """
+create table t (id int primary key, v text, big text);
+alter table t alter big set storage external;
+create table logged (line text);
+alter table logged replica identity full;
+insert into t values (1, 'one', repeat('x', 5000)), (2, 'two', null), (3, 'three', null);
+insert into logged values ('a')
+"""
+RULE = "{metadata: {committed_at: _at, synced_at: _synced, lsn: _lsn, operation: _op}}"
+TABLES = f"t: {RULE}\nlogged: {RULE}"
+
+
+def _commits(source: Database, *statements: str) -> tuple[object, ...]:
+    """Run each statement in a transaction; return the commit time of the last."""
+    connection = source.connect()
+    with connection:
+        xid = None
+        for statement in statements:
+            with connection.transaction():
+                connection.execute(statement.encode())
+                (xid,) = connection.execute("select pg_current_xact_id()::xid").fetchone() or ()
+        found = connection.execute(
+            "select pg_xact_commit_timestamp(%s::text::xid)", [str(xid)]
+        ).fetchone()
+        assert found is not None
+        return found
+
+
+@pytest.mark.parametrize("transport", ["text", "binary"])
+async def test_rows_tell_their_last_change(
+    transport: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream(TABLES, sid="eu", group=f"transport: {transport}") as streamer:
+        await streamer.table_state("public.t", "ready", SECONDS)
+        await streamer.table_state("public.logged", "ready", SECONDS)
+        at_copy = "_at > now() - interval '10 min' and _synced >= _at and _lsn > '0/0'"
+        assert target.execute(f"select id, _op, {at_copy} from t order by id") == [
+            (1, "copy", True),
+            (2, "copy", True),
+            (3, "copy", True),
+        ]
+        last = _commits(
+            source,
+            "insert into t values (4, 'four', null), (5, 'five', null)",
+            "update t set v = v || '!' where id in (1, 2, 4)",  # 1 lacks its large value
+            "delete from t where id = 3",
+            "update t set id = 50 where id = 5",
+            "insert into logged values ('a'), ('b')",
+            "update logged set line = 'c' where line = 'b'",
+        )
+        await streamer.caught_up(SECONDS)
+        rows = target.execute("select id, v, length(big), _op from t order by id")
+        assert rows == [
+            (1, "one!", 5000, "update"),
+            (2, "two!", None, "update"),
+            (4, "four!", None, "update"),
+            (50, "five", None, "update"),
+        ]
+        assert target.value("select count(distinct (_at, _lsn)) from t") == 2
+        assert target.execute("select line, _op from logged order by 1, 2") == [
+            ("a", "copy"),
+            ("a", "insert"),
+            ("c", "update"),
+        ]
+        assert target.execute("select _at from logged where line = 'c'") == [last]
+        await _comes_back(streamer, target)
+        comparison = Comparison(
+            TargetAddress.parse(streamer.settings.target.url),
+            streamer.settings.target.url,
+            streamer.mapping,
+            LocalProcess(),
+            Options(1),
+        )
+        assert all(result.is_equal for result in await comparison.run(ComparisonScope()))
+
+
+async def _comes_back(streamer: Streamer, target: Database) -> None:
+    """A resync by difference leaves the facts of equal rows alone."""
+    before = target.execute("select id, _op, _at, _lsn from t where id <> 2 order by id")
+    target.execute("update t set v = 'wrong' where id = 2")
+    await ask(streamer, "public.t", mode="diff")
+
+    async def is_right() -> bool:
+        return target.execute("select v, _op from t where id = 2") == [("two!", "copy")]
+
+    await streamer.eventually(is_right, SECONDS)
+    await streamer.table_state("public.t", "ready", SECONDS)
+    assert target.execute("select id, _op, _at, _lsn from t where id <> 2 order by id") == before
+
+
+async def test_a_table_that_does_not_fit_says_what_to_do(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, _op text)")
+    target.execute("create table t (id int primary key, _op text)")
+    async with stream("t: {metadata: {lsn: _lsn}}") as streamer:
+        await streamer.table_state("public.t", "error", SECONDS)
+        error = (await streamer.table("public.t"))["error"]
+        assert "alter table public.t add column _lsn pg_lsn" in error.replace('"', "")
