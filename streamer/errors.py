@@ -54,6 +54,8 @@ class StreamerError(Exception):
         """Violated constraint, likewise."""
         self.subject: object = None
         """The relation concerned, if known."""
+        self.conflict: object = None
+        """The conflict with a row of the target that the error is about, if it is one."""
         self.lsn: str | None = None
         """Commit LSN of the source transaction concerned, likewise."""
 

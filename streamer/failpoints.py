@@ -47,6 +47,8 @@ NAMES: Final = frozenset(
         "journal.trimmed",
         "journal.finished",
         "journal.discarding",
+        "purge.deleted",
+        "purge.stored",
         "reader.dispatched",
         "expressions.stored",
         "requests.taken",

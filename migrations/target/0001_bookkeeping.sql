@@ -356,6 +356,33 @@ create table streamer.quarantine (
 );
 create index quarantine_relation on streamer.quarantine (relation_id, id);
 
+-- Changes whose row the target lacked, or had already. The transaction that applies or quarantines
+-- the change writes its row; that of a table which stops comes with the state of the table.
+create table streamer.conflict (
+    id bigint generated always as identity primary key,
+    relation_id bigint not null references streamer.relation on delete cascade,
+    -- PostgreSQL's name of the conflict, such as insert_exists, update_missing or delete_missing.
+    kind text not null,
+    -- The missing row was inserted, its delete ignored, or the change is not applied.
+    resolution text not null
+        check (resolution in ('inserted', 'ignored', 'quarantined', 'stopped')),
+    operation text not null check (operation in ('insert', 'update', 'delete')),
+    -- The identity of the row, by the source's names of its columns; null if it has none.
+    key json,
+    -- The source transaction: position and time of its commit, and its xid.
+    lsn pg_lsn not null,
+    commit_time timestamptz not null,
+    xid bigint not null,
+    -- The target's row that has the key: its xmin, and the time of its commit if the target has
+    -- track_commit_timestamp. Null if there is none.
+    existing json,
+    noted_at timestamptz not null default pg_catalog.clock_timestamp()
+);
+create index conflict_relation on streamer.conflict (relation_id, id);
+-- A table that stops meets the same conflict at every retry.
+create unique index conflict_stopped on streamer.conflict (relation_id, lsn, kind)
+    where resolution = 'stopped';
+
 -- Commands that changed the definition of a source's table, with their effect in the target.
 create table streamer.ddl (
     id bigint generated always as identity primary key,
@@ -376,6 +403,22 @@ create table streamer.ddl (
     edited text[],
     changed_at timestamptz not null default now(),
     unique (relation_id, lsn, number)
+);
+
+-- Target tables with rows of a source that streamer has forgotten, and how far their purge is. The
+-- transaction that forgets the source writes the rows; `streamer tenants purge` works on them.
+create table streamer.purge (
+    database text not null,
+    sid text not null,
+    target text not null,
+    rows_deleted bigint not null default 0,
+    -- The block of the table before which no row of the source is left. The transaction that deletes
+    -- rows moves it. Null before the purge begins.
+    next_block bigint,
+    blocks bigint,
+    began_at timestamptz,
+    finished_at timestamptz,
+    primary key (database, sid, target)
 );
 
 -- The id that tells this installation's slots and publications from those of another.

@@ -17,6 +17,8 @@ access.py        authentication and roles
 api/             the gate before the routes, and the routes
 page/            the same in a browser
 server.py        the admin's part of `streamer run`
+local_client.py  the service as the command line and tenants use it
+tenants.py       list, add, remove, purge, drift
 client.py        the same for the command line: over HTTP, or in the file
 edit.py          the command line's edits
 """

@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from streamer.admin.access import is_loopback
+from streamer.admin.local_client import PER_PAGE, LocalClient
 from streamer.admin.rows import Row
-from streamer.admin.service import AdminService, database_path, open_service
-from streamer.admin.store import Query
+from streamer.admin.service import database_path, open_service
 from streamer.commands.requests import command_actor
 from streamer.config.settings import Settings
 from streamer.errors import (
@@ -40,7 +40,6 @@ SECONDS_MAX: Final = 300.0
 PROBE_SECONDS: Final = 3.0
 EVENT_SECONDS: Final = 60.0
 """A process says something every quarter of a minute."""
-PER_PAGE: Final = 500
 
 
 class MappingClient(Protocol):
@@ -54,6 +53,8 @@ class MappingClient(Protocol):
 
     async def delete(self, kind: str, number: int) -> None: ...
 
+    async def is_changed(self) -> bool: ...
+
     async def plan(self) -> Row: ...
 
     async def apply(self, *, force: bool) -> Row: ...
@@ -61,46 +62,6 @@ class MappingClient(Protocol):
     async def export(self) -> tuple[str, list[str]]: ...
 
     async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]: ...
-
-
-class LocalClient:
-    """Edits the file, while no process runs."""
-
-    def __init__(self, service: AdminService, actor: str) -> None:
-        self._service = service
-        self._actor = actor
-
-    async def rows(self, kind: str, filters: Row) -> list[Row]:
-        rows: list[Row] = []
-        while True:
-            query = Query(len(rows) // PER_PAGE + 1, PER_PAGE, filters=filters)
-            found, total = await self._service.store.page(kind, query)
-            rows += found
-            if len(rows) >= total or not found:
-                return rows
-
-    async def create(self, kind: str, fields: Row) -> Row:
-        return await self._service.create(kind, fields, self._actor)
-
-    async def patch(self, kind: str, number: int, changes: Row) -> Row:
-        return await self._service.patch(kind, number, changes, self._actor)
-
-    async def delete(self, kind: str, number: int) -> None:
-        await self._service.delete(kind, number, self._actor)
-
-    async def plan(self) -> Row:
-        return (await self._service.plan()).to_json()
-
-    async def apply(self, *, force: bool) -> Row:
-        return await self._service.apply(self._actor, force=force)
-
-    async def export(self) -> tuple[str, list[str]]:
-        return await self._service.export()
-
-    async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]:
-        return await self._service.import_text(
-            path, text, self._actor, excludes_missing=excludes_missing
-        )
 
 
 class RemoteClient:
@@ -132,6 +93,9 @@ class RemoteClient:
 
     async def delete(self, kind: str, number: int) -> None:
         await self._ask("DELETE", f"/{kind}s/{number}")
+
+    async def is_changed(self) -> bool:
+        return bool((await self.draft())["changed"])
 
     async def plan(self) -> Row:
         plan: Row = await self._ask("GET", "/plan")

@@ -2,21 +2,26 @@
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from pydantic import BaseModel
 
-from streamer.admin.client import MappingClient
 from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
 from streamer.commands.check.findings import Fix, found_lines, one_line
+from streamer.commands.tenants.change import Changed
 from streamer.errors import InvalidError, NotFoundError
+from streamer.hints import command
+from streamer.mapping.rules import SourceLabel
 from streamer.postgres.passwords import with_password
+
+if TYPE_CHECKING:
+    from streamer.admin.client import MappingClient
 
 Row = dict[str, Any]
 
 
-async def add_source(client: MappingClient, database: str, url: str, sid: str | None) -> Row:
+async def add_source(client: "MappingClient", database: str, url: str, sid: str | None) -> Row:
     """Add a url, and the database if that is new. Raises AdminError."""
     found = await client.rows("database", {"name": database})
     group = found[0] if found else await client.create("database", {"name": database})
@@ -29,7 +34,7 @@ async def add_source(client: MappingClient, database: str, url: str, sid: str | 
 
 
 async def set_source(
-    client: MappingClient,
+    client: "MappingClient",
     database: str,
     sid: str | None,
     *,
@@ -59,7 +64,7 @@ async def set_source(
     return await client.patch("url", row["id"], of_url) if of_url else row
 
 
-async def remove_source(client: MappingClient, database: str, sid: str | None) -> None:
+async def remove_source(client: "MappingClient", database: str, sid: str | None) -> None:
     """Remove the url of a sid, or else a whole database. Raises AdminError."""
     group = await _database(client, database)
     if sid is None:
@@ -69,7 +74,40 @@ async def remove_source(client: MappingClient, database: str, sid: str | None) -
     await client.delete("url", row["id"])
 
 
-async def add_table(client: MappingClient, database: str, fields: Row, settings: list[str]) -> Row:
+async def add_tenants(
+    client: "MappingClient", database: str, urls: list[tuple[str, str]], *, applies: bool
+) -> Changed:
+    """Add tenants to the draft, and apply it unless it had other changes. Raises AdminError."""
+    was_changed = await client.is_changed()
+    for url, sid in urls:
+        await add_source(client, database, url, sid)
+    return await _apply_tenants(client, database, [sid for _, sid in urls], applies, was_changed)
+
+
+async def remove_tenant(
+    client: "MappingClient", database: str, sid: str, *, applies: bool
+) -> Changed:
+    """Remove a tenant from the draft, and apply it unless it had other changes."""
+    was_changed = await client.is_changed()
+    await remove_source(client, database, sid)
+    return await _apply_tenants(client, database, [sid], applies, was_changed)
+
+
+async def _apply_tenants(
+    client: "MappingClient", database: str, sids: list[str], applies: bool, was_changed: bool
+) -> Changed:
+    labels: list[str] = [SourceLabel(database, sid) for sid in sids]
+    if was_changed or not applies:
+        why = "the draft has other changes; " if was_changed and applies else ""
+        step = f"{why}see `{command('plan')}`, then run `{command('apply')}`"
+        return Changed(labels, next_step=step, is_applied=False)
+    answer = await client.apply(force=False)
+    return Changed(labels, next_step=answer["warning"])
+
+
+async def add_table(
+    client: "MappingClient", database: str, fields: Row, settings: list[str]
+) -> Row:
     """Add a table; *settings* are others of it, as ``name=YAML``. Raises AdminError."""
     group = await _database(client, database)
     more = dict(_setting(text) for text in settings)
@@ -77,7 +115,7 @@ async def add_table(client: MappingClient, database: str, fields: Row, settings:
 
 
 async def set_table(
-    client: MappingClient, database: str, table: str, fields: Row, settings: list[str]
+    client: "MappingClient", database: str, table: str, fields: Row, settings: list[str]
 ) -> Row:
     """Change *fields* and *settings* (``name=YAML``) of a table. Raises AdminError."""
     row = await _table(client, database, table)
@@ -89,13 +127,13 @@ async def set_table(
     return await client.patch("table", row["id"], changes)
 
 
-async def remove_table(client: MappingClient, database: str, table: str) -> None:
+async def remove_table(client: "MappingClient", database: str, table: str) -> None:
     """Remove a table. Raises AdminError."""
     row = await _table(client, database, table)
     await client.delete("table", row["id"])
 
 
-async def _table(client: MappingClient, database: str, table: str) -> Row:
+async def _table(client: "MappingClient", database: str, table: str) -> Row:
     group = await _database(client, database)
     pattern = table_pattern(table, None)
     filters = {
@@ -112,7 +150,7 @@ async def _table(client: MappingClient, database: str, table: str) -> Row:
     return rows[0]
 
 
-async def _url(client: MappingClient, group: Row, database: str, sid: str | None) -> Row:
+async def _url(client: "MappingClient", group: Row, database: str, sid: str | None) -> Row:
     """Return the url of *sid*; without one, the only url."""
     filters = {"database_id": group["id"]} | ({} if sid is None else {"sid": sid})
     rows = await client.rows("url", filters)
@@ -128,7 +166,7 @@ async def _url(client: MappingClient, group: Row, database: str, sid: str | None
     )
 
 
-async def _database(client: MappingClient, name: str) -> Row:
+async def _database(client: "MappingClient", name: str) -> Row:
     rows = await client.rows("database", {"name": name})
     if not rows:
         raise NotFoundError(

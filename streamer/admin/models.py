@@ -291,6 +291,19 @@ class ResyncBody(ActionBody):
             raise InvalidError(exc.message, hint=exc.hint) from None
 
 
+class TenantBody(_Body):
+    """A tenant: a database of a group."""
+
+    database: Name
+    sid: Sid
+
+
+class NewTenantBody(TenantBody):
+    """A tenant to add. In ``url``, ``{sid}`` stands for the sid."""
+
+    url: Annotated[str, Field(min_length=1, max_length=10_000)]
+
+
 class QuarantineBody(_Body):
     """Which changes are meant: by their numbers, or all of a table (a name, or a pattern)."""
 

@@ -27,10 +27,13 @@ from streamer.admin.plan import Plan, make_plan
 from streamer.admin.rows import Content, Row
 from streamer.admin.sides import look_at
 from streamer.admin.store import AdminStore, Query, open_store
+from streamer.admin.tenants import Tenants
 from streamer.admin.transfer import export_mapping, keep_passwords, read_import
 from streamer.commands.check.source_facts import read_source
+from streamer.commands.conflicts import read_conflicts
 from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
 from streamer.commands.requests import request
+from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
@@ -115,6 +118,7 @@ class AdminService:
         self._config = config
         self._address = TargetAddress.parse(settings.target.url)
         self._applying = asyncio.Lock()
+        self.tenants = Tenants(self)
 
     @property
     def trouble(self) -> MappingTrouble | None:
@@ -122,6 +126,7 @@ class AdminService:
         return self.store.trouble or self.find_lost()
 
     async def close(self) -> None:
+        await self.tenants.close()
         await self.store.close()
 
     # ---- rows ----------------------------------------------------------------------------------
@@ -523,6 +528,14 @@ class AdminService:
         except MappingError:  # streamer streams no such table, so it has none in quarantine
             rows, total = [], 0
         return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
+
+    async def conflicts(self, scope: Scope, limit: int) -> Row:
+        """Return the newest conflicts. Raises TargetError, InvalidError."""
+        try:
+            found = await read_conflicts(self._address, scope, limit)
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
+        return {"items": [_redacted(each.to_json()) for each in found]}
 
     async def ask_quarantine(self, action: str, choice: Choice, actor: str) -> list[Row]:
         """Ask for retry or drop; return of which tables, and how many changes. Raises

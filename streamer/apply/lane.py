@@ -101,6 +101,7 @@ class MappedRelation:
     __slots__ = (
         "_confirmed",
         "_statements",
+        "conflict_watch",
         "decided",
         "end_lsn",
         "is_held_to_point",
@@ -156,6 +157,8 @@ class MappedRelation:
         self._confirmed: list[Relation] = []
         """RELATION messages that repeat the definition of ``plan``, newest last."""
         self.quarantine = Quarantine()
+        self.conflict_watch = 0
+        """Windows to come in which a writer looks for missing rows before it changes them."""
 
     def has(self, transaction: Transaction) -> bool:
         """Whether the target has the changes of *transaction* already: a copy brought them."""

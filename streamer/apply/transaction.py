@@ -39,6 +39,7 @@ from streamer.target.connection import TargetAddress, TargetConnection
 log = structlog.get_logger()
 
 NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
+CONFLICTS_KEPT: Final = 1000
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
 DELETED_ROWS_MAX: Final = 2000
@@ -70,6 +71,7 @@ class TargetTransaction:
         metrics: Metrics,
         *,
         lock_seconds: float,
+        conflicts_kept: int = CONFLICTS_KEPT,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_committed = on_committed
@@ -77,6 +79,8 @@ class TargetTransaction:
         self._name = name
         self._metrics = metrics
         self._lock_seconds = lock_seconds
+        self.conflicts_kept = conflicts_kept
+        """How many rows of each table streamer.conflict keeps."""
         self._connection: TargetConnection | None = None
         self._stages: OrderedDict[str, tuple[Statements, int]] = OrderedDict()
         """The session's staging tables by name, each with the rows written since its TRUNCATE."""

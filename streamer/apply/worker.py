@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.budget import Budget
+from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.counting import count_window, skipped_truncates
 from streamer.apply.lane import Lane, LaneWindow, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
@@ -328,12 +329,14 @@ class Worker:
         self._finish(window)
 
     async def _write(self, window: Window) -> bool:
-        """Begin, and write all lanes; if one fails, give it back, roll back and return False."""
+        """Begin, and write all lanes. If one fails, give it back, roll back and return False; also
+        if it has to be written again.
+        """
         await self._transaction.begin()
         for lane, lane_window in window.lanes.items():
             try:
                 with self._timing(window, lane), contained(f'writing changes of "{lane.name}"'):
-                    await self._writer.write(lane_window)
+                    is_written = await self._write_lane(lane_window)
             except TargetFencedError:
                 raise
             except TargetConnectionError:
@@ -347,6 +350,17 @@ class Worker:
                 await self._transaction.rollback()
                 self._fail(window, lane)
                 return False
+            if not is_written:
+                await self._transaction.rollback()
+                return False
+        return True
+
+    async def _write_lane(self, window: LaneWindow) -> bool:
+        """Write the changes of a lane; False if they have to be written again, with notes."""
+        try:
+            await self._writer.write(window)
+        except ConflictsFound:
+            return False
         return True
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from streamer.apply.advice import advise
+from streamer.apply.conflict_notes import ConflictNotes, Noted, refusal
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
 from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
@@ -67,6 +68,9 @@ class Writer:
         self._write_ordered = write_ordered or self.write_ordered
         self._is_large = False
         """Whether the present window is large, so that its staging tables take much space."""
+        self.conflicts = ConflictNotes(transaction, self._copy_stage)
+        self._window: LaneWindow | None = None
+        """The window that is written as sets, to find the change behind a conflict."""
 
     async def write(self, window: LaneWindow) -> None:
         """Write a window as sets where that gives the same result, else in exact order.
@@ -75,6 +79,7 @@ class Writer:
         and remove them after those.
         """
         self._is_large = window.size > LARGE_WINDOW_BYTES
+        self._window = window
         if not self.orders_by_keys(window):
             for relation in window.relations.values():
                 await self._write_relation(window, relation)
@@ -253,10 +258,12 @@ class Writer:
         partial = [row for row in rows if is_partial(row)] if len(whole) < len(rows) else []
         missing = 0
         if whole:
+            await self.conflicts.look_for_updates(self._window, mapped, fold, statements)
             missing = await self._write_whole(fold.plan, statements, whole)
         if partial:
             await self._write_partial(fold.plan, statements, partial)
         if fold.plan.filter is None:  # else it has just been let in
+            self.conflicts.require_notes(mapped, missing)
             self._transaction.count_conflict(mapped, "update_missing", missing)
         for op in moves:
             await self._transaction.target.execute(statements.insert_moved(op))
@@ -297,10 +304,15 @@ class Writer:
         if len(plan.key) == 1:
             keys = ([key] for key in keys)
         columns = [statements.new(column) for column in plan.key]
+        is_conflict = self.conflicts.is_conflict_to_delete(plan)
+        if is_conflict:
+            await self.conflicts.look_for_deletes(self._window, mapped, fold, statements)
         deleted = await self._stage_and_run(
             statements, columns, keys, OP_DELETE, statement=statements.delete
         )
         _check_count(deleted, len(fold.deletes))
+        if is_conflict:
+            self.conflicts.require_notes(mapped, len(fold.deletes) - deleted)
         if plan.type is not TableType.APPEND and plan.filter is None:
             self._transaction.count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
 
@@ -450,19 +462,24 @@ class Writer:
                 async with self.planned_for(mapped, run.plan):
                     await self._write_run(mapped, run)
             except StreamerError as exc:
+                self.conflicts.raise_if_found(mapped, exc)
                 _name_column(exc, run.plan)
                 advise(exc, mapped, run.plan)
                 raise
 
     async def _write_run(self, mapped: MappedRelation, run: OrderedRun) -> None:
         statements = mapped.statements(run.plan).in_order
+        notes = self.conflicts.are_noted(mapped)
+        noted: list[Noted] = []
         try:
             if isinstance(statements, SplitStatements):
-                await self._write_split(run, statements)
-                return
-            self._transaction.stage(statements)
-            await self.copy_staged(statements, run.rows())
-            await self._transaction.target.execute(statements.ordered(partial=run.is_partial))
+                noted = await self._write_split(mapped, run, statements, notes=notes)
+            else:
+                self._transaction.stage(statements)
+                await self.copy_staged(statements, run.rows())
+                noted = await self.conflicts.run_in_order(
+                    mapped, statements, is_partial=run.is_partial, notes=notes
+                )
         except StreamerError as exc:
             if exc.change_number is not None:
                 exc.share_number = run.share_number(exc.change_number)
@@ -471,11 +488,16 @@ class Writer:
                 if isinstance(exc, TextEncodingError):
                     exc.column = exc.column or run.invalid_text(exc.change_number)
                 exc.key = exc.key or run.key_of(exc.change_number)
+                exc.conflict = refusal(exc, run)
             raise
+        await self.conflicts.note_in_order(mapped, noted, run.origin_of)
 
-    async def _write_split(self, run: OrderedRun, statements: SplitStatements) -> None:
+    async def _write_split(
+        self, mapped: MappedRelation, run: OrderedRun, statements: SplitStatements, *, notes: bool
+    ) -> list[Noted]:
         rows = run.rows()
         done = 0
+        noted: list[Noted] = []
         while some := list(islice(rows, statements.rows_max)):
             self._transaction.stage(statements)
             try:
@@ -484,8 +506,11 @@ class Writer:
                 if exc.change_number is not None:  # of these
                     exc.change_number += done
                 raise
-            await self._transaction.target.execute(statements.ordered(partial=run.is_partial))
+            noted += await self.conflicts.run_in_order(
+                mapped, statements, is_partial=run.is_partial, notes=notes
+            )
             done += len(some)
+        return noted
 
     async def copy_staged(self, statements: Statements, rows: Iterable[Row]) -> None:
         """Stage changes for exact order; if that takes several parts, *rows* is a list."""

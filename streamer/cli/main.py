@@ -5,7 +5,6 @@ import json
 import signal
 import sys
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,9 @@ from streamer import __version__
 from streamer.cli import cutover as cutover_command
 from streamer.cli import mapping as mapping_commands
 from streamer.cli import scripts as scripts_command
+from streamer.cli import tenants as tenant_commands
 from streamer.cli import users as user_commands
+from streamer.cli.conflicts import conflicts
 from streamer.cli.ddl import ddl
 from streamer.cli.options import (
     ACCESS,
@@ -28,11 +29,14 @@ from streamer.cli.options import (
     TABLES,
     DatabaseOption,
     JsonOption,
+    ProblemsOption,
     SidOption,
     TableArgument,
+    TableFilterOption,
     UrlOption,
     example,
 )
+from streamer.cli.quarantine import quarantine
 from streamer.cli.terminal import (
     GLOBALS,
     fail,
@@ -43,12 +47,13 @@ from streamer.cli.terminal import (
     with_mapping_database,
 )
 from streamer.commands import indexes as indexes_command
-from streamer.commands import quarantine as quarantine_command
 from streamer.commands import requests as requests_command
 from streamer.commands import status as status_command
 from streamer.commands import status_view
 from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
+from streamer.commands.problems import only_problems, troubled
+from streamer.commands.scope import Scope
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.hot import choice
@@ -216,22 +221,32 @@ def status(
     wide: Annotated[
         bool, typer.Option("--wide", help="Print all columns, even in a narrow terminal.")
     ] = False,
+    tables: TableFilterOption = None,
+    problems: ProblemsOption = False,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of every source and table, read from the databases.
 
-    It works whether or not `run` is running. On a terminal, --watch shows pages: space and b turn
-    them. With --json, each refresh is one line.
+    It works whether or not `run` is running. Above the sources, one line says how many are fine,
+    and names the others. On a terminal, --watch shows pages: space and b turn them. With --json,
+    each refresh is one line.
     """
     settings, mapping, state = load_to_show()
     address = TargetAddress.parse(settings.target.url)
-    read = partial(status_command.read_report, address, mapping, state)
+    scope = Scope(tuple(tables or ()), database, sid)
+
+    async def read() -> status_command.StatusReport:
+        report = await status_command.read_report(address, mapping, state, scope)
+        return only_problems(report) if problems else report
+
     if watch:
         run_to_end(status_view.watch(read, interval, Console(), is_wide=wide, as_json=as_json))
         return
     report = run_to_end(read())
     if as_json:
-        print_json(report.to_json())
+        print_json(status_view.as_json_object(report))
     else:
         status_view.print_status(report, Console(), is_wide=wide)
     if report.exit_code:
@@ -314,6 +329,8 @@ def wait(
     timeout: Annotated[
         float, typer.Option(help="Seconds until the command gives up with exit code 1.", min=0)
     ] = 60,
+    named: TableFilterOption = None,
+    problems: ProblemsOption = False,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
@@ -321,12 +338,18 @@ def wait(
     """Wait until everything committed so far is visible and every table is ready.
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
-    not answer counts as behind; the message names it.
+    not answer counts as behind; the message names it. The filters are those of `status`. With
+    --problems, the command waits for the sources that have a problem when it is called.
     """
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
-    scope = wait_command.Scope(tuple(tables or ()), database, sid)
-    missing = run_to_end(wait_command.wait(address, mapping, timeout, scope))
+    scope = Scope((*(tables or ()), *(named or ())), database, sid)
+
+    async def wait_for_scope() -> str | None:
+        meant = await troubled(address, mapping, scope) if problems else scope
+        return await wait_command.wait(address, mapping, timeout, meant)
+
+    missing = run_to_end(wait_for_scope())
     if as_json:
         print_json({"caught_up": missing is None, "missing": missing})
     if missing is not None:
@@ -560,92 +583,10 @@ def resume(
 
 app.add_typer(ddl, rich_help_panel=INCIDENTS)
 
-quarantine = typer.Typer(
-    name="quarantine",
-    help="List, retry or drop changes that the target rejected (`on_error: quarantine`).",
-    no_args_is_help=True,
-)
 app.add_typer(quarantine, rich_help_panel=INCIDENTS)
-
-IdOption = Annotated[
-    list[int] | None, typer.Option("--id", help="Only this change; repeatable.", metavar="N")
-]
-OptionalTable = Annotated[
-    str | None,
-    typer.Argument(help="Table of the source, or a pattern such as '*.*'.", metavar="TABLE"),
-]
-
-
-@quarantine.command("list", epilog=example("streamer quarantine list --table orders"))
-def list_quarantine(
-    table: Annotated[
-        str | None, typer.Option(help="Only tables with this name, or that match this pattern.")
-    ] = None,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of changes.", min=1)] = 100,
-    as_json: JsonOption = False,
-) -> None:
-    """List quarantined changes, oldest first."""
-    settings, _ = load()
-    choice = quarantine_command.Choice(table, database, sid)
-    address = TargetAddress.parse(settings.target.url)
-    rows = run_to_end(quarantine_command.read_rows(address, choice, limit))
-    if as_json:
-        print_json({"rows": [row.to_json() for row in rows]})
-    elif rows:
-        quarantine_command.render_rows(rows, Console())
-    else:
-        typer.echo("no changes are in quarantine")
-
-
-def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: bool) -> None:
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
-    asked = run_to_end(quarantine_command.ask(address, action, choice))
-    if as_json:
-        print_json({"action": action, "tables": [{"table": t, "rows": n} for t, n in asked]})
-    elif not asked:
-        typer.echo("no changes are in quarantine")
-    for name, count in [] if as_json else asked:
-        typer.echo(f"{action} requested: {name}, {count} changes")
-
-
-@quarantine.command("retry", epilog=example("streamer quarantine retry orders"))
-def retry_quarantine(
-    table: OptionalTable = None,
-    number: IdOption = None,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Apply changes again, in source order, with all others of the same rows.
-
-    Changes that the target rejects again stay in quarantine.
-    """
-    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("retry", choice, as_json)
-
-
-@quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
-def drop_quarantine(
-    table: OptionalTable = None,
-    number: IdOption = None,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Delete changes from quarantine. The target never receives them.
-
-    streamer applies later changes of the same rows again.
-    """
-    if table is None and not number:
-        fail("give a TABLE, or changes with --id", 2)
-    if not yes:
-        fail("the target never receives dropped changes; add --yes to confirm", 2)
-    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("drop", choice, as_json)
+app.command("conflicts", rich_help_panel=INCIDENTS, epilog=example("streamer conflicts orders"))(
+    conflicts
+)
 
 
 @app.command(rich_help_panel=TABLES, epilog=example("streamer indexes --missing-fk --apply"))
@@ -761,6 +702,7 @@ app.command(
 app.add_typer(mapping_commands.app)
 app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)
+app.add_typer(tenant_commands.tenants, name="tenants", rich_help_panel=MAPPING)
 app.add_typer(user_commands.users, name="users", rich_help_panel=ACCESS)
 app.add_typer(mapping_commands.admin, name="admin", rich_help_panel=ACCESS)
 

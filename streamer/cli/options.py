@@ -67,6 +67,18 @@ SidOption = Annotated[
         autocompletion=_completing(lambda mapping: (s.sid for s in mapping.sources if s.sid)),
     ),
 ]
+TableFilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        help="Only this table of the sources: a name or a pattern; repeatable.",
+        metavar="TABLE",
+        autocompletion=_completing(_table_names),
+    ),
+]
+ProblemsOption = Annotated[
+    bool, typer.Option("--problems", help="Only sources and tables that have a problem.")
+]
 TableArgument = Annotated[
     str,
     typer.Argument(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from streamer.commands.scope import ALL, Scope
 from streamer.error_reports import error_fields, runbook_address
 from streamer.errors import SourceConnectionError, SourceError, TargetConnectionError, TargetError
 from streamer.lsn import NOTHING, Lsn
@@ -31,7 +32,6 @@ from streamer.source.retained_wal import read_retained
 from streamer.source.slot import read_slot, read_visible_lsn
 from streamer.target.connection import TargetAddress
 
-"""How often `wait` asks the running process to store its positions; it may have restarted."""
 UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
 HINTS: Final = {
@@ -167,6 +167,8 @@ class StatusReport:
     target: TargetHealth
     sources: list[SourceStatus]
     mapping: MappingTrouble | None = None
+    fine: int = 0
+    """Sources without a problem that the report leaves out."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -200,16 +202,28 @@ class MappingState:
 
 
 async def read_report(
-    address: TargetAddress, mapping: Mapping, state: MappingState | None = None
+    address: TargetAddress,
+    mapping: Mapping,
+    state: MappingState | None = None,
+    scope: Scope = ALL,
 ) -> StatusReport:
-    """Read the status of the target and every source; an outage of either is part of the report."""
+    """Read the status of the target and the sources of *scope*; an outage of either is part of the
+    report.
+
+    With tables in *scope*, the report leaves out other tables, and sources without such a table
+    whose tables are known. Raises MappingError for a scope without a source, or a faulty pattern.
+    """
     state = state or MappingState()
+    is_empty = not mapping.sources
+    mapping = replace(mapping, sources=tuple(scope.sources(mapping)))
     target = await look_once(address, "streamer status")
     if target.is_well or target.is_read_only:
         try:
             statuses = await read_status(address, mapping)
-            trouble = state.trouble or await _find_lost(address, mapping, state.missing)
-            return StatusReport(target, statuses, trouble)
+            trouble = state.trouble
+            if trouble is None and is_empty:
+                trouble = await _find_lost(address, state.missing)
+            return StatusReport(target, _only_tables(statuses, scope), trouble)
         except TargetError as exc:
             target.judge(exc, address)
     statuses = [
@@ -227,11 +241,15 @@ async def read_report(
     return StatusReport(target, statuses, state.trouble)
 
 
-async def _find_lost(
-    address: TargetAddress, mapping: Mapping, missing: Path | None
-) -> MappingTrouble | None:
-    if mapping.sources:
-        return None
+def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatus]:
+    if not scope.tables:
+        return statuses
+    for status in statuses:
+        status.tables = scope.of((table.source, table) for table in status.tables)
+    return [status for status in statuses if status.tables]
+
+
+async def _find_lost(address: TargetAddress, missing: Path | None) -> MappingTrouble | None:
     books = await _read_bookkeeping(address)
     return find_lost_mapping(0, list(books.sources), missing)
 

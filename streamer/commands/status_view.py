@@ -12,7 +12,7 @@ import sys
 import termios
 import tty
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -21,9 +21,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from streamer.commands.problems import StatusProblem, find_problems, in_order_of_need, summarize
 from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
-from streamer.hints import command
+from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.progress.lost import MappingTrouble
 from streamer.quantities import format_bytes, format_latency
@@ -43,6 +44,8 @@ STATE_STYLES = {
     "waiting": "yellow",
 }
 _GAP: Final = 2
+_NAMED_MAX: Final = 10
+"""Sources that the summary names; the list of problems has the others."""
 
 ReadReport = Callable[[], Awaitable[StatusReport]]
 
@@ -51,10 +54,16 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
     """Return the status as lines for people. A *width* leaves out columns that do not fit; None
     keeps all.
     """
-    ordered = sorted(report.sources, key=lambda status: not _is_troubled(status))
-    lines = [_target_line(report.target), _summary(report.sources)]
+    found = [(status, find_problems(status)) for status in report.sources]
+    found.sort(key=lambda item: not item[1])
+    ordered = [status for status, _ in found]
+    lines = [
+        _target_line(report.target),
+        _summary(report.sources),
+        _fine_line(summarize(report)),
+    ]
     problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
-    problems += [line for status in ordered for line in _problems(status)]
+    problems += [_problem_line(status, each) for status, its in found for each in its]
     if problems:
         lines += [Text(), Text("Problems:", "bold"), *problems]
     for status in ordered:
@@ -79,10 +88,6 @@ def _mapping_problems(trouble: MappingTrouble | None) -> Iterator[Text]:
         yield Text(f"    to do: {redact(trouble.hint)}")
 
 
-def _is_troubled(status: SourceStatus) -> bool:
-    return any(True for _ in _problems(status))
-
-
 def _summary(statuses: Sequence[SourceStatus]) -> Text:
     tables = [table for status in statuses for table in status.tables]
     text = Text()
@@ -99,54 +104,29 @@ def _summary(statuses: Sequence[SourceStatus]) -> Text:
     return text
 
 
-def _problems(status: SourceStatus) -> Iterator[Text]:
-    """Return one line for each thing that needs attention, of the source first."""
-    if trouble := "; ".join(filter(None, (status.error, status.hint))):
-        yield Text.assemble(f"  {status.label} (", _state(status.state), f"): {redact(trouble)}")
-    for row in _ordered(status.tables):
-        where = f"  {status.label} {row.source}"
-        if row.error:
-            yield Text.assemble(f"{where} (", _state(row.state), f"): {redact(row.error)}")
-        if row.waiting_for:
-            yield Text(f"{where}: waits for {redact(row.waiting_for)}")
-        if not row.error and row.identity == "none":
-            yield Text(f"{where}: only inserts are replicated; streamer check has the reason")
-        if not row.error and row.state == "paused":
-            resume = command("resume", row.source, database=status.database, sid=status.sid)
-            yield Text.assemble(f"{where} (", _state(row.state), f"): continue it with: {resume}")
-        if row.quarantined:
-            yield Text(
-                f"{where}: {row.quarantined} changes are in quarantine; "
-                "streamer quarantine list shows them"
-            )
-        yield from _verification(where, row, status)
-        for lacks in row.definitions:
-            if lacks.is_given_up:
-                yield Text(f"{where}: {lacks.label} is not made: {redact(lacks.reason or '')}")
-    yield from _behind(status)
+def _fine_line(summary: dict[str, Any]) -> Text:
+    """Name the sources that are not fine: the one line for a fleet."""
+    count, fine = summary["sources"], summary["fine"]
+    if fine == count:
+        return Text("all sources are fine" if count else "no source is mapped")
+    labels = dict.fromkeys(
+        SourceLabel(problem["database"], problem["sid"]) for problem in summary["problems"]
+    )
+    names = ", ".join([*list(labels)[:_NAMED_MAX], *(["…"] if len(labels) > _NAMED_MAX else [])])
+    words = "is fine" if fine == 1 else "are fine"
+    line = Text(f"{fine} of {count} sources {words}; " if fine else "")
+    return line.append(f"{len(labels)} need{'s' if len(labels) == 1 else ''} attention: {names}")
 
 
-def _verification(where: str, row: TableStatus, status: SourceStatus) -> Iterator[Text]:
-    """Return one line for a table whose last comparison found no equality."""
-    if row.differing_rows:
-        repair = command("repair", row.source, database=status.database, sid=status.sid)
-        rows = f"{row.differing_rows:,} rows differ from the source"
-        yield Text(f"{where}: {rows}; bring them back in step with: {repair}")
-    elif row.verification_error:
-        yield Text(f"{where}: cannot be compared: {redact(row.verification_error)}")
-
-
-def _behind(status: SourceStatus) -> Iterator[Text]:
-    """Return one line for each sequence of the target that cannot follow."""
-    for sequence in status.sequences:
-        if sequence.error is not None:
-            where = f"  {status.label} sequence {sequence.source}"
-            yield Text(f"{where}: {sequence.target} cannot follow: {redact(sequence.error)}")
-
-
-def _ordered(tables: Iterable[TableStatus]) -> list[TableStatus]:
-    """Return tables with an error first, then those that are not ready, then by name."""
-    return sorted(tables, key=lambda t: (not t.error, t.state == "ready", t.source))
+def _problem_line(status: SourceStatus, problem: StatusProblem) -> Text:
+    line = Text(f"  {status.label}")
+    if problem.table is not None:
+        line.append(f" {problem.table}")
+    if problem.sequence is not None:
+        line.append(f" sequence {problem.sequence}")
+    if problem.state is not None:
+        line.append(" (").append_text(_state(problem.state)).append(")")
+    return line.append(f": {problem.text}")
 
 
 def _heading(status: SourceStatus) -> Text:
@@ -200,7 +180,7 @@ def _verified(row: TableStatus) -> str:
 
 
 def _table_lines(status: SourceStatus, width: int | None) -> list[Text]:
-    rows = _ordered(status.tables)
+    rows = in_order_of_need(status.tables)
     if not rows:
         return []
     columns = [
@@ -228,6 +208,11 @@ def _table_lines(status: SourceStatus, width: int | None) -> list[Text]:
                 line.append(" " * (widths[n] - cell.cell_len))
         lines.append(line)
     return lines
+
+
+def as_json_object(report: StatusReport) -> dict[str, Any]:
+    """Return the output of ``status --json``."""
+    return report.to_json() | {"summary": summarize(report)}
 
 
 def print_status(report: StatusReport, console: Console, *, is_wide: bool) -> None:
@@ -310,7 +295,7 @@ async def _watch_lines(
     while True:
         report = await read()
         if as_json:
-            found = report.to_json() | {"error": report.target.error}
+            found = as_json_object(report) | {"error": report.target.error}
             console.file.write(json.dumps(found, default=str) + "\n")
         else:
             console.print(_clock(), soft_wrap=True, highlight=False)

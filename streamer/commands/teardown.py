@@ -33,10 +33,15 @@ def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[Sour
 
 
 async def teardown(
-    address: TargetAddress, sources: list[SourceMapping], spools: Path, *, actor: str | None
+    address: TargetAddress,
+    sources: list[SourceMapping],
+    spools: Path,
+    *,
+    actor: str | None,
+    drops_schema: bool = True,
 ) -> list[Teardown]:
-    """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and the
-    schema if it is empty then.
+    """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and with
+    *drops_schema* the schema if it is empty then.
 
     *actor*: the operator, for the target's audit. None: the mapping database has the act, which
     outlives the bookkeeping.
@@ -57,7 +62,8 @@ async def teardown(
                 if record.label in labels:
                     await forget_source(bookkeeping, record.source_id)
             await _restore(address)
-            await drop_if_empty(bookkeeping)
+            if drops_schema:
+                await drop_if_empty(bookkeeping)
     finally:
         await bookkeeping.close()
     return results

@@ -7,13 +7,12 @@ list of tables, only their positions count, so other tables may stand still.
 import asyncio
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from streamer.commands.scope import ALL, Scope
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import Create, Mapping, SourceMapping, parse_name, parse_relation
+from streamer.mapping.rules import Create, Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
@@ -32,40 +31,6 @@ _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
 Wanted = dict[str, Lsn | SourceError | None]
 """The position to wait for, by the label of its source, or why that is not known yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The scope of the wait; everything if it is empty. ``tables``: names or patterns."""
-
-    tables: tuple[str, ...] = ()
-    database: str | None = None
-    sid: str | None = None
-
-    def sources(self, mapping: Mapping) -> list[SourceMapping]:
-        """Return the sources that are meant. Raises MappingError when there are none."""
-        found = [
-            source
-            for source in mapping.sources
-            if self.database in (None, source.database) and self.sid in (None, source.sid)
-        ]
-        if not found and (self.database, self.sid) != (None, None):
-            raise MappingError("no source has this database and sid")
-        return found
-
-    def relations(self, records: Iterable[RelationRecord]) -> list[RelationRecord]:
-        """Return the relations that are meant. Raises MappingError for a faulty pattern."""
-        if not self.tables:
-            return list(records)
-        patterns = [parse_relation(table, "public") for table in self.tables]
-        return [
-            record
-            for record in records
-            if any(pattern.matches(parse_name(record.source)) for pattern in patterns)
-        ]
-
-
-ALL: Final = Scope()
 
 
 async def wait(
@@ -159,15 +124,14 @@ class _Waiting:
             elif wanted is None:
                 missing.append(f'source "{label}" has not answered')
             else:
-                relations = self._scope.relations(
-                    await read_relation_records(bookkeeping, record.source_id)
-                )
+                records_of_it = await read_relation_records(bookkeeping, record.source_id)
+                relations = self._scope.of((each.source, each) for each in records_of_it)
                 has_table = has_table or bool(relations)
                 if what := self._missing_of(label, relations, record.acknowledged_lsn, wanted):
                     missing.append(what)
                 elif self._makes_definitions:
                     missing += await _pending(bookkeeping, label, relations)
-        if self._scope.tables and not has_table and not missing:
+        if self._wanted and self._scope.tables and not has_table and not missing:
             missing.append(f"no table {', '.join(self._scope.tables)} is streamed")
         return missing
 

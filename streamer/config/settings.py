@@ -626,6 +626,13 @@ class Settings(BaseSettings):
         "pattern: they join by themselves. With `ddl: capture` they join at once. 0 switches the "
         "looks off.",
     )
+    conflicts_kept: int = Field(
+        default=1000,
+        ge=1,
+        le=1_000_000,
+        description="The newest conflicts of each table that `streamer conflicts` can show. A "
+        "conflict is a change whose row the target lacks, or has already.",
+    )
     verify_interval: float = Field(
         default=0,
         ge=0,

@@ -21,6 +21,8 @@ TABLES: Final = (
     "definition",
     "request",
     "quarantine",
+    "conflict",
+    "purge",
     "deferred_index",
     "sync_partition",
     "compared_range",

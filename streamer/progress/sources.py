@@ -16,6 +16,7 @@ from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.history import Landmark
 from streamer.target.claim import LOCK_CLASS
+from streamer.target.connection import transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ select id as source_id, database, sid, system_identifier, timeline, slot, public
 from streamer.source,
      lateral (select {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")} as is_locked) lock
 order by database, sid
+"""
+_KEEP_TARGETS_SQL: Final = """
+insert into streamer.purge (database, sid, target)
+select distinct s.database, s.sid, r.target
+from streamer.source s join streamer.relation r on r.source_id = s.id
+where s.id = $1 and s.sid is not null
+on conflict (database, sid, target) do update set
+    rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
 _REPORT_FAILURE_SQL: Final = f"""
 update streamer.source set state = $2, error = $3, error_code = $4
@@ -171,5 +180,7 @@ async def set_backlog(
 
 
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
-    async with bookkeeping.connection() as connection:
+    """Remove a source and its relations. A purge still knows the tables that hold rows of it."""
+    async with bookkeeping.connection() as connection, transaction(connection):
+        await connection.execute(_KEEP_TARGETS_SQL, source_id)
         await connection.execute("delete from streamer.source where id = $1", source_id)

@@ -257,7 +257,11 @@ class Engine:
             Worker(
                 number,
                 TargetTransaction(
-                    self._address, f"streamer worker {number}", metrics, lock_seconds=LOCK_SECONDS
+                    self._address,
+                    f"streamer worker {number}",
+                    metrics,
+                    lock_seconds=LOCK_SECONDS,
+                    conflicts_kept=settings.conflicts_kept,
                 ),
                 planner,
                 budget,
@@ -273,7 +277,9 @@ class Engine:
             address=self._address,
             bookkeeping=bookkeeping,
             workers=workers,
-            drainer=Drainer(self._address, planner, metrics),
+            drainer=Drainer(
+                self._address, planner, metrics, conflicts_kept=settings.conflicts_kept
+            ),
             launcher=SparkLauncher(
                 settings.sync.spark_master,
                 settings.sync.jobs,
@@ -303,6 +309,7 @@ class Engine:
             target=self.target,
             discovery_interval=0 if self._condition.lsn else settings.discovery_interval,
             tables_appeared=self._tables_appeared,
+            conflicts_kept=settings.conflicts_kept,
         )
 
     async def _run_tasks(self, services: Services) -> None:

@@ -37,6 +37,7 @@ class Services:
     by_transaction: bool
     heartbeat_interval: float
     target: TargetHealth
+    conflicts_kept: int
     discovery_interval: float = 0
     """Seconds between two looks for new tables; 0 for none."""
     tables_appeared: Callable[[str], None] = lambda _: None

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.conflicts import Conflict, note_conflicts
 from streamer.apply.counting import count_shares
 from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
@@ -36,6 +37,7 @@ from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health, Services
 from streamer.sync.states import State
 from streamer.target.claim import Claim
+from streamer.target.connection import transaction
 
 log = structlog.get_logger()
 
@@ -113,6 +115,18 @@ class TableEvents:
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
             await self._store_streaming_state(mapped, State.ERROR, error)
+            if isinstance(error.conflict, Conflict):
+                await self._store_conflict(mapped, error.conflict)
+
+    async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
+        """Store why a table stops; again at each retry, which changes nothing."""
+
+        async def store() -> None:
+            async with self._services.bookkeeping.connection() as target, transaction(target):
+                kept = self._services.conflicts_kept
+                await note_conflicts(target, mapped.relation_id, [conflict], kept)
+
+        await self._store(store)
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
         waited = None if reason is None else f"the target to take changes again: {reason}"

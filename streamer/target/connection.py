@@ -218,7 +218,7 @@ def _translate(error: BaseException) -> StreamerError:
             return TargetError(message)
 
 
-_CONFLICT_KINDS: Final = {
+CONFLICT_KINDS: Final = {
     "23502": "not_null",
     "23503": "foreign_key",
     "23505": "insert_exists",
@@ -227,6 +227,7 @@ _CONFLICT_KINDS: Final = {
     "P0002": "update_missing",
     "P0003": "several_rows",
 }
+"""Kinds of conflicts, by SQLSTATE."""
 
 
 def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:
@@ -234,7 +235,7 @@ def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> Conflic
     # "Key (id)=(5) already exists." names the row to look at; other details show whole rows.
     if detail and detail.startswith("Key ("):
         message = f"{message}: {detail.rstrip('.')}"
-    return ConflictError(message, kind=_CONFLICT_KINDS.get(state, "constraint"))
+    return ConflictError(message, kind=CONFLICT_KINDS.get(state, "constraint"))
 
 
 def first_line(error: BaseException) -> str:

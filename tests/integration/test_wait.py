@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.wait import Scope, wait
+from streamer.commands.problems import troubled
+from streamer.commands.scope import Scope
+from streamer.commands.status import read_report
+from streamer.commands.wait import wait
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
@@ -66,7 +69,13 @@ async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
             assert "no table nothing is streamed" in (of_nothing or "")
             assert of_crm is None
             user.execute("rollback")
+        fleet = await read_report(address, streamer.mapping, scope=Scope(("fr*",)))
+        assert [[t.source for t in s.tables] for s in fleet.sources] == [["public.free"]]
         source_proxy.leave()
+        scope = await troubled(address, streamer.mapping, Scope())
+        assert scope.labels == frozenset({"crm"}), "only this source has a problem"
+        late = await wait(address, streamer.mapping, 4, scope)
+        assert 'source "crm"' in (late or "")
         late = await missing(4)
         assert late is not None
         assert 'source "crm"' in late

@@ -7,8 +7,9 @@ from rich.text import Text
 
 from streamer.admin.page.view import queue_of
 from streamer.commands.doctor.diagnosis import judge_status
+from streamer.commands.problems import only_problems
 from streamer.commands.status import HINTS, SourceStatus, StatusReport, TableStatus
-from streamer.commands.status_view import Pager, print_status, render_lines
+from streamer.commands.status_view import Pager, as_json_object, print_status, render_lines
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK
 
@@ -50,7 +51,8 @@ def test_the_line_below_the_target_counts_sources_and_tables_by_state() -> None:
 def test_problems_come_before_everything_that_is_well() -> None:
     broken = table("public.orders", "error", "the target lacks a column")
     lines = shown([source("eu", "streaming", table("a")), source("us", "streaming", broken)])
-    assert lines[2:4] == [
+    assert lines[1] == "1 of 2 sources is fine; 1 needs attention: shop:us"
+    assert lines[3:5] == [
         "Problems:",
         "  shop:us public.orders (error): the target lacks a column",
     ]
@@ -59,6 +61,32 @@ def test_problems_come_before_everything_that_is_well() -> None:
         "shop:us: streaming",
         "shop:eu: streaming",
     ]
+
+
+def test_one_line_names_the_three_sources_of_sixty_that_are_not_fine() -> None:
+    fleet = [source(f"t{n:02}", "streaming", table("a"), table("b")) for n in range(60)]
+    assert shown(fleet)[1] == "all sources are fine"
+    fleet[7] = source("t07", "stopped", table("a"))
+    fleet[20].tables[1] = table("b", "error", "the target lacks a column")
+    fleet[41].error = "no answer"
+    assert shown(fleet)[1] == (
+        "57 of 60 sources are fine; 3 need attention: shop:t07, shop:t20, shop:t41"
+    )
+
+
+def test_only_problems_leaves_the_rest_out_and_still_counts_it() -> None:
+    fleet = [source(f"t{n}", "streaming", table("a"), table("b")) for n in range(5)]
+    fleet[3].tables[1] = table("b", "error", "the target lacks a column")
+    left = only_problems(report(fleet))
+    assert [(each.sid, [t.source for t in each.tables]) for each in left.sources] == [("t3", ["b"])]
+    assert as_json_object(left)["summary"] == {
+        "sources": 5,
+        "fine": 4,
+        "problems": [
+            {"database": "shop", "sid": "t3", "table": "b", "problem": "the target lacks a column"}
+        ],
+    }
+    assert only_problems(left) == left
 
 
 def test_tables_that_are_not_ready_stand_first_in_their_source() -> None:
@@ -74,8 +102,8 @@ def test_tables_that_are_not_ready_stand_first_in_their_source() -> None:
 
 def test_a_source_that_nobody_runs_and_a_paused_table_say_the_command_that_helps() -> None:
     lines = shown([source("eu", "stopped", table("my table", "paused"))])
-    assert "start: streamer run" in lines[3]
-    assert lines[4].endswith("streamer resume 'my table' --database shop --sid eu")
+    assert "start: streamer run" in lines[4]
+    assert lines[5].endswith("streamer resume 'my table' --database shop --sid eu")
 
 
 def test_without_a_width_a_line_has_all_columns_and_whole_names() -> None:

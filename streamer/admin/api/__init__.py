@@ -5,6 +5,7 @@ errors.py     the status of an error, and the shape of its answer
 mapping.py    databases, urls, tables, settings, audit
 draft.py      draft, plan, apply, export, import
 servers.py    status, discovery, acts, quarantine, events
+tenants.py    list, add, remove, purge, drift
 sessions.py   login, logout, cookies
 router.py     all of them in one application
 """

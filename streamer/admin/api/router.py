@@ -15,6 +15,7 @@ from streamer.admin.api.gate import PREFIX, Gate
 from streamer.admin.api.mapping import add_mapping
 from streamer.admin.api.servers import add_servers
 from streamer.admin.api.sessions import add_sessions
+from streamer.admin.api.tenants import add_tenants
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
 
@@ -36,6 +37,7 @@ def make_router(service: AdminService, access: Access, events: Events) -> APIRou
     add_mapping(router, service)
     add_draft(router, service)
     add_servers(router, service, access, events)
+    add_tenants(router, service)
     add_sessions(router, access)
     return router
 

@@ -11,6 +11,7 @@ from streamer.admin.api.parameters import Number, Text
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
 from streamer.commands.quarantine import Choice
+from streamer.commands.scope import Scope
 
 
 def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
@@ -81,6 +82,17 @@ def _add_quarantine(router: APIRouter, service: AdminService) -> None:
     ) -> dict[str, Any]:
         """List changes that the target refused, the oldest first."""
         return await service.quarantine(Choice(table, database, sid), limit)
+
+    @router.get("/conflicts", tags=["servers"])
+    async def list_conflicts(
+        table: Text = None,
+        database: Text = None,
+        sid: Text = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> dict[str, Any]:
+        """List changes whose row the target lacked, or had already, the newest first."""
+        scope = Scope(() if table is None else (table,), database, sid)
+        return await service.conflicts(scope, limit)
 
     def add_quarantine_action(action: str, summary: str) -> None:
         async def act(request: Request, values: models.QuarantineBody) -> dict[str, Any]:

@@ -12,7 +12,8 @@ overview.py   sources, progress, and problems
 attention.py  problems with their runbook, command and forms              pure
 manual.py     the documentation, for links from a problem to its runbook
 table.py      one table: both sides, errors, quarantine, requests
-past.py       recent events; the changes in quarantine of all tables
+tenants.py    the databases of each group, and where they differ
+past.py       recent events; conflicts and quarantine of all tables
 mapping.py    the draft: databases, urls, tables
 adding.py     a source in three steps
 changes.py    plan, apply, discard, history

@@ -1,4 +1,4 @@
-"""Recent events, and the changes in quarantine of all tables."""
+"""Recent events, and the conflicts and changes in quarantine of all tables."""
 
 from typing import Any, Final
 
@@ -8,18 +8,22 @@ from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text, row_number
 from streamer.admin.page.overview import StatusReader
+from streamer.commands.conflicts import words
 from streamer.commands.quarantine import Choice
+from streamer.commands.scope import Scope
 from streamer.errors import InvalidError, StreamerError
 from streamer.mapping.rules import SourceLabel, parse_name
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200
+CONFLICTS_MAX: Final = 200
 
 
 def routes(frame: Frame, status: StatusReader) -> APIRouter:
     router = frame.router()
     _add_events(router, frame)
     _add_quarantine(router, frame, status)
+    _add_conflicts(router, frame)
     return router
 
 
@@ -77,6 +81,20 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
         word = "tried again" if action == "retry" else "given up"
         verb = "change is" if count == 1 else "changes are"
         return frame.redirect("/quarantine", f"{count} {verb} {word}")
+
+
+def _add_conflicts(router: APIRouter, frame: Frame) -> None:
+    @router.get("/conflicts")
+    async def conflicts(request: Request) -> Response:
+        try:
+            found = await frame.service.conflicts(Scope(), CONFLICTS_MAX) | {"error": None}
+        except StreamerError as exc:
+            found = {"items": [], "error": str(exc)}
+        for row in found["items"]:
+            row["label"] = SourceLabel(row["database"], row["sid"])
+            row["address"] = view.table_address(row, row["table"])
+            row["row"], row["its"] = words(row["key"]), words(row["existing"])
+        return await frame.page(request, "conflicts.html", conflicts=found)
 
 
 async def _choices(form: Any, status: StatusReader) -> list[Choice]:

@@ -12,7 +12,7 @@ from streamer.admin.api.errors import status_of
 from streamer.admin.api.gate import PREFIX
 from streamer.admin.api.sessions import delete_cookies, set_cookies
 from streamer.admin.events import Events
-from streamer.admin.page import adding, changes, mapping, overview, past, table
+from streamer.admin.page import adding, changes, mapping, overview, past, table, tenants
 from streamer.admin.page.frame import Frame, error_page, form_text, html, own_path, problem_page
 from streamer.admin.page.manual import HELP, INDEX, manual_page, manual_texts
 from streamer.admin.page.render import assets, render
@@ -32,6 +32,7 @@ def install_page(app: FastAPI, service: AdminService, access: Access, events: Ev
     app.include_router(overview.routes(frame, status))
     app.include_router(table.routes(frame, status))
     app.include_router(past.routes(frame, status))
+    app.include_router(tenants.routes(frame, status))
     app.include_router(mapping.routes(frame))
     app.include_router(adding.routes(frame))
     app.include_router(changes.routes(frame, status))

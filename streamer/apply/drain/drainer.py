@@ -21,6 +21,7 @@ from streamer.apply.drain.turn import Turn
 from streamer.apply.lane import Hold, Lane, until_changed
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.transaction import CONFLICTS_KEPT
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import (
@@ -49,7 +50,15 @@ TURN_SECONDS: Final = 2.0
 class Drainer:
     """Drains held lanes. `held` is called when a lane begins to be held, `run` by the owner."""
 
-    def __init__(self, address: TargetAddress, planner: Planner, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        address: TargetAddress,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        conflicts_kept: int = CONFLICTS_KEPT,
+    ) -> None:
+        self._conflicts_kept = conflicts_kept
         self._address = address
         self._planner = planner
         self._metrics = metrics
@@ -184,7 +193,11 @@ class Drainer:
 
     def _new_writer(self) -> QuarantineWriter:
         return QuarantineWriter(
-            self._address, "streamer drainer", self._metrics, lock_seconds=LOCK_SECONDS
+            self._address,
+            "streamer drainer",
+            self._metrics,
+            lock_seconds=LOCK_SECONDS,
+            conflicts_kept=self._conflicts_kept,
         )
 
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
+from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.counting import count_changes
 from streamer.apply.drain.definitions import Definitions, cut
 from streamer.apply.drain.shares import (
@@ -194,6 +195,16 @@ class LargeShare:
         return written
 
     async def _write_rows(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
+        while True:
+            try:
+                return await self._try_rows(piece, window, immediate=immediate)
+            except ConflictsFound:
+                await self._writer.rollback_to_savepoint()
+                window = None
+
+    async def _try_rows(
         self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
     ) -> list[tuple[MappedRelation, Changes]]:
         writer = self._writer

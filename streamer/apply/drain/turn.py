@@ -3,6 +3,7 @@
 from itertools import takewhile
 from typing import Final
 
+from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.counting import count_changes, skipped_truncates
 from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large import LargeShare
@@ -99,23 +100,14 @@ class Turn:
     async def _apply(self, shares: list[LaneTransaction]) -> None:
         """Apply finished shares, as many as the target takes; raise why it takes no more."""
         done = 0
+        window = LaneWindow(self._lane)
         try:
-            window, error = await self._window(shares)
-            try:
-                await self._writer.begin()
-                await self._writer.write(window)
-                await commit(self._writer, window.progress(), skipped_truncates(window))
-                done = len(window.shares)
-            except StreamerError as exc:
-                if exc.retry is Retry.TIMED:
-                    raise
-                await self._writer.rollback()
-                # With the present plans: an earlier definition may have caused the rejection.
-                for share in shares:
-                    self._planner.forget(share)
-                window, error = await self._window(shares)
-                done, refused = await self._apply_in_order(window)
-                error = refused or error
+            while True:
+                try:
+                    window, done, error = await self._try(shares)
+                    break
+                except ConflictsFound:
+                    await self._writer.rollback()
             if error is not None:
                 raise error
         except StreamerError:
@@ -128,6 +120,29 @@ class Turn:
             if done:
                 self._durable(window, done)
             report_quarantine(self._lane, self._writer)
+
+    async def _try(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, int, StreamerError | None]:
+        """Write shares and commit them; return their window, how many the target took, and why not
+        all. Raises ConflictsFound.
+        """
+        window, error = await self._window(shares)
+        try:
+            await self._writer.begin()
+            await self._writer.write(window)
+            await commit(self._writer, window.progress(), skipped_truncates(window))
+            return window, len(window.shares), error
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            await self._writer.rollback()
+            # With the present plans: an earlier definition may have caused the rejection.
+            for share in shares:
+                self._planner.forget(share)
+            window, error = await self._window(shares)
+            done, refused = await self._apply_in_order(window)
+            return window, done, refused or error
 
     async def _window(
         self, shares: list[LaneTransaction]

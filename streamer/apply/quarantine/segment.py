@@ -8,22 +8,28 @@ change.
 from dataclasses import dataclass, field
 from typing import Final
 
+from streamer.apply.conflict_notes import Noted
+from streamer.apply.conflicts import NOTED_MAX, QUARANTINED, Conflict
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
 from streamer.apply.sql.staged import OrderedRun
-from streamer.apply.sql.statements import CREATE_REFUSED, REFUSED, Statements
+from streamer.apply.sql.statements import CREATE_NOTED, CREATE_REFUSED, REFUSED, Statements
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction
 from streamer.apply.writer import Writer
+from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError, UntranslatableTextError
 from streamer.postgres.sqlstate import is_row_specific
+from streamer.target.connection import CONFLICT_KINDS
 
 STAGED_MAX: Final = 4000
 """Changes in one COPY while the staging table may still refuse some."""
 
-_REFUSED_SQL: Final = f"select seq, state, message, detail from pg_temp.{REFUSED} order by seq"
+_REFUSED_SQL: Final = (
+    f"select seq, state, message, detail, existing from pg_temp.{REFUSED} order by seq"
+)
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class _ItemRun:
     is_immediate: bool
     outcomes: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     staged: list[int] = field(default_factory=list)
+    existing: dict[int, str | None] = field(default_factory=dict)
+    """Of rejected changes, JSON about the target's row that has the key already, if known."""
 
 
 class SegmentWriter:
@@ -72,9 +80,11 @@ class SegmentWriter:
             some = items[start : start + size]
             segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
             async with self._writer.planned_for(mapped, plan):
-                await self._write_some(statements, segment)
+                await self._write_some(mapped, statements, segment)
 
-    async def _write_some(self, statements: Statements, segment: _ItemRun) -> None:
+    async def _write_some(
+        self, mapped: MappedRelation, statements: Statements, segment: _ItemRun
+    ) -> None:
         plan, blocked, items = segment.plan, segment.blocked, segment.items
         self._transaction.stage(statements)
         run = OrderedRun(plan)
@@ -82,10 +92,12 @@ class SegmentWriter:
         if segment.staged:
             try:
                 if segment.is_diverted:
-                    await self._run_around(statements, segment, run.is_partial)
+                    await self._run_around(mapped, statements, segment, run.is_partial)
                 else:
-                    ordered = statements.ordered(partial=run.is_partial)
-                    await self._transaction.target.execute(ordered)
+                    noted = await self._writer.conflicts.run_in_order(
+                        mapped, statements, is_partial=run.is_partial, notes=True
+                    )
+                    await self._note(mapped, segment, noted)
             except StreamerError as exc:
                 if exc.change_number is not None:
                     exc.share_number = items[segment.staged[exc.change_number]].place[0]
@@ -93,6 +105,32 @@ class SegmentWriter:
         for index in sorted(segment.outcomes):
             error, code = segment.outcomes[index]
             blocked.put(items[index].quarantined(plan, error, code))
+        await self._note_refused(mapped, segment)
+
+    async def _note(self, mapped: MappedRelation, segment: _ItemRun, noted: list[Noted]) -> None:
+        """Note changes whose row was missing."""
+
+        def origin_of(number: int) -> tuple[Transaction, int]:
+            item = segment.items[segment.staged[number]]
+            return item.transaction, item.change.kind
+
+        await self._writer.conflicts.note_in_order(mapped, noted, origin_of)
+
+    async def _note_refused(self, mapped: MappedRelation, segment: _ItemRun) -> None:
+        """Note the changes that go into quarantine because of the target's rows."""
+        conflicts = []
+        for index, (_, code) in sorted(segment.outcomes.items()):
+            kind = None if code is None else CONFLICT_KINDS.get(code)
+            if kind is not None:
+                item = segment.items[index]
+                change = item.quarantined(segment.plan, "", code)
+                existing = segment.existing.get(index)
+                conflicts.append(
+                    Conflict(
+                        kind, QUARANTINED, change.operation, change.key, item.transaction, existing
+                    )
+                )
+        await self._writer.conflicts.note(mapped, conflicts[:NOTED_MAX])
 
     async def _stage_segment(
         self, statements: Statements, segment: _ItemRun, run: OrderedRun
@@ -164,7 +202,7 @@ class SegmentWriter:
             await target.execute("release savepoint streamer_stage")
 
     async def _run_around(
-        self, statements: Statements, segment: _ItemRun, is_partial: bool
+        self, mapped: MappedRelation, statements: Statements, segment: _ItemRun, is_partial: bool
     ) -> None:
         """Write the staged changes; record the rejected ones, and their followers."""
         items, blocked = segment.items, segment.blocked
@@ -173,21 +211,26 @@ class SegmentWriter:
         for index in segment.staged:
             found = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
             keys.append((found[0] if found else 0, found[-1] if found else 0))
-        await self._transaction.target.execute(CREATE_REFUSED)
-        await self._transaction.target.execute(
+        target = self._transaction.target
+        await target.execute(f"{CREATE_REFUSED}; {CREATE_NOTED}")
+        await target.execute(
             statements.ordered_around(
                 partial=is_partial,
                 keys=keys,
                 key_count=len(numbers),
                 immediate=segment.is_immediate,
+                cascades=target.checks_foreign_keys,
             )
         )
-        for row in await self._transaction.target.fetch(_REFUSED_SQL):
+        noted = await self._writer.conflicts.read_noted(mapped, segment.plan)
+        await self._note(mapped, segment, noted)
+        for row in await target.fetch(_REFUSED_SQL):
             index = segment.staged[row["seq"]]
             blocked.add(items[index].keys)
             error, code = FOLLOWS, None
             if row["state"] is not None:
                 error, code = _message(row["message"], row["detail"]), row["state"]
+                segment.existing[index] = row["existing"]
             segment.outcomes[index] = (error, code)
 
 

@@ -36,13 +36,20 @@ class QuarantineWriter:
     """
 
     def __init__(
-        self, address: TargetAddress, name: str, metrics: Metrics, *, lock_seconds: float
+        self,
+        address: TargetAddress,
+        name: str,
+        metrics: Metrics,
+        *,
+        lock_seconds: float,
+        conflicts_kept: int,
     ) -> None:
         self.transaction = TargetTransaction(
             address,
             name,
             metrics,
             lock_seconds=lock_seconds,
+            conflicts_kept=conflicts_kept,
             on_committed=self._keep_committed,
         )
         """For the work without quarantine; the rest has a method here."""

@@ -136,6 +136,24 @@ class OrderedRun:
             number -= len(payloads)
         return None
 
+    def origin_of(self, number: int) -> tuple[Transaction, int] | None:
+        """Return the transaction of change *number*, and the kind of its message."""
+        for _, transaction, payloads in self.parts:
+            if number < len(payloads):
+                return transaction, payloads[number][0]
+            number -= len(payloads)
+        return None
+
+    def key_texts(self, change_number: int) -> dict[str, str | None] | None:
+        """Return the key of change *change_number* by the source's names of its columns."""
+        change = self._change(change_number) if self.plan.identity is Identity.KEY else None
+        if change is None:
+            return None
+        row = change.old if change.old is not None else change.new
+        columns = self.plan.relation.columns
+        names = (columns[column.position].name for column in self.plan.key)
+        return None if row is None else dict(zip(names, _texts(self.plan, row), strict=True))
+
     def share_number(self, change_number: int) -> int | None:
         """Return the number of the share that change *change_number* belongs to."""
         for number, _, payloads in self.parts:

@@ -24,6 +24,9 @@ OP_UPDATE: Final = 2
 OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
+OP_PROBED_DELETE: Final = 8
+OP_PROBED_UPDATE: Final = 9
+"""In sets, rows whose keys are looked for before they are changed."""
 OP_FIRST_UPDATED: Final = 10
 OP_FIRST_MOVED: Final = 10_000
 """In sets, an ``op`` from one of these on stands for rows with the same columns unchanged."""
@@ -32,9 +35,19 @@ REFUSED: Final = "streamer_refused"
 """A temporary table: staged changes that the target refused, with why, and those that follow."""
 CREATE_REFUSED: Final = (
     f"create temporary table if not exists {REFUSED} "
-    "(seq integer, state text, message text, detail text) on commit drop; "
+    "(seq integer, state text, message text, detail text, existing text) on commit drop; "
     f"truncate pg_temp.{REFUSED}"
 )
+NOTED: Final = "streamer_noted"
+"""A temporary table: staged changes in exact order whose row the target lacks."""
+CREATE_NOTED: Final = (
+    f"create temporary table if not exists {NOTED} (seq integer, kind text, key text[]) "
+    f"on commit drop; truncate pg_temp.{NOTED}"
+)
+CONFLICT_STATE: Final = "STR03"
+"""SQLSTATE of a block in exact order that meets a missing row, and is not to note it."""
+KEY_TEXT_MAX: Final = 200
+"""Characters of a key's value in the log of conflicts."""
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
 
 
@@ -216,6 +229,22 @@ class Statements:
             f"(select from {self.plan.table} t where {self.matches_new_key}) limit 1"
         )
 
+    def missing(self, op: int, limit: int) -> str:
+        """Find rows staged as *op* that the target does not have; returns number and key of each,
+        at most *limit*.
+        """
+        return (
+            f"select s.seq, {self._key_texts(self.new)} as key from pg_temp.{self.stage} s "
+            f"where s.op = {op} and not exists "
+            f"(select from {self.plan.table} t where {self.matches_new_key}) "
+            f"order by s.seq limit {limit}"
+        )
+
+    def _key_texts(self, name: Callable[[PlanColumn], str]) -> str:
+        """SQL of the key of a staged row as an array of texts."""
+        texts = (f"left(s.{name(c)}::text, {KEY_TEXT_MAX})" for c in self.plan.staged_key)
+        return f"array[{', '.join(texts)}]::text[]"
+
     def fill_moved(self, op: int, unchanged: frozenset[int]) -> str:
         """Complete rows staged as *op* from where they are before their key changes."""
         assignments = [
@@ -268,13 +297,35 @@ class Statements:
 
     # ---- exact order ---------------------------------------------------------------------------
 
-    def ordered(self, *, partial: bool) -> str:
+    def ordered(self, *, partial: bool, notes: bool = True, cascades: bool = False) -> str:
         """Return a block that applies the staged changes one by one, in order of ``seq``.
 
         With *partial*, some rows have unchanged values. An error names the ``seq`` at fault in its
-        data type field, the one field of an error that no constraint of a table uses.
+        data type field, the one field of an error that no constraint of a table uses. Its table
+        field has JSON about the target's row that has the key already.
+
+        *notes*: a change whose row is missing goes to `NOTED`; else it ends the block. *cascades*:
+        a missing row is no reason for either in a delete, because foreign keys may remove rows.
         """
-        return self._block("", self._change(partial))
+        return self._block(self._how_to_note(notes, cascades), self._change(partial))
+
+    @staticmethod
+    def _how_to_note(notes: bool, cascades: bool) -> str:
+        return (
+            f"\n    streamer_notes constant boolean := {str(notes).lower()};"
+            f"\n    streamer_cascades constant boolean := {str(cascades).lower()};"
+        )
+
+    def _note(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
+        """Note that the row of a change is missing. With a filter that is no conflict."""
+        if self.plan.filter is not None:
+            return ""
+        return (
+            f"if streamer_notes then insert into pg_temp.{NOTED} "
+            f"values (s.seq, {quote_literal(kind)}, {self._key_texts(name)}); "
+            f"else raise exception using errcode = '{CONFLICT_STATE}', "
+            "message = 'the row of a change is missing'; end if;\n"
+        )
 
     def ordered_around(
         self,
@@ -283,6 +334,7 @@ class Statements:
         keys: Sequence[tuple[int, int]],
         key_count: int,
         immediate: bool,
+        cascades: bool = False,
     ) -> str:
         """Return a block like `ordered` that continues after changes that the target refuses.
 
@@ -292,7 +344,7 @@ class Statements:
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
-        declarations = f"""
+        declarations = f"""{self._how_to_note(True, cascades)}
     streamer_first constant integer[] := '{{{first}}}';
     streamer_second constant integer[] := '{{{second}}}';
     streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
@@ -314,8 +366,9 @@ class Statements:
                 get stacked diagnostics streamer_state = returned_sqlstate,
                     streamer_message = message_text, streamer_detail = pg_exception_detail;
                 if left(streamer_state, 2) in ({classes}) then raise; end if;
+                {self._find_existing}
                 insert into pg_temp.{REFUSED} values
-                    (s.seq, streamer_state, streamer_message, streamer_detail);
+                    (s.seq, streamer_state, streamer_message, streamer_detail, streamer_existing);
             end;
         end if;
         streamer_marked[streamer_a] := streamer_a > 0;
@@ -332,7 +385,7 @@ declare
     streamer_since timestamptz;
     streamer_count bigint;
     streamer_state text; streamer_message text; streamer_detail text; streamer_constraint text;
-    streamer_column text;
+    streamer_column text; streamer_existing text;
     {self._MORE_DECLARED}{declarations}
 begin
     {self._each_staged(each)}
@@ -340,14 +393,29 @@ exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
         streamer_detail = pg_exception_detail, streamer_constraint = constraint_name,
         streamer_column = column_name;
+    {self._find_existing}
     raise exception using errcode = streamer_state, message = streamer_message,
         detail = streamer_detail, constraint = streamer_constraint, column = streamer_column,
-        hint = coalesce({self._change_key}, ''), datatype = s.seq::text;
+        hint = coalesce({self._change_key}, ''), datatype = s.seq::text,
+        table = coalesce(streamer_existing, '');
 end"""
         tag = "$streamer$"
         while tag in body:
             tag = tag[:-1] + "_$"
         return f"do {tag}{body} {tag}"
+
+    @property
+    def _find_existing(self) -> str:
+        """Describe the target's row that has the key already, for the log of conflicts."""
+        if self.plan.identity is not Identity.KEY:
+            return ""
+        return f"""streamer_existing := null;
+    if streamer_state = '23505' then
+        select json_build_object('xmin', t.xmin::text, 'committed_at',
+            case when current_setting('track_commit_timestamp')::boolean
+                then pg_xact_commit_timestamp(t.xmin) end)::text
+        from {self.plan.table} t where {self.matches_new_key} limit 1 into streamer_existing;
+    end if;"""
 
     @property
     def _change_key(self) -> str:
@@ -549,6 +617,7 @@ end"""
             insert = self._open_version("s.at", first=True, values=values)
         else:
             insert = self._insert_row(values) + ";"
+        insert = self._note("update_missing", self.old) + insert
         if not partial:
             return insert
         complain = self._missing("the row to update is missing, and its unchanged values with it")
@@ -614,8 +683,14 @@ end"""
             return "null;"
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
-            f"if streamer_ctid is not null then {self._remove_found()} end if;"
+            f"if streamer_ctid is not null then {self._remove_found()}{self._note_delete} end if;"
         )
+
+    @property
+    def _note_delete(self) -> str:
+        """Note a delete without a row, unless rows that stay make that normal."""
+        note = "" if self.plan.may_outlive else self._note("delete_missing", self.old)
+        return f" elsif not streamer_cascades then {note}" if note else ""
 
     def _refuse_partial_old(self) -> str:
         """A partition with a key of its own sends that key, and NULL for the rest of the old row.

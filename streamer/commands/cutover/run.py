@@ -24,7 +24,8 @@ from streamer.commands.cutover.plan import (
     describe,
     steps,
 )
-from streamer.commands.wait import Scope, wait
+from streamer.commands.scope import Scope
+from streamer.commands.wait import wait
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError, MappingError, StreamerError

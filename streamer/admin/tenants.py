@@ -1,0 +1,123 @@
+"""The tenants of the applied mapping, for API and page: list, add, remove, purge, drift.
+
+The work is that of `streamer tenants`. A purge runs as a task of this process, because it can take
+hours. The bookkeeping has its progress, so a purge that ends with the process continues when an
+operator asks for it again.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streamer.admin import edit
+from streamer.admin.local_client import LocalClient
+from streamer.admin.rows import Row
+from streamer.commands.scope import Scope
+from streamer.commands.tenants import change, listing
+from streamer.commands.tenants.drift import DriftReport, read_drift
+from streamer.commands.tenants.purge import purge
+from streamer.errors import InvalidError, MappingError, StreamerError, UnreadyError
+from streamer.mapping.rules import SourceLabel
+from streamer.observability.logs import redact
+from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.admin.service import AdminService
+
+log = structlog.get_logger()
+
+
+class Tenants:
+    """The operations on tenants of *service*."""
+
+    def __init__(self, service: "AdminService") -> None:
+        self._service = service
+        self._address = TargetAddress.parse(service.settings.target.url)
+        self._purges: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, str] = {}
+
+    async def list(self, database: str | None = None) -> list[Row]:
+        """Return the tenants, each with ``is_purged_here``: whether this process purges it now.
+
+        ``error`` has the reason why its last purge here failed. Raises TargetError.
+        """
+        found = await listing.read_tenants(self._address, self._service.mapping, database)
+        rows = []
+        for tenant in found:
+            row = tenant.to_json() | {"is_purged_here": tenant.label in self._purges}
+            row["error"] = row["error"] or self._failures.get(tenant.label)
+            rows.append(row)
+        return rows
+
+    async def add(self, database: str, url: str, sid: str, actor: str) -> Row:
+        """Add a tenant to the draft, and apply it unless it has other changes.
+
+        Raises InvalidError, UnreadyError, TakenError.
+        """
+        self._service.check_writable()
+        try:
+            await change.check_new(self._address, self._service.mapping, database, [sid])
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
+        client = LocalClient(self._service, actor)
+        done = await edit.add_tenants(client, database, change.urls_of(url, [sid]), applies=True)
+        return done.to_json()
+
+    async def remove(self, database: str, sid: str, actor: str) -> Row:
+        """Remove a tenant from the mapping; the process then drops its slot.
+
+        Raises InvalidError, NotFoundError, UnreadyError.
+        """
+        self._service.check_writable()
+        self._service.source(database, sid)
+        client = LocalClient(self._service, actor)
+        done = await edit.remove_tenant(client, database, sid, applies=True)
+        return done.to_json()
+
+    async def purge(self, database: str, sid: str, actor: str) -> None:
+        """Begin to delete the rows of a removed tenant. Raises UnreadyError for any other."""
+        self._service.check_writable()
+        label = SourceLabel(database, sid)
+        if label in self._purges:
+            return
+        tenants = await listing.read_tenants(self._address, self._service.mapping, database)
+        states = {tenant.label: tenant.state for tenant in tenants}
+        if states.get(label) not in (listing.REMOVED, listing.PURGING):
+            raise UnreadyError(
+                f'"{label}" is not a removed tenant with rows in the target',
+                hint="remove it first",
+            )
+        self._failures.pop(label, None)
+        self._purges[label] = asyncio.create_task(
+            self._purge(database, sid, actor), name=f"purge {label}"
+        )
+
+    async def _purge(self, database: str, sid: str, actor: str) -> None:
+        label = SourceLabel(database, sid)
+        log.info("purge began", source=label, actor=actor)
+        try:
+            records = await purge(self._address, self._service.mapping, database, sid, actor=actor)
+        except StreamerError as exc:
+            self._failures[label] = redact(str(exc))
+            log.error("purge failed", source=label, error=str(exc), **exc.log_fields)
+        else:
+            rows = sum(record.rows_deleted for record in records)
+            log.info("purge ended", source=label, rows=rows)
+        finally:
+            del self._purges[label]
+
+    async def drift(self, scope: Scope) -> DriftReport:
+        """Compare definitions of tenants and target. Raises InvalidError, TargetError."""
+        try:
+            return await read_drift(self._address, self._service.mapping, scope)
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
+
+    async def close(self) -> None:
+        """End the purges of this process."""
+        tasks = list(self._purges.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,40 @@
+"""``streamer conflicts``: changes whose row the target lacked, or had already."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from streamer.cli.options import DatabaseOption, JsonOption, SidOption
+from streamer.cli.terminal import load, print_json, run_to_end
+from streamer.commands import conflicts as conflicts_command
+from streamer.commands.scope import Scope
+from streamer.target.connection import TargetAddress
+
+
+def conflicts(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables of the source: names or patterns.", metavar="TABLE"),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of conflicts.", min=1)] = 100,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List conflicts of changes with rows of the target, newest first.
+
+    An update whose row is missing inserts it, a delete whose row is missing does nothing. Another
+    conflict stops the table, or its change goes into quarantine. The target keeps the newest
+    conflicts of each table (`conflicts_kept`).
+    """
+    settings, _ = load()
+    address = TargetAddress.parse(settings.target.url)
+    scope = Scope(tuple(tables or ()), database, sid)
+    found = run_to_end(conflicts_command.read_conflicts(address, scope, limit))
+    if as_json:
+        print_json({"conflicts": [conflict.to_json() for conflict in found]})
+    elif found:
+        conflicts_command.render(found, Console())
+    else:
+        typer.echo("no conflicts")

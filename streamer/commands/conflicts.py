@@ -1,0 +1,128 @@
+"""``streamer conflicts``: reads the log of conflicts, which workers and drainers write."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.commands.scope import Scope
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
+from streamer.target.connection import TargetAddress
+
+_READ_SQL: Final = """
+select id, relation_id, kind, resolution, operation, key::text as key, lsn::text as lsn,
+       commit_time, xid, existing::text as existing, noted_at
+from streamer.conflict where relation_id = any ($1::int8[]) order by id desc limit $2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRecord:
+    """A conflict in ``conflicts --json``.
+
+    ``key``: text by the source's names of the columns. ``lsn``, ``commit_time``, ``xid``: of the
+    source's transaction. ``existing``: the target's row that had the key already: ``xmin``, and
+    ``committed_at`` if the target has track_commit_timestamp; None if there is none.
+    """
+
+    id: int
+    database: str
+    sid: str | None
+    table: str
+    target: str
+    kind: str
+    resolution: str
+    operation: str
+    key: dict[str, str | None] | None
+    lsn: str
+    commit_time: str
+    xid: int
+    existing: dict[str, Any] | None
+    noted_at: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> list[ConflictRecord]:
+    """Return the newest conflicts of the sources and tables of *scope*, at most *limit*.
+
+    Raises TargetConnectionError, TargetRejectedError; MappingError for a faulty pattern.
+    """
+    bookkeeping = Bookkeeping(address, "streamer conflicts")
+    try:
+        if not await is_installed(bookkeeping):
+            return []
+        sources = {
+            record.source_id: record
+            for record in await read_source_records(bookkeeping)
+            if scope.database in (None, record.database) and scope.sid in (None, record.sid)
+        }
+        records = await read_relation_records(bookkeeping)
+        chosen = scope.of((r.source, r) for r in records if r.source_id in sources)
+        relations = {relation.relation_id: relation for relation in chosen}
+        async with bookkeeping.connection() as target:
+            rows = await target.fetch(_READ_SQL, list(relations), limit)
+    finally:
+        await bookkeeping.close()
+    found = []
+    for row in rows:
+        relation = relations[row["relation_id"]]
+        source = sources[relation.source_id]
+        found.append(
+            ConflictRecord(
+                id=row["id"],
+                database=source.database,
+                sid=source.sid,
+                table=relation.source,
+                target=relation.target,
+                kind=row["kind"],
+                resolution=row["resolution"],
+                operation=row["operation"],
+                key=_parsed(row["key"]),
+                lsn=row["lsn"],
+                commit_time=row["commit_time"].isoformat(),
+                xid=row["xid"],
+                existing=_parsed(row["existing"]),
+                noted_at=row["noted_at"].isoformat(),
+            )
+        )
+    return found
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def render(conflicts: Sequence[ConflictRecord], console: Console) -> None:
+    """Print conflicts as a table."""
+    table = Table(expand=False)
+    for column in ("table", "conflict", "row", "change", "position", "target's row", "noted"):
+        table.add_column(column, overflow="fold")
+    for each in conflicts:
+        name = each.table if each.sid is None else f"{each.sid} {each.table}"
+        table.add_row(
+            name,
+            f"{each.kind}, {each.resolution}",
+            words(each.key),
+            f"{each.operation}, committed {each.commit_time}",
+            f"{each.lsn}, xid {each.xid}",
+            words(each.existing),
+            each.noted_at,
+        )
+    console.print(table)
+
+
+def words(values: dict[str, Any] | None) -> str:
+    """Return names and values on one line."""
+    return " ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in (values or {}).items()
+        if value is not None
+    )

@@ -1,0 +1,191 @@
+"""``streamer tenants add`` and ``remove``: a group's tables and settings are the template.
+
+With a mapping database, both edit the draft and apply it (`streamer.admin.edit`). In static mode
+they edit the configuration file where its comments and layout can stay. Elsewhere they print the
+lines to write.
+"""
+
+import asyncio
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from streamer.commands.teardown import teardown
+from streamer.config import static
+from streamer.config.settings import Settings
+from streamer.config.urls_in_file import add_url, remove_url, url_line
+from streamer.config.yaml_file import read_text
+from streamer.errors import MappingError
+from streamer.hints import command
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.purges import read_purges
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
+from streamer.source.teardown import Teardown
+from streamer.target.connection import TargetAddress
+
+POLL_SECONDS: Final = 0.2
+SID_VARIABLE: Final = "{sid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The effect of adding or removing tenants.
+
+    ``lines``: those to write into the file, or to take out of it, if this command did not.
+    ``next_step``: the operator's next step. ``is_applied``: the mapping has the change.
+    """
+
+    labels: list[str]
+    lines: list[str] = field(default_factory=list)
+    next_step: str | None = None
+    is_applied: bool = True
+    left_sql: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tenants": self.labels,
+            "lines": self.lines,
+            "next_step": self.next_step,
+            "left_sql": list(self.left_sql),
+        }
+
+
+def urls_of(template: str, sids: list[str]) -> list[tuple[str, str]]:
+    """Return url and sid of each new tenant; ``{sid}`` in the url stands for its sid.
+
+    Raises MappingError if two tenants would have one url.
+    """
+    urls = [(template.replace(SID_VARIABLE, sid), sid) for sid in sids]
+    if len({url for url, _ in urls}) < len(urls):
+        raise MappingError(
+            "several tenants would have the same url",
+            hint=f"write {SID_VARIABLE} where their urls differ",
+        )
+    return urls
+
+
+async def check_new(
+    address: TargetAddress, mapping: Mapping, database: str, sids: list[str]
+) -> None:
+    """Raise MappingError for a group that is not there, and for sids that are in use."""
+    group = [source for source in mapping.sources if source.database == database]
+    if not group:
+        raise MappingError(
+            f'there is no group "{database}" whose tables a tenant could have',
+            hint=f"`{command('tenants list')}` shows the groups",
+        )
+    if any(source.sid is None for source in group):
+        raise MappingError(
+            f'the source of "{database}" has no sid, so its rows cannot be told from others',
+            hint="give its url a sid first; its tables then need a column sid and a resync",
+        )
+    for sid in sids:
+        if find_source(group, database, sid) is not None:
+            raise MappingError(f'"{SourceLabel(database, sid)}" is in the mapping already')
+    bookkeeping = Bookkeeping(address, "streamer tenants")
+    try:
+        purges = await read_purges(bookkeeping) if await is_installed(bookkeeping) else []
+    finally:
+        await bookkeeping.close()
+    for purge in purges:
+        if not purge.is_finished and purge.database == database and purge.sid in sids:
+            raise MappingError(
+                f'"{SourceLabel(database, purge.sid)}" was removed, and its rows may still be in '
+                f"{purge.target}",
+                hint=f"run first: {command('tenants purge', database, '--yes', sid=purge.sid)}",
+            )
+
+
+def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> Changed:
+    """Write tenants into the configuration file. Raises SettingsError for a faulty result."""
+    labels: list[str] = [SourceLabel(database, sid) for _, sid in urls]
+    text: str | None = read_text(config)
+    for url, sid in urls:
+        text = None if text is None else add_url(text, database, url, sid)
+    lines = [f"- {url_line(url, sid)}" for url, sid in urls]
+    step = f"send SIGHUP to the process that runs, which reads {config} again"
+    if text is not None and _write(config, text):
+        return Changed(labels, next_step=step)
+    words = f'write the lines below `urls` of "{database}" in {config}; then {step}'
+    return Changed(labels, lines, words)
+
+
+def remove_from_file(config: Path, database: str, sid: str) -> Changed:
+    """Take a tenant out of the configuration file. Raises SettingsError for a faulty result."""
+    text = remove_url(read_text(config), database, sid)
+    step = f"send SIGHUP to the process that runs, which reads {config} again"
+    if text is not None and _write(config, text):
+        return Changed([SourceLabel(database, sid)], next_step=step)
+    words = f'take the url with sid "{sid}" out of "{database}" in {config}; then {step}'
+    return Changed([SourceLabel(database, sid)], [], words)
+
+
+def _write(config: Path, text: str) -> bool:
+    """Replace the file if its new text is a sound configuration; False if it cannot be written."""
+    try:
+        path = config.resolve(strict=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new = Path(file.name)
+    except OSError:
+        return False
+    try:
+        new.chmod(path.stat().st_mode)
+        static.load(new, {})
+        new.replace(path)
+    except OSError:
+        return False
+    finally:
+        new.unlink(missing_ok=True)
+    return True
+
+
+async def finish_removal(
+    address: TargetAddress, settings: Settings, source: SourceMapping, actor: str, seconds: float
+) -> Teardown | None:
+    """Wait until the process that ran *source* has dropped its slot; without one, drop it here.
+
+    Returns None if a process still runs the source after *seconds*.
+    """
+    bookkeeping = Bookkeeping(address, "streamer tenants")
+    try:
+        async with asyncio.timeout(seconds):
+            await _until_stopped(bookkeeping, source)
+    except TimeoutError:
+        return None
+    finally:
+        await bookkeeping.close()
+    (result,) = await teardown(
+        address, [source], settings.spool.path, actor=actor, drops_schema=False
+    )
+    return result
+
+
+async def _until_stopped(bookkeeping: Bookkeeping, source: SourceMapping) -> None:
+    """Wait until no process holds the lock of a source."""
+    if not await is_installed(bookkeeping):
+        return
+    while True:
+        records = await read_source_records(bookkeeping)
+        record = find_source(records, source.database, source.sid)
+        if record is None or record.holder is None:
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def chosen(mapping: Mapping, database: str, sid: str) -> SourceMapping:
+    """Return the tenant in the mapping. Raises MappingError."""
+    if (source := find_source(mapping.sources, database, sid)) is not None:
+        return source
+    raise MappingError(
+        f'no source "{SourceLabel(database, sid)}" is in the mapping',
+        hint=f"`{command('tenants list')}` shows the tenants",
+    )

@@ -1,0 +1,281 @@
+"""``streamer tenants drift``: where the tables of a group's databases differ from each other.
+
+Each source's definitions come from its catalogs. An item is a column, a primary key or another
+constraint of a table. The definition that most tenants have is the common one; a tenant that has
+another, or none, deviates. The target deviates if it lacks a column, or has it with another type.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.commands.scope import Scope
+from streamer.definitions.model import TableDefinition
+from streamer.definitions.read import definition_of, definitions_sql
+from streamer.errors import MappingError, SourceError
+from streamer.mapping.rules import (
+    Mapping,
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    TableType,
+)
+from streamer.runtime.relations import resolve_at
+from streamer.source.connection import connection, fetch_all
+from streamer.target.catalog import TargetRelation, read_relations
+from streamer.target.connection import TargetAddress, target_connection
+from streamer.target.conventions import SID
+
+SOURCES_AT_ONCE: Final = 8
+KEY: Final = "primary key"
+TABLE: Final = "table"
+_KINDS: Final = {"c": "check", "u": "unique", "x": "exclusion", "f": "foreign key"}
+
+Item = tuple[str, str]
+"""The kind of an item, such as `column`, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTable:
+    """A table of one tenant. ``definition``: None if the tenant has no such table."""
+
+    database: str
+    label: str
+    mapping: RelationMapping
+    definition: TableDefinition | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One item of a table.
+
+    ``common``: the definition of most tenants; None if most lack the item. ``target``: that of the
+    target; None if it lacks the item or does not get it. ``deviating``: other definitions, by
+    tenant.
+    """
+
+    table: str
+    target_table: str
+    kind: str
+    name: str
+    common: str | None
+    target: str | None
+    deviating: dict[str, str | None]
+    target_deviates: bool
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.deviating and not self.target_deviates
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return fields | {"equal": self.is_equal}
+
+
+@dataclass(frozen=True, slots=True)
+class DriftReport:
+    """The items of all tables. ``unreachable``: tenants that did not answer, with the reason."""
+
+    tenants: list[str]
+    items: list[Drift]
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.unreachable and all(item.is_equal for item in self.items)
+
+    @property
+    def deviating(self) -> dict[str, int]:
+        """Tenants that deviate, and in how many items; the worst first."""
+        counts = Counter(label for item in self.items for label in item.deviating)
+        return dict(counts.most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.is_equal,
+            "tenants": self.tenants,
+            "unreachable": self.unreachable,
+            "deviating": self.deviating,
+            "items": [item.to_json() for item in self.items],
+        }
+
+
+async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> DriftReport:
+    """Compare the definitions of the sources of *scope*, and of the target.
+
+    Raises TargetConnectionError, TargetRejectedError; MappingError for a scope without a source.
+    """
+    sources = scope.sources(mapping)
+    unreachable: dict[str, str] = {}
+    limit = asyncio.Semaphore(SOURCES_AT_ONCE)
+
+    async def read(source: SourceMapping) -> list[TenantTable]:
+        async with limit:
+            try:
+                return await _read_source(source, mapping.target_namespace)
+            except (SourceError, MappingError) as exc:
+                unreachable[source.label] = str(exc)
+                return []
+
+    found = [table for tables in await asyncio.gather(*map(read, sources)) for table in tables]
+    found = scope.of((str(table.mapping.source), table) for table in found)
+    names = sorted({table.mapping.target for table in found}, key=str)
+    async with target_connection(address, "streamer drift") as target:
+        targets = await read_relations(target, names)
+    items = list(judge(found, targets))
+    labels = [source.label for source in sources]
+    return DriftReport(labels, items, dict(sorted(unreachable.items())))
+
+
+async def _read_source(source: SourceMapping, namespace: str) -> list[TenantTable]:
+    async with connection(source) as plain:
+        mappings, relations = await resolve_at(plain, source, namespace)
+        oids = [relation.oid for relation in relations.values()]
+        rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids)
+    definitions = {each.name: each for each in map(definition_of, rows)}
+    return [
+        TenantTable(source.database, source.label, each, definitions.get(each.source))
+        for each in mappings
+    ]
+
+
+def judge(
+    tables: Iterable[TenantTable], targets: dict[RelationName, TargetRelation]
+) -> Iterator[Drift]:
+    """Yield the items of all tables. Tenants of a group share a table if their sources' tables and
+    their targets have the same names. Pure.
+    """
+    groups: dict[tuple[str, str, str], list[TenantTable]] = {}
+    for table in tables:
+        key = (table.database, str(table.mapping.source), str(table.mapping.target))
+        groups.setdefault(key, []).append(table)
+    for _, group in sorted(groups.items(), key=lambda item: item[0]):
+        yield from _judge_table(group, targets.get(group[0].mapping.target))
+
+
+def _judge_table(group: Sequence[TenantTable], target: TargetRelation | None) -> Iterator[Drift]:
+    mapping = group[0].mapping
+    per_tenant = {table.label: items_of(table.definition) for table in group}
+    there = {} if target is None else dict(_target_items(mapping, target, group))
+    known: dict[Item, None] = {}
+    for items in per_tenant.values():
+        known.update(dict.fromkeys(items))
+    for item in known:
+        values = {label: items.get(item) for label, items in per_tenant.items()}
+        common = _most_common(values.values())
+        kind, name = item
+        is_wanted = kind in (TABLE, KEY) or (
+            kind == "column" and mapping.target_column(name) is not None
+        )
+        here = there.get(item) if is_wanted else None
+        yield Drift(
+            table=str(mapping.source),
+            target_table=str(mapping.target),
+            kind=kind,
+            name=name,
+            common=common,
+            target=here,
+            deviating={label: value for label, value in values.items() if value != common},
+            target_deviates=is_wanted and _deviates(mapping, item, common, here),
+        )
+
+
+def _most_common(values: Iterable[str | None]) -> str | None:
+    counts = Counter(values)
+    # Of two that are as common, one that is there, and then the first by its text.
+    return max(sorted(counts, key=str), key=lambda value: (counts[value], value is not None))
+
+
+def _deviates(mapping: RelationMapping, item: Item, common: str | None, here: str | None) -> bool:
+    kind, name = item
+    if common is None:
+        return False
+    if kind == "column":
+        there = mapping.target_column(name)
+        if there is not None and mapping.is_computed(there):
+            return False
+        return here is None or here != common.removesuffix(" not null").partition(" collate ")[0]
+    if kind == KEY:
+        if mapping.type is not TableType.CLONE:
+            return False  # their rows need no key
+        return here is None or set(here.split(", ")) != set(common.split(", "))
+    return kind == TABLE and here is None
+
+
+def items_of(definition: TableDefinition | None) -> dict[Item, str]:
+    """Return the definitions of a table's items, by kind and name. Pure."""
+    if definition is None:
+        return {}
+    items: dict[Item, str] = {(TABLE, str(definition.name)): "present"}
+    for column in definition.columns:
+        collation = f" collate {column.collation}" if column.collation else ""
+        text = f"{column.type}{collation}{' not null' if column.not_null else ''}"
+        items["column", column.name] = text
+    for constraint in definition.constraints:
+        if constraint.kind == "p":
+            items[KEY, ""] = ", ".join(constraint.columns)
+        else:
+            # Without the name that a tenant gave it.
+            items[_KINDS[constraint.kind], constraint.definition] = "present"
+    for index in definition.indexes:
+        if index.is_unique and index.constraint is None:
+            columns = ", ".join(key.column or key.expression or "" for key in index.keys)
+            where = f" where {index.predicate}" if index.predicate else ""
+            items["unique index", f"({columns}){where}"] = "present"
+    return items
+
+
+def _target_items(
+    mapping: RelationMapping, target: TargetRelation, group: Sequence[TenantTable]
+) -> Iterator[tuple[Item, str]]:
+    """Yield the items that the target has, under the source's names."""
+    yield (TABLE, str(mapping.source)), "present"
+    names: dict[str, str] = {}
+    for table in group:
+        for column in () if table.definition is None else table.definition.columns:
+            if (there := mapping.target_column(column.name)) is not None:
+                names[there] = column.name
+    for name, found in target.columns.items():
+        if name in names:
+            yield ("column", names[name]), found.type
+    key = [names.get(name, name) for name in target.primary_key if name != SID]
+    if key:
+        yield (KEY, ""), ", ".join(key)
+
+
+def render(report: DriftReport, console: Console, *, everything: bool) -> None:
+    """Print the matrix: the items that differ, or all of them."""
+    table = Table(expand=False)
+    for column in ("table", "item", "most tenants", "target", "who deviates"):
+        table.add_column(column, overflow="fold")
+    count = 0
+    for item in report.items:
+        if everything or not item.is_equal:
+            count += 1
+            common = "absent" if item.common is None else item.common
+            here = item.target or ("absent" if item.target_deviates else "")
+            who = "; ".join(deviations(item))
+            name = f"{item.kind} {item.name}".strip()
+            table.add_row(item.table, name, common, here, who)
+    if count:
+        console.print(table)
+    for label, number in report.deviating.items():
+        console.print(f"{label}: {number} deviations", markup=False, highlight=False)
+    for label, reason in report.unreachable.items():
+        console.print(f"{label}: not compared: {reason}", markup=False, highlight=False)
+    if report.is_equal:
+        console.print(f"{len(report.tenants)} tenants have the same definitions as the target")
+
+
+def deviations(item: Drift) -> list[str]:
+    """Return the other definitions of an item, each with its tenants; `target` comes last."""
+    by_value: dict[str, list[str]] = {}
+    for label, value in item.deviating.items():
+        by_value.setdefault(value or "absent", []).append(label)
+    found = [f"{value}: {', '.join(labels)}" for value, labels in sorted(by_value.items())]
+    return [*found, "target"] if item.target_deviates else found

@@ -1,0 +1,138 @@
+"""``streamer tenants list``: the mapped sources, and those whose rows are still in the target."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from streamer.commands.status import HINTS
+from streamer.mapping.rules import Mapping, SourceLabel, find_source
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.purges import PurgeRecord, read_purges
+from streamer.progress.relations import read_relation_records
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.target.connection import TargetAddress
+
+REMOVED = "removed"
+"""The state of a tenant that is not mapped, and whose rows are still in the target."""
+PURGING = "purging"
+"""The same, after a purge of its rows has begun."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A tenant in ``tenants list --json``.
+
+    ``state``: that of its source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows of a
+    removed tenant.
+    """
+
+    database: str
+    sid: str | None
+    state: str
+    slot: str | None
+    tables: int = 0
+    tables_ready: int = 0
+    error: str | None = None
+    process: str | None = None
+    purge: list[PurgeRecord] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+    @property
+    def rows_purged(self) -> int:
+        return sum(record.rows_deleted for record in self.purge)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "purge": [record.to_json() for record in self.purge],
+            "rows_purged": self.rows_purged,
+        }
+
+
+async def read_tenants(
+    address: TargetAddress, mapping: Mapping, database: str | None = None
+) -> list[Tenant]:
+    """Return the mapped tenants, and those whose rows are still in the target.
+
+    It asks the target alone. Raises TargetConnectionError, TargetRejectedError.
+    """
+    bookkeeping = Bookkeeping(address, "streamer tenants")
+    records: list[SourceRecord] = []
+    purges: list[PurgeRecord] = []
+    states: dict[int, list[str]] = {}
+    try:
+        if await is_installed(bookkeeping):
+            records = await read_source_records(bookkeeping)
+            purges = await read_purges(bookkeeping)
+            for relation in await read_relation_records(bookkeeping):
+                states.setdefault(relation.source_id, []).append(relation.state)
+    finally:
+        await bookkeeping.close()
+    found = []
+    for source in mapping.sources:
+        tenant = Tenant(source.database, source.sid, "not started", source.slot)
+        if (record := find_source(records, source.database, source.sid)) is not None:
+            _fill(tenant, record, states.get(record.source_id, []))
+        tenant.error = tenant.error or HINTS.get(tenant.state)
+        found.append(tenant)
+    found += _left(mapping, records, purges)
+    return [tenant for tenant in found if database in (None, tenant.database)]
+
+
+def _fill(tenant: Tenant, record: SourceRecord, states: Sequence[str]) -> None:
+    is_held = record.holder is not None
+    tenant.state = "stopped" if record.state == "streaming" and not is_held else record.state
+    tenant.error = None if record.error is None else record.error.text
+    tenant.process = record.holder
+    tenant.tables = len(states)
+    tenant.tables_ready = sum(state == "ready" for state in states)
+
+
+def _left(
+    mapping: Mapping, records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
+) -> list[Tenant]:
+    """Return the tenants that are not mapped, and whose rows may be in the target."""
+    left: dict[str, Tenant] = {}
+    for record in records:
+        if record.sid is not None:
+            tenant = Tenant(record.database, record.sid, REMOVED, record.slot)
+            left[tenant.label] = tenant
+    for purge in purges:
+        if not purge.is_finished:
+            label = SourceLabel(purge.database, purge.sid)
+            tenant = left.setdefault(label, Tenant(purge.database, purge.sid, REMOVED, None))
+            tenant.purge.append(purge)
+            if purge.has_begun:
+                tenant.state = PURGING
+    return [
+        tenant
+        for tenant in left.values()
+        if find_source(mapping.sources, tenant.database, tenant.sid) is None
+    ]
+
+
+def render(tenants: Sequence[Tenant], console: Console) -> None:
+    """Print tenants as a table."""
+    table = Table(expand=False)
+    for column in ("tenant", "state", "tables", "process", "note"):
+        table.add_column(column, overflow="fold")
+    for tenant in tenants:
+        ready = f"{tenant.tables_ready} of {tenant.tables} ready" if tenant.tables else ""
+        table.add_row(tenant.label, tenant.state, ready, tenant.process or "", note_of(tenant))
+    console.print(table)
+
+
+def note_of(tenant: Tenant) -> str:
+    """Return the remark about a tenant: its error, or the rows that it left."""
+    if tenant.error:
+        return tenant.error
+    if tenant.state not in (REMOVED, PURGING):
+        return ""
+    begun = f"; {tenant.rows_purged:,} rows are deleted" if tenant.state == PURGING else ""
+    return f"rows of it may be in the target{begun}"

@@ -1,0 +1,110 @@
+"""The rows of streamer.purge: tables with rows of forgotten sources, and how far their purge is."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.target.connection import TargetConnection
+
+_READ_SQL: Final = """
+select database, sid, target, rows_deleted, next_block, blocks, began_at is not null as has_begun,
+       finished_at is not null as is_finished
+from streamer.purge order by database, sid, target
+"""
+_TARGETS_SQL: Final = """
+select distinct r.target from streamer.relation r join streamer.source s on s.id = r.source_id
+where s.database = $1
+"""
+_OTHERS_SQL: Final = """
+select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
+where s.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
+"""
+_BEGIN_SQL: Final = """
+insert into streamer.purge (database, sid, target, began_at)
+select $1, $2, t, pg_catalog.now() from unnest($3::text[]) t
+on conflict (database, sid, target) do update set
+    began_at = coalesce(purge.began_at, excluded.began_at), finished_at = null,
+    next_block = case when purge.finished_at is null then purge.next_block end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRecord:
+    """A row of streamer.purge. ``next_block``: no row of the source is left before this block."""
+
+    database: str
+    sid: str
+    target: str
+    rows_deleted: int
+    next_block: int | None
+    blocks: int | None
+    has_begun: bool
+    is_finished: bool
+
+    @property
+    def progress(self) -> float | None:
+        """The part of the table that is purged, from 0 to 1; None if that is not known."""
+        if self.is_finished:
+            return 1.0
+        return None if not self.blocks else min(1.0, (self.next_block or 0) / self.blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"progress": self.progress}
+
+
+async def read_purges(bookkeeping: Bookkeeping) -> list[PurgeRecord]:
+    """Return all rows."""
+    async with bookkeeping.connection() as connection:
+        return [PurgeRecord(**dict(row)) for row in await connection.fetch(_READ_SQL)]
+
+
+async def read_targets(connection: TargetConnection, database: str) -> set[str]:
+    """Return the target tables of all sources of *database* that streamer knows."""
+    return {row["target"] for row in await connection.fetch(_TARGETS_SQL, database)}
+
+
+async def find_other_writer(
+    connection: TargetConnection, database: str, sid: str, targets: Collection[str]
+) -> tuple[str, str] | None:
+    """Return one of *targets* where another database writes rows of *sid*, and that database."""
+    rows = await connection.fetch(_OTHERS_SQL, database, sid, list(targets))
+    return (rows[0]["target"], rows[0]["database"]) if rows else None
+
+
+async def begin_purge(
+    connection: TargetConnection, database: str, sid: str, targets: Collection[str]
+) -> None:
+    """Store the tables of a purge; one that was interrupted continues where it was."""
+    await connection.execute(_BEGIN_SQL, database, sid, sorted(targets))
+
+
+async def move_purge(
+    connection: TargetConnection,
+    record: PurgeRecord,
+    deleted: int,
+    next_block: int,
+    blocks: int,
+) -> None:
+    """Store how far the purge of a table is, in the transaction that deletes its rows."""
+    await connection.execute(
+        "update streamer.purge set rows_deleted = rows_deleted + $4, next_block = $5, blocks = $6"
+        " where (database, sid, target) = ($1, $2, $3)",
+        record.database,
+        record.sid,
+        record.target,
+        deleted,
+        next_block,
+        blocks,
+    )
+
+
+async def finish_purge(connection: TargetConnection, record: PurgeRecord) -> None:
+    """Store that no row of the source is left in a table."""
+    await connection.execute(
+        "update streamer.purge set finished_at = pg_catalog.now()"
+        " where (database, sid, target) = ($1, $2, $3)",
+        record.database,
+        record.sid,
+        record.target,
+    )

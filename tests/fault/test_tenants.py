@@ -1,0 +1,165 @@
+"""A tenant's life: added, compared, removed, and purged by commands that are killed."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.commands.tenants.listing import read_tenants
+from streamer.commands.tenants.purge import purge
+from streamer.config import static
+from streamer.errors import MappingError
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, database
+from tests.support.process import run
+from tests.support.streamer import Streamer
+from tests.support.waiting import until
+
+pytestmark = [
+    pytest.mark.usefixtures("without_spark", "short_backoffs"),
+    pytest.mark.timeout(240),
+]
+
+CONFIG = """
+target: {{url: "{target}"}}  # the warehouse
+http: {{listen: ""}}
+spool: {{directory: {spool}}}
+sources:
+- database: shop
+  urls:
+  # Tenants, in the order of their coming.
+  - {{url: "{source}", sid: eu}}
+  tables:
+    orders:
+    items:
+    log: {{type: append}}
+"""
+DDL = """
+create table orders (id int primary key, v text);
+create table items (id int primary key, v text);
+create table log (id int primary key, v text);
+insert into orders select n, repeat('x', 50) from generate_series(1, 2000) n;
+insert into items select n, 'v' from generate_series(1, 300) n;
+insert into log select n, 'v' from generate_series(1, 300) n;
+"""
+LEFT = "select count(*) from {} where sid = 'us'"
+SLOTS = "select count(*) from pg_replication_slots where database = current_database()"
+
+
+async def tenants(config: Path, *arguments: str, failpoints: str = "") -> tuple[int, Any]:
+    """Run `streamer tenants`; return the exit code, and the JSON or the message."""
+    done = await asyncio.to_thread(
+        run,
+        "streamer",
+        *("--config", str(config), "tenants", *arguments, "--json"),
+        environment={"STREAMER_FAILPOINTS": failpoints},
+        seconds=120,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.format(source=source.url, target=target.url, spool=tmp_path / "spool"))
+    address = TargetAddress.parse(static.load(path)[0].target.url)
+    with database(shared_server, "source_us") as us:
+        for db in (source, us):
+            db.execute(DDL)
+        us.execute("alter table items add more int; alter table log add check (id > 0)")
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            await streamer.caught_up(60)
+
+            # Added by one line, which the process reads.
+            code, said = await tenants(path, "add", "shop", us.url, "--sid", "us")
+            assert (code, said["tenants"], said["lines"]) == (0, ["shop:us"], [])
+            assert "  # Tenants, in the order of their coming.\n" in path.read_text()
+            us.execute("alter table items drop more")
+            both = static.load(path)[1]
+            await streamer.engine.apply(both)
+            streamer.mapping = both
+            await streamer.caught_up(60)
+            assert target.value("select count(*) from orders") == 4000
+
+            us.execute("alter table items add more int")
+            code, drift = await tenants(path, "drift", "items", "log")
+            assert code == 1
+            unequal = {
+                (item["table"], item["kind"], item["name"]): item["deviating"]
+                for item in drift["items"]
+                if not item["equal"]
+            }
+            assert unequal[("public.items", "column", "more")] in (
+                {"shop:us": "integer"},
+                {"shop:eu": None},
+            )
+            assert ("public.log", "check", "CHECK ((id > 0))") in unequal
+
+            # Rows that are wanted, or on their way, are not deleted.
+            code, said = await tenants(path, "purge", "shop", "--sid", "us", "--yes")
+            assert code == 2
+            assert "is in the mapping" in said
+            (eu, _) = both.sources
+            without = replace(both, sources=(eu,))
+            with pytest.raises(MappingError, match=r'source "shop:us" streams'):
+                await purge(address, without, "shop", "us", actor="test")
+
+            # Removed: the process reads the file again, and drops the slot.
+            removing = asyncio.create_task(tenants(path, "remove", "shop", "--sid", "us", "--yes"))
+
+            async def is_taken_out() -> bool:
+                return us.url not in path.read_text()
+
+            await until(is_taken_out, seconds=60)
+            mapping = static.load(path)[1]
+            assert us.value(SLOTS) == 1
+            await streamer.engine.apply(mapping)
+            streamer.mapping = mapping
+            assert (await removing)[0] == 0
+            assert us.value(SLOTS) == 0
+            (_, left) = await read_tenants(address, mapping)
+            assert (left.label, left.state) == ("shop:us", "removed")
+            assert {part.target for part in left.purge} == {
+                "public.orders",
+                "public.items",
+                "public.log",
+            }
+            code, said = await tenants(path, "add", "shop", us.url, "--sid", "us")
+            assert code == 2
+            assert "tenants purge shop --sid us --yes" in said
+
+            await purged_despite_kills(path, target)
+            assert (await read_tenants(address, mapping))[1:] == []
+            source.execute("insert into orders values (0, 'new')")
+            await streamer.caught_up(60)
+            assert target.value("select count(*) from orders where sid = 'eu'") == 2001
+            assert target.value("select count(*) from streamer.source") == 1
+        finally:
+            await streamer.stop()
+
+
+async def purged_despite_kills(config: Path, target: Database) -> None:
+    """Kill purges before and after their commits: no deleted row is uncounted, and none remains."""
+    deleted = "select coalesce(sum(rows_deleted), 0) from streamer.purge"
+    before = 2600
+    for failpoint in ("purge.deleted=kill", "purge.stored=kill", "purge.deleted=kill@2"):
+        code, _ = await tenants(
+            config, "purge", "shop", "--sid", "us", "--yes", failpoints=failpoint
+        )
+        assert code == -9
+        there = sum(int(str(target.value(LEFT.format(t)))) for t in ("orders", "items", "log"))
+        assert target.value(deleted) == before - there
+    code, done = await tenants(config, "purge", "shop", "--sid", "us", "--yes")
+    assert code == 0, done
+    assert sum(table["rows_deleted"] for table in done["tables"]) == before
+    assert all(table["is_finished"] for table in done["tables"])
+    for table in ("orders", "items", "log"):
+        assert target.value(LEFT.format(table)) == 0
+        assert target.value(f"select count(*) from {table}") == (2000 if table == "orders" else 300)

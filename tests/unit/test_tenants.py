@@ -1,0 +1,115 @@
+"""Tenants: deviations in a matrix of definitions, and the chunks of a purge."""
+
+from streamer.commands.tenants.change import urls_of
+from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
+from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
+from streamer.definitions.model import ColumnDefinition, ConstraintDefinition, TableDefinition
+from streamer.mapping.rules import (
+    RelationMapping,
+    RelationName,
+    RelationPattern,
+    TableRule,
+)
+from streamer.target.catalog import TargetColumn, TargetRelation
+
+T = RelationName("public", "t")
+RULE = TableRule(RelationPattern("public", "t"))
+
+
+def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) -> TenantTable:
+    columns = tuple(ColumnDefinition(name, kind, not_null=False) for name, kind in types.items())
+    definition = TableDefinition(T, columns, constraints=constraints)
+    return TenantTable("shop", f"shop:{sid}", RelationMapping(T, T, RULE), definition)
+
+
+def target(types: dict[str, str], leading: frozenset[str] = frozenset()) -> TargetRelation:
+    columns = {
+        name: TargetColumn(
+            name,
+            kind,
+            kind,
+            "=",
+            0,
+            not_null=False,
+            has_default=False,
+            generated=False,
+            identity_always=False,
+        )
+        for name, kind in types.items()
+    }
+    return TargetRelation(
+        name=T,
+        oid=1,
+        columns=columns,
+        primary_key=("sid", "id"),
+        unique_keys=(),
+        leading_index_columns=leading,
+        is_partitioned=False,
+        has_row_triggers=False,
+        has_ordinary_triggers=False,
+        is_referenced=False,
+        is_writable=True,
+    )
+
+
+KEY = ConstraintDefinition("t_pkey", "p", "PRIMARY KEY (id)", ("id",))
+UNIQUE = ConstraintDefinition("other_name", "u", "UNIQUE (email)", ("email",))
+
+
+def found(tables: list[TenantTable], there: TargetRelation) -> list[Drift]:
+    return [each for each in judge(tables, {T: there}) if not each.is_equal]
+
+
+def test_the_matrix_names_who_deviates_from_most_tenants_and_from_the_target() -> None:
+    same = {"id": "integer", "email": "text", "amount": "numeric(10,2)"}
+    tables = [tenant(f"t{n}", same, KEY, UNIQUE) for n in range(5)]
+    tables[1] = tenant("t1", same | {"amount": "numeric(12,2)"}, KEY)
+    tables[3] = tenant("t3", {"id": "bigint", "amount": "numeric(10,2)", "own": "text"}, UNIQUE)
+    there = target({"sid": "text", "id": "integer", "email": "text", "amount": "integer"})
+    rows = {(d.kind, d.name): deviations(d) for d in found(tables, there)}
+    assert rows == {
+        ("column", "id"): ["bigint: shop:t3"],
+        ("column", "email"): ["absent: shop:t3"],
+        ("column", "amount"): ["numeric(12,2): shop:t1", "target"],
+        ("column", "own"): ["text: shop:t3"],
+        ("primary key", ""): ["absent: shop:t3"],
+        ("unique", "UNIQUE (email)"): ["absent: shop:t1"],
+    }
+
+
+def test_a_table_that_a_tenant_or_the_target_lacks_is_one_deviation() -> None:
+    tables = [tenant(f"t{n}", {"id": "integer"}, KEY) for n in range(3)]
+    tables[2] = TenantTable("shop", "shop:t2", RelationMapping(T, T, RULE), None)
+    rows = {d.kind: d.deviating for d in found(tables, target({"sid": "text", "id": "integer"}))}
+    assert rows["table"] == {"shop:t2": None}
+    assert all(d.target_deviates for d in judge(tables, {}))
+
+
+def test_a_purge_reads_ranges_of_blocks_from_where_it_was_over_all_partitions() -> None:
+    leaves = [PurgedLeaf(RelationName("public", name), 700) for name in ("p1", "p2")]
+    there = target({"sid": "text"})
+    every = steps(leaves, there, "it's", 0)
+    assert [step.next_block for step in every] == [CHUNK_BLOCKS, 700, 1200, 1400]
+    assert every[1].sql == (
+        """delete from "public"."p1" where ctid >= '(500,0)'::tid and ctid < '(700,0)'::tid """
+        """and "sid" = 'it''s'"""
+    )
+    assert steps(leaves, there, "it's", 1200) == every[3:]
+    assert steps(leaves, there, "it's", 1400) == []
+
+
+def test_a_purge_uses_an_index_on_the_sid() -> None:
+    leaves = [PurgedLeaf(RelationName("public", name), 700) for name in ("p1", "p2")]
+    there = target({"sid": "text"}, frozenset({"sid"}))
+    assert [(step.next_block, step.repeats) for step in steps(leaves, there, "eu", 0)] == [
+        (700, True),
+        (1400, True),
+    ]
+    assert [step.next_block for step in steps(leaves, there, "eu", 700)] == [1400]
+
+
+def test_the_url_of_tenants_is_a_template() -> None:
+    assert urls_of("postgresql://{sid}-db/{sid}", ["a", "b"]) == [
+        ("postgresql://a-db/a", "a"),
+        ("postgresql://b-db/b", "b"),
+    ]
