@@ -1,7 +1,11 @@
 """The tenants of each group: add, remove, purge, and where their definitions differ."""
 
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin import models
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text
@@ -11,6 +15,10 @@ from streamer.commands.tenants.drift import deviations
 from streamer.commands.tenants.listing import PURGING, REMOVED
 from streamer.errors import AdminError, StreamerError
 from streamer.mapping.rules import SourceLabel
+
+_LEFT: Final = (REMOVED, PURGING)
+Work = Callable[[str, str, str, str], Awaitable[str | None]]
+"""Changes a tenant, by database, sid, url and actor; returns the operator's next step."""
 
 
 def routes(frame: Frame, status: StatusReader) -> APIRouter:
@@ -49,32 +57,54 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request, "drift.html", report=report, items=items, database=database, failure=failure
         )
 
-    @router.post("/tenants/{action}")
-    async def act(request: Request, action: str) -> Response:
+    async def act(request: Request, work: Work, note: str) -> Response:
         form = await request.form()
         database, sid = form_text(form, "database").strip(), form_text(form, "sid").strip()
-        label, actor = SourceLabel(database, sid), actor_of(request)
+        url = form_text(form, "url").strip()
         try:
-            if action == "add":
-                done = await tenants.add(database, form_text(form, "url").strip(), sid, actor)
-                note = f"{label} is added"
-            elif action == "remove":
-                done = await tenants.remove(database, sid, actor)
-                note = f"{label} is removed; its rows stay until they are purged"
-            else:
-                await tenants.purge(database, sid, actor)
-                done, note = {"next_step": None}, f"The rows of {label} are being deleted"
+            next_step = await work(database, sid, url, actor_of(request))
         except AdminError as exc:
             return frame.redirect("/tenants", str(exc), "bad")
         status.forget()
-        if done["next_step"]:
-            return frame.redirect("/tenants", f"{note}; {done['next_step']}", "warning")
-        return frame.redirect("/tenants", note)
+        words = f"{SourceLabel(database, sid)}: {note}"
+        if next_step:
+            return frame.redirect("/tenants", f"{words}; {next_step}", "warning")
+        return frame.redirect("/tenants", words)
+
+    @router.post("/tenants/add")
+    async def add(request: Request) -> Response:
+        async def work(database: str, sid: str, url: str, actor: str) -> str | None:
+            values = {"database": database, "sid": sid, "url": url}
+            given = models.validate_as(models.NewTenantBody, values)
+            done = await tenants.add(given["database"], given["url"], given["sid"], actor)
+            return next_step_of(done)
+
+        return await act(request, work, "added")
+
+    @router.post("/tenants/remove")
+    async def remove(request: Request) -> Response:
+        async def work(database: str, sid: str, url: str, actor: str) -> str | None:
+            del url
+            return next_step_of(await tenants.remove(database, sid, actor))
+
+        return await act(request, work, "removed; its rows stay until they are purged")
+
+    @router.post("/tenants/purge")
+    async def purge(request: Request) -> Response:
+        async def work(database: str, sid: str, url: str, actor: str) -> str | None:
+            del url
+            await tenants.purge(database, sid, actor)
+            return None
+
+        return await act(request, work, "its rows are being deleted")
 
     return router
 
 
-_LEFT = (REMOVED, PURGING)
+def next_step_of(done: Row) -> str | None:
+    """Return the operator's next step after a change."""
+    step: str | None = done["next_step"]
+    return step
 
 
 def _shown(row: Row) -> Row:

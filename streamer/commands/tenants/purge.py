@@ -39,7 +39,7 @@ from streamer.progress.purges import (
     read_purges,
     read_targets,
 )
-from streamer.progress.schema import is_installed
+from streamer.progress.schema import require_installed
 from streamer.target.catalog import TargetRelation, holds_rows, read_relations
 from streamer.target.claim import Claim
 from streamer.target.connection import (
@@ -123,8 +123,7 @@ async def purge(
     source = SourceMapping(database, sid, Secret(""), ())
     lock = SourceLock(address, source, f"{socket.gethostname()}:{os.getpid()}")
     try:
-        if not await is_installed(bookkeeping):
-            raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
         if (other := await lock.try_acquire()) is not None:
             raise MappingError(
