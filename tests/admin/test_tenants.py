@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 
 from streamer.commands.embedded import Server
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress

@@ -5,7 +5,7 @@ import pytest
 from streamer.apply import conflicts as conflicts_module
 from streamer.commands.conflicts import ConflictRecord, read_conflicts
 from streamer.commands.scope import Scope
-from streamer.mapping.rules import Secret
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer

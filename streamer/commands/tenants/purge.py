@@ -20,13 +20,13 @@ from streamer.hints import command
 from streamer.mapping.rules import (
     Mapping,
     RelationName,
-    Secret,
     SourceLabel,
     SourceMapping,
     find_source,
     parse_name,
 )
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.postgres.secret import Secret
 from streamer.progress.audit import write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import SourceLock
