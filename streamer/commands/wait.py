@@ -36,6 +36,17 @@ Wanted = dict[str, Lsn | SourceError | None]
 async def wait(
     address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
 ) -> str | None:
+    """Do the same as `wait_over`, over a connection of its own."""
+    bookkeeping = Bookkeeping(address, "streamer wait")
+    try:
+        return await wait_over(bookkeeping, mapping, seconds, scope)
+    finally:
+        await bookkeeping.close()
+
+
+async def wait_over(
+    bookkeeping: Bookkeeping, mapping: Mapping, seconds: float, scope: Scope = ALL
+) -> str | None:
     """Wait until everything committed now is visible and every table ready; return the obstacle, if
     any.
 
@@ -47,7 +58,7 @@ async def wait(
         for source in scope.sources(mapping)
         for rule in source.rules
     )
-    waiting = _Waiting(address, scope, wanted, makes_definitions=makes_definitions)
+    waiting = _Waiting(bookkeeping, scope, wanted, makes_definitions=makes_definitions)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for source in scope.sources(mapping):
@@ -77,9 +88,9 @@ class _Waiting:
     """Polls the bookkeeping. ``missing``: the obstacles at the last poll."""
 
     def __init__(
-        self, address: TargetAddress, scope: Scope, wanted: Wanted, *, makes_definitions: bool
+        self, bookkeeping: Bookkeeping, scope: Scope, wanted: Wanted, *, makes_definitions: bool
     ) -> None:
-        self._address = address
+        self._bookkeeping = bookkeeping
         self._scope = scope
         self._wanted = wanted
         self._makes_definitions = makes_definitions
@@ -87,29 +98,27 @@ class _Waiting:
 
     async def run(self) -> None:
         """Return when nothing is missing."""
-        bookkeeping = Bookkeeping(self._address, "streamer wait")
         asked_at = -math.inf
-        try:
-            while True:
-                try:
-                    found = await self._look(bookkeeping)
-                    now = time.monotonic()
-                    if found and now - asked_at >= NOTIFY_SECONDS:
-                        asked_at = now
-                        await ask_for_positions(bookkeeping, of_tables=bool(self._scope.tables))
-                except MappingError:
-                    raise
-                except StreamerError as exc:  # the target may restart; there is time
-                    found = [str(exc)]
-                if not found:
-                    return
-                self.missing = "; ".join(found)
-                await asyncio.sleep(POLL_SECONDS)
-        finally:
-            await bookkeeping.close()
+        while True:
+            try:
+                found = await self._look()
+                now = time.monotonic()
+                if found and now - asked_at >= NOTIFY_SECONDS:
+                    asked_at = now
+                    of_tables = bool(self._scope.tables)
+                    await ask_for_positions(self._bookkeeping, of_tables=of_tables)
+            except MappingError:
+                raise
+            except StreamerError as exc:  # the target may restart; there is time
+                found = [str(exc)]
+            if not found:
+                return
+            self.missing = "; ".join(found)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _look(self, bookkeeping: Bookkeeping) -> list[str]:
+    async def _look(self) -> list[str]:
         """Return the present obstacles, one line for each source."""
+        bookkeeping = self._bookkeeping
         if not await is_installed(bookkeeping):
             return [_NOT_SET_UP]
         records = {record.label: record for record in await read_source_records(bookkeeping)}

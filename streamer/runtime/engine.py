@@ -340,7 +340,8 @@ class Engine:
                 group.create_task(enduring("new tables", self._join_tables), name="new tables")
             )
             verifying = group.create_task(
-                enduring("verification", self._verification().run), name="verification"
+                enduring("verification", self._verification(services.bookkeeping).run),
+                name="verification",
             )
             await self._wait_for_end()
             verifying.cancel()
@@ -349,7 +350,7 @@ class Engine:
             for task in common:
                 task.cancel()
 
-    def _verification(self) -> Verification:
+    def _verification(self, bookkeeping: Bookkeeping) -> Verification:
         rates = (self._settings.sync.rows_per_second, self._settings.verify_rows_per_second)
         return Verification(
             VerificationSettings(
@@ -358,6 +359,7 @@ class Engine:
                 self._settings.target.url,
             ),
             self._address,
+            bookkeeping,
             lambda: self._mapping,
             self.supervisors,
         )

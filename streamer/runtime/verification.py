@@ -94,6 +94,7 @@ class Verification:
         self,
         settings: VerificationSettings,
         address: TargetAddress,
+        bookkeeping: Bookkeeping,
         mapping: Callable[[], Mapping],
         supervisors: Sequence[Supervisor],
     ) -> None:
@@ -101,22 +102,19 @@ class Verification:
         self._address = address
         self._mapping = mapping
         self._supervisors = supervisors
-        self._bookkeeping = Bookkeeping(address, "streamer verify")
+        self._bookkeeping = bookkeeping
         self._began_at = datetime.now(UTC)
         self._failed_at: dict[int, datetime] = {}
         """When the verification of a relation last ended with an error of a server."""
 
     async def run(self) -> None:
         """Verify until cancelled."""
-        try:
-            while True:
-                now = datetime.now(UTC)
-                for table in sorted(await self._look(), key=lambda table: table.at):
-                    if table.at <= now and self._is_quiet(table.source):
-                        await self._verify(table)
-                await asyncio.sleep(self._pause(await self._look()))
-        finally:
-            await self._bookkeeping.close()
+        while True:
+            now = datetime.now(UTC)
+            for table in sorted(await self._look(), key=lambda table: table.at):
+                if table.at <= now and self._is_quiet(table.source):
+                    await self._verify(table)
+            await asyncio.sleep(self._pause(await self._look()))
 
     def _pause(self, due: Iterable[DueTable]) -> float:
         """Return the seconds until the next look."""

@@ -9,11 +9,11 @@ import contextlib
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlencode
 
 import asyncpg
@@ -49,6 +49,7 @@ from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, meaning
 from streamer.target.claim import PROOF_SQL, Claim
+from streamer.target.conventions import STABLE_OIDS_END
 from streamer.target.liveness import Activity, Unreachable, Watch
 
 log = structlog.get_logger()
@@ -269,6 +270,33 @@ def translating() -> Iterator[None]:
 Record = Mapping[str, Any]
 
 
+class _Introspected(NamedTuple):
+    """In place of the statement that the driver has introspected types with. The driver prepares
+    the user's statement again unless that had a name.
+    """
+
+    name: str = "none"
+
+
+class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
+    """A connection of the driver that does not ask every server for the same types.
+
+    The driver asks for an array's type at its first use in each session, which takes three
+    statements and 15 ms. A type of PostgreSQL's own is the same in every database of a version.
+    """
+
+    _known: ClassVar[dict[tuple[int, frozenset[int]], Any]] = {}
+
+    async def _introspect_types(self, typeoids: Collection[int], *rest: Any) -> Any:
+        wanted = frozenset(typeoids)
+        if max(wanted) >= STABLE_OIDS_END:
+            return await super()._introspect_types(typeoids, *rest)
+        key = (self.get_server_version().major, wanted)
+        if key not in self._known:
+            self._known[key], _ = await super()._introspect_types(typeoids, *rest)
+        return self._known[key], _Introspected()
+
+
 class TargetConnection:
     """One connection to the target, with settings pinned. One task at a time may use it."""
 
@@ -367,11 +395,10 @@ class TargetConnection:
         if applies:
             settings |= session.APPLY
         await self._connection.execute(session.pin_sql(settings))
-        self.backend_pid = await self._connection.fetchval("select pg_catalog.pg_backend_pid()")
         # A setting stronger than "on" stays; a weaker one could lose acknowledged changes.
-        await self._connection.execute(
-            "select set_config('synchronous_commit', 'on', false)"
-            " where current_setting('synchronous_commit') <> 'remote_apply'"
+        self.backend_pid = await self._connection.fetchval(
+            "select pg_backend_pid(), case when current_setting('synchronous_commit') <>"
+            " 'remote_apply' then set_config('synchronous_commit', 'on', false) end"
         )
         if applies:
             with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
@@ -569,6 +596,7 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
             password=password,
             timeout=address.connect_seconds,
             server_settings=server_settings,
+            connection_class=_DriverConnection,
         )
 
     try:

@@ -20,6 +20,7 @@ from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.mapping.rules import Mapping
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.sync import round as round_module
 from streamer.sync.launcher import SparkLauncher
@@ -38,6 +39,9 @@ class Streamer:
         self.path = path
         self.settings, self.mapping = static.load(path)
         self.engine = Engine(self.settings, self.mapping, StopCondition())
+        self._bookkeeping = Bookkeeping(
+            TargetAddress.parse(self.settings.target.url), "streamer wait"
+        )
         self._has_run = False
         self._task: asyncio.Task[None] | None = None
 
@@ -54,6 +58,7 @@ class Streamer:
 
     async def stop(self) -> None:
         """Stop in order."""
+        await self._bookkeeping.close()
         if self._task is not None:
             self.engine.stop()
             await self._task
@@ -63,6 +68,7 @@ class Streamer:
         """Cancel everything at once. The result is that of a killed process, without the
         process.
         """
+        await self._bookkeeping.close()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -72,7 +78,7 @@ class Streamer:
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until everything committed now is visible."""
         waiting = asyncio.create_task(
-            wait_command.wait(TargetAddress.parse(self.settings.target.url), self.mapping, seconds)
+            wait_command.wait_over(self._bookkeeping, self.mapping, seconds)
         )
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)

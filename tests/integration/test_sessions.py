@@ -1,0 +1,68 @@
+"""What a session costs and pins, on every version."""
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.postgres import session
+from streamer.postgres.secret import Secret
+from streamer.target.connection import TargetAddress, _DriverConnection, target_connection
+from tests.support.postgres import Database, operator, versions
+
+
+@pytest.mark.parametrize("major", sorted(versions()))
+def test_only_the_named_settings_need_a_superuser(
+    servers: Callable[[str], Server], major: str
+) -> None:
+    with operator(servers(major)) as connection:
+        rows = connection.execute("select lower(name), context from pg_settings").fetchall()
+    known = {str(name): context for name, context in rows}
+    pinned = {name: known[name] for name in session.PINNED if name in known}
+    assert {name for name in pinned if pinned[name] == "superuser"} == session.SUPERUSER
+    assert set(pinned.values()) == {"superuser", "user"}
+
+
+@pytest.mark.parametrize("major", sorted(versions()))
+def test_every_setting_that_the_server_knows_is_pinned(
+    servers: Callable[[str], Server], major: str
+) -> None:
+    shown = "select lower(name), setting from pg_settings where lower(name) = any (%s)"
+    server = servers(major)
+    for role in ("postgres", "pg_read_all_stats"):
+        with operator(server) as connection:
+            connection.execute(f"set role {role}".encode())
+            connection.execute(session.pin_sql().encode())
+            found = connection.execute(shown, (list(session.PINNED),)).fetchall()
+            values = {str(name): str(value) for name, value in found}
+        wanted = {name: value for name, value in session.PINNED.items() if name in values}
+        # The server of the tests has this value anyway; pg_settings shows times without units.
+        values["search_path"] = values["search_path"].strip('"')
+        assert values == wanted
+
+
+async def test_types_of_postgresql_are_asked_for_once_and_others_in_every_session(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[int]] = []
+    ask = asyncpg.Connection._introspect_types
+
+    async def count(self: Any, typeoids: Any, *rest: Any) -> Any:
+        asked.append(set(typeoids))
+        return await ask(self, typeoids, *rest)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", count)
+    monkeypatch.setattr(_DriverConnection, "_known", {})
+    target.execute("create type mood as enum ('sad'); create table t (m mood[])")
+    oid = target.value("select 'mood[]'::regtype::oid")
+    target.execute("insert into t values ('{sad}')")
+    address = TargetAddress.parse(Secret(target.url))
+    for _ in range(2):
+        async with target_connection(address) as connection:
+            rows = await connection.fetch("select $1::int8[] as a, '{1,2}'::int2[] as b", [1, None])
+            assert [dict(row) for row in rows] == [{"a": [1, None], "b": [1, 2]}]
+            (row,) = await connection.fetch("select m from public.t")
+            assert row["m"] == ["sad"]
+    assert asked == [{1016, 1005}, {oid}, {oid}]
