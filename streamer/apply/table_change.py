@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.quarantine.definition_changes import follow_changes
 from streamer.apply.sql.definition import DefinitionTranslator, Translation
 from streamer.errors import DefinitionStopError, Retry, StreamerError, TargetSchemaError
 from streamer.failpoints import failpoint
@@ -112,6 +113,10 @@ class TableChange:
             for name, number in definition.numbers.items()
         }
         await store_definition(self._target, mapped.relation_id, definition)
+        types = {
+            c.name: c.type for c in definition.columns if mapping.target_column(c.name) in there
+        }
+        await follow_changes(self._target, mapped.relation_id, changes, types)
         await rename_unfilled(self._target, mapped.relation_id, self._moved(changes, there))
         sid = mapped.source.sid if target is not None and target.has_sid else None
         if filled and not await holds_rows(self._target, mapping.target, sid):

@@ -623,3 +623,28 @@ async def test_rows_behind_a_filter_with_computed_columns(
         await ask(streamer, target, "retry")
         assert target.execute(found) == [(1, 2), (2, 40), (3, 6)]
         assert await rows(target) == []
+
+
+async def test_rows_in_quarantine_follow_changes_of_the_definition(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    make(source, target)
+    target.execute(CHECK)
+    group = "ddl: capture\non_ddl: {drop_column: apply}"
+    async with stream(T, settings=QUARANTINE, group=group) as streamer:
+        await streamer.caught_up()
+        await apply(
+            streamer,
+            source,
+            "insert into t values (1, 1, 'a'), (2, -2, 'b'), (3, -3, 'c')",
+            "alter table t rename column v to w; alter table t drop column big",
+            "alter table t add column big int default 5; update t set big = 7 where id = 2",
+            "insert into t values (4, 4)",
+        )
+        assert await short(target) == [("insert", "2"), ("insert", "3"), ("update", "2")]
+        assert target.execute("select id, w, big from t order by 1") == [(1, 1, 5), (4, 4, 5)]
+        target.execute(MEND)
+        await ask(streamer, target, "retry")
+        await streamer.caught_up()
+        assert not await rows(target)
+        assert_same(source, target, "t")

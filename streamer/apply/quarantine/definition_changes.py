@@ -1,0 +1,106 @@
+"""Lets rows in quarantine follow changes of their table's definition (`ddl: capture`).
+
+They have values by the source's names of columns, and a retry finds the target's columns by these.
+A renamed column gets its new name there, and a dropped one leaves. An INSERT from before ADD COLUMN
+gets the value that the source gave to existing rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamer.mapping.definition import ColumnChange
+from streamer.target.connection import TargetConnection
+
+READ_ROWS: Final = 500
+_READ_SQL: Final = """
+select id, operation, key::text as key, old::text as old, new::text as new,
+       definition::text as definition
+from streamer.quarantine where relation_id = $1 and id > $2 order by id limit $3
+"""
+_WRITE_SQL: Final = """
+update streamer.quarantine q
+set key = w.key::json, old = w.old::json, new = w.new::json, definition = w.definition::json
+from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::text[])
+     w (id, key, old, new, definition)
+where q.id = w.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A new column. ``text``: its value in existing rows; ``type_oid``: of the target."""
+
+    text: str | None
+    type_oid: int
+
+
+def followed(
+    row: Mapping[str, Any], moved: Mapping[str, str | None], added: Mapping[str, Added]
+) -> tuple[str | None, str | None, str | None, str]:
+    """Return key, old and new values, and definition of a row in quarantine after a change. Pure.
+
+    *row* has them as JSON. *moved*: columns by their former names; None for a dropped one.
+    """
+    definition = json.loads(row["definition"])
+    columns = [
+        [moved.get(name, name), *rest]
+        for name, *rest in definition["columns"]
+        if moved.get(name, name) is not None
+    ]
+    new = _renamed(row["new"], moved)
+    if row["operation"] == "insert" and new is not None:
+        new |= {name: column.text for name, column in added.items()}
+        columns += [[name, column.type_oid, -1, False] for name, column in added.items()]
+    key, old = _renamed(row["key"], moved), _renamed(row["old"], moved)
+    return _json(key), _json(old), _json(new), json.dumps(definition | {"columns": columns})
+
+
+def _renamed(text: str | None, moved: Mapping[str, str | None]) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    found = {moved.get(name, name): value for name, value in json.loads(text).items()}
+    return {name: value for name, value in found.items() if name is not None}
+
+
+def _json(values: dict[str, Any] | None) -> str | None:
+    return None if values is None else json.dumps(values)
+
+
+async def follow_changes(
+    connection: TargetConnection,
+    relation_id: int,
+    changes: Sequence[ColumnChange],
+    there: Mapping[str, str],
+) -> None:
+    """Change the rows in quarantine of a relation; *there*: types of new columns by their names at
+    the source, of those that the target has.
+    """
+    moved: dict[str, str | None] = {}
+    added: dict[str, Added] = {}
+    last = 0
+    while rows := await connection.fetch(_READ_SQL, relation_id, last, READ_ROWS):
+        if not last:
+            for change in changes:
+                if change.after is None:
+                    moved[change.column] = None
+                elif change.before is None:
+                    name, constant = change.after.name, change.after.constant
+                    if constant is not None and name in there:
+                        added[name] = await _read_added(connection, constant, there[name])
+                elif change.before.name != change.after.name:
+                    moved[change.before.name] = change.after.name
+            if not moved and not added:
+                return
+        last = rows[-1]["id"]
+        written = [(row["id"], *followed(row, moved, added)) for row in rows]
+        await connection.execute(_WRITE_SQL, *map(list, zip(*written, strict=True)))
+
+
+async def _read_added(connection: TargetConnection, constant: str, kind: str) -> Added:
+    (row,) = await connection.fetch(
+        f"select ({constant})::{kind}::text as text, pg_catalog.to_regtype($1)::oid::int8 as oid",
+        kind,
+    )
+    return Added(row["text"], row["oid"])
