@@ -120,6 +120,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
         "set_default": "a default is set, changed or dropped",
+        "attach_partition": "a partition that was attached with rows in it; without `apply` the "
+        "table goes on, and shows that it lacks them",
         "rename_table": "a table with another name or schema that a pattern matches before and "
         "after; `ignore` stops, too",
     },

@@ -113,6 +113,7 @@ class DdlKind(enum.StrEnum):
     DROP_NOT_NULL = "drop_not_null"
     SET_DEFAULT = "set_default"
     RENAME_TABLE = "rename_table"
+    ATTACH_PARTITION = "attach_partition"
 
 
 class DdlCapture(enum.StrEnum):

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from streamer.errors import SourceContentionError
-from streamer.mapping.rules import DdlCapture, SourceMapping
+from streamer.mapping.rules import DdlCapture, DdlKind, OnDdl, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
@@ -25,6 +25,7 @@ from streamer.source.capture import read_capture
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.synchronous import LISTED_SQL
+from streamer.sync.attached_rows import AttachedRows
 from streamer.sync.leaves import look_at_leaves
 
 log = structlog.get_logger()
@@ -56,8 +57,9 @@ async def look(
             )
             group.create_task(follower.run(plain), name=f"sequences {source.label}")
             group.create_task(discovery.run(plain), name=f"discovery {source.label}")
+            attached = AttachedRows()
             while True:
-                await _look_at_partitions(plain, source, bookkeeping, relations)
+                await _look_at_partitions(plain, source, bookkeeping, relations, attached)
                 await guard.store(bookkeeping, record.source_id)
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
@@ -66,13 +68,24 @@ async def look(
 
 
 async def _look_at_partitions(
-    plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
+    plain: Connection,
+    source: SourceMapping,
+    bookkeeping: Bookkeeping,
+    relations: Relations,
+    attached: AttachedRows,
 ) -> None:
     try:
         with translating(source.label):
             captures = source.ddl is DdlCapture.CAPTURE and (
                 (await read_capture(plain, source)).token is not None
             )
-            await look_at_leaves(bookkeeping, plain, relations.in_step(), columns_too=not captures)
+            brings = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
+            await look_at_leaves(
+                bookkeeping,
+                plain,
+                relations.in_step(),
+                columns_too=not captures,
+                attached=attached if brings else None,
+            )
     except SourceContentionError as exc:
         log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))

@@ -22,6 +22,7 @@ from streamer.progress.relations import read_known_leaves, report_gap, set_leave
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
+from streamer.sync.attached_rows import AttachedRows
 from streamer.target.add_columns import store_known
 
 log = structlog.get_logger()
@@ -43,12 +44,13 @@ async def look_at_leaves(
     relations: Iterable[MappedRelation],
     *,
     columns_too: bool = True,
+    attached: AttachedRows | None = None,
 ) -> None:
     """Report partitions that brought rows, or were detached for a while, since the copies of
     *relations*, all in sync.
 
-    *columns_too*: also report columns that were replaced. A stream that brings definitions is
-    behind the catalogs, and makes such a change itself.
+    *attached* brings these rows, if given. *columns_too*: also report columns that were replaced. A
+    stream that brings definitions is behind the catalogs, and makes such a change itself.
     """
     relations = list(relations)
     if columns_too:
@@ -60,7 +62,12 @@ async def look_at_leaves(
     stored = await read_known_leaves(bookkeeping, [by_name[name].relation_id for name in found])
     for name, leaves in found.items():
         await _look(
-            bookkeeping, plain, by_name[name], leaves, stored.get(by_name[name].relation_id)
+            bookkeeping,
+            plain,
+            by_name[name],
+            leaves,
+            stored.get(by_name[name].relation_id),
+            attached,
         )
 
 
@@ -70,6 +77,7 @@ async def _look(
     mapped: MappedRelation,
     leaves: list[Leaf],
     known: dict[int, str] | None,
+    attached: AttachedRows | None,
 ) -> None:
     # An older version copied without recording partitions, so the present ones count as known.
     new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
@@ -79,12 +87,17 @@ async def _look(
     # Nothing that happened to a partition while it was detached is in the stream.
     before = known or {}
     away = [leaf for leaf in leaves if before.get(leaf.oid, "") not in ("", leaf.attached_by)]
-    seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown}
+    done: list[Leaf] = []
+    if attached is not None and (gaps or away):
+        done = await attached.bring(bookkeeping, plain, mapped, gaps + away)
+    seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in done}
     for leaf in away:
+        if leaf in done:
+            continue
         seen[leaf.oid] = before[leaf.oid]
     if seen != known:
         await set_leaves(bookkeeping, mapped.relation_id, seen)
-    if not gaps and not away:
+    if attached is not None or not (gaps or away):
         return
     source, name = mapped.source, str(mapped.mapping.source)
     parts = [

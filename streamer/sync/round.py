@@ -391,7 +391,9 @@ class Round:
 
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
-        if found is not None and found.relation.is_partitioned:
+        # A copy of some rows may leave out those of a partition that came with rows.
+        is_whole = not copy.resync.is_partial
+        if found is not None and found.relation.is_partitioned and is_whole:
             await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
         return found
 

@@ -201,3 +201,37 @@ async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
         await are(streamer, u="ready")
         await is_equal(streamer, source, target, "u=t")
         assert target.value(filled) == before
+
+
+async def test_rows_of_an_attached_partition_come_by_themselves(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create table p (id int primary key, v text) partition by range (id);"
+        "create table p1 partition of p for values from (0) to (100);"
+        "insert into p values (1, 'a'), (2, 'b')"
+    )
+    filled = "select xmin::text from p where id = 2"
+    async with stream("p: {}", group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        before = target.value(filled)
+        source.execute(
+            "create table p2 partition of p for values from (100) to (200);"
+            "insert into p values (101, 'created');"
+            "create table p3 (v text, id int not null); insert into p3 values ('c', 203), ('d', 204);"
+            "alter table p attach partition p3 for values from (200) to (300);"
+            "insert into p values (205, 'e'); update p set v = 'f' where id in (1, 204)"
+        )
+        await is_equal(streamer, source, target, "p")
+        source.execute("alter table p detach partition p3")
+        source.execute("update p3 set v = 'g' where id = 203; delete from p3 where id = 205")
+        source.execute("alter table p attach partition p3 for values from (200) to (300)")
+        source.execute("insert into p values (3, 'h')")
+        await is_equal(streamer, source, target, "p")
+        assert target.value(filled) == before, "only rows within the bounds were copied"
+
+        async def is_well() -> bool:
+            table = await streamer.table("public.p")
+            return (table["state"], table["error"]) == ("ready", None)
+
+        await streamer.eventually(is_well)

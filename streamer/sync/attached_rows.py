@@ -1,0 +1,99 @@
+"""Brings the rows of partitions that were attached with rows in them (`ddl: capture`).
+
+Attaching moves no row, so the stream lacks them. streamer requests a copy of the rows within the
+partition's bounds, and the table stays in sync meanwhile. The bookkeeping counts the partition as
+known once such a copy has ended. Until then each look asks again if the request was dropped, as by
+a pause. After a failure the table shows the error, and an operator acts.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.errors import MappingError
+from streamer.mapping.resync import Mode, Resync, RowScope
+from streamer.mapping.rules import RelationMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.source.attached_partitions import Leaf
+from streamer.source.connection import Connection, fetch_all
+from streamer.sync.scope import parse_condition
+from streamer.target.connection import transaction
+from streamer.target.unfilled import AUTOMATIC
+
+log = structlog.get_logger()
+
+_BOUNDS_SQL: Final = """
+select o.oid::int8 as oid, pg_catalog.pg_get_partition_constraintdef(o.oid) as bounds
+from unnest(%s::oid[]) o (oid)
+"""
+_STATE_SQL: Final = """
+select r.attempt, r.error is null as is_well, r.state,
+       exists (select from streamer.request q where q.relation_id = r.id) as is_asked
+from streamer.relation r where r.id = $1
+"""
+_REQUEST_SQL: Final = """
+insert into streamer.request (relation_id, action, options) values ($1, 'resync', $2::text::jsonb)
+"""
+
+
+def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
+    """Return the options of the copy that brings the rows within *bounds*. Pure.
+
+    It compares all rows where the target cannot judge its own by the bounds. That is so for a
+    hash partition, whose bounds name a table of the source.
+    """
+    for text in bounds:
+        if text is None or "satisfies_hash_partition" in text:
+            return Resync(Mode.DIFF)
+        try:
+            names = parse_condition(text).names
+        except MappingError:
+            return Resync(Mode.DIFF)
+        there = [mapping.target_column(name) for name in names]
+        if any(name is None or mapping.is_computed(name) for name in there):
+            return Resync(Mode.DIFF)
+    return Resync(Mode.DIFF, scope=RowScope(tuple(text for text in bounds if text is not None)))
+
+
+class AttachedRows:
+    """Remembers what was asked for, for one attempt to stream a source."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[int, Leaf], int] = {}
+        """The attempt of a relation's last copy when its leaf, as it is attached, was asked for."""
+
+    async def bring(
+        self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
+    ) -> list[Leaf]:
+        """Request the rows of *gaps*; return the leaves whose rows have come by now."""
+        relation_id = mapped.relation_id
+        async with bookkeeping.connection() as connection, transaction(connection):
+            rows = await connection.fetch(_STATE_SQL, relation_id)
+            if not rows or rows[0]["is_asked"] or rows[0]["state"] != "ready":
+                return []
+            attempt, is_well = rows[0]["attempt"], rows[0]["is_well"]
+            if not is_well:
+                return []
+            asked = {leaf: self._asked.get((relation_id, leaf)) for leaf in gaps}
+            done = [
+                leaf for leaf, before in asked.items() if before is not None and before < attempt
+            ]
+            if wanted := [leaf for leaf in gaps if leaf not in done]:
+                found = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in wanted])
+                resync = resync_of(mapped.mapping, [row["bounds"] for row in found])
+                options = json.dumps(resync.to_json() | {AUTOMATIC: True})
+                await connection.execute(_REQUEST_SQL, relation_id, options)
+                await connection.execute("notify streamer")
+        for leaf in done:
+            del self._asked[relation_id, leaf]
+        for leaf in wanted:
+            self._asked[relation_id, leaf] = attempt
+            log.info(
+                "rows of an attached partition are brought",
+                table=str(mapped.mapping.source),
+                partition=str(leaf.name),
+            )
+        return done
