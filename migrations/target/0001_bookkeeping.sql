@@ -236,7 +236,8 @@ create table streamer.definition (
     relation_id bigint not null references streamer.relation on delete cascade,
     kind text not null,
     name text not null,
-    state text not null check (state in ('pending', 'made', 'failed', 'unmade')),
+    -- unwanted: the source has dropped it, and a session of streamer may have made it meanwhile.
+    state text not null check (state in ('pending', 'made', 'failed', 'unmade', 'unwanted')),
     -- The index that the first of the statements in `online` builds concurrently.
     index_name text,
     -- Arrays of statements: for a table that no other session uses, and for one in use.

@@ -49,7 +49,7 @@ from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.progress.tracker import LanePending
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
@@ -334,6 +334,14 @@ class LaneOwner(Protocol):
     @property
     def has_other_lanes(self) -> bool:
         """Whether the source has more lanes than one."""
+        ...
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        """Return where a table of the source goes; None if it is not replicated."""
+        ...
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        """Whether a table has changes to come that committed before *lsn*."""
         ...
 
     def lane_held(self, lane: "Lane") -> None:

@@ -7,17 +7,32 @@ transaction. A row of streamer.ddl then holds the statements.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.objects import Objects, Tables, translate_types
 from streamer.apply.quarantine.definition_changes import follow_changes
 from streamer.apply.sql.definition import DefinitionTranslator, Translation
-from streamer.errors import DefinitionStopError, Retry, StreamerError, TargetSchemaError
+from streamer.apply.sql.type_changes import columns_of
+from streamer.errors import (
+    DefinitionStopError,
+    Retry,
+    StreamerError,
+    TargetContentionError,
+    TargetSchemaError,
+)
 from streamer.failpoints import failpoint
 from streamer.hints import command
-from streamer.mapping.definition import ColumnChange, SourceDefinition
-from streamer.mapping.rules import OnDdl, SourceMapping
+from streamer.mapping.definition import (
+    AnyChange,
+    ColumnChange,
+    DefinitionMessage,
+    SourceDefinition,
+)
+from streamer.mapping.objects import ObjectChange, TypeChange
+from streamer.mapping.rules import DdlKind, OnDdl, SourceMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.ddl import (
     SKIP,
@@ -27,6 +42,7 @@ from streamer.progress.ddl import (
     put_ddl,
     read_decision,
     read_others,
+    read_users,
     rename_unfilled,
     store_definition,
 )
@@ -35,6 +51,10 @@ from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetConnection
 
 log = structlog.get_logger()
+
+
+_KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
+"""Changes after which a type takes all values that it took before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +87,42 @@ async def store_waiting(target: TargetConnection, waiting: Waiting) -> None:
 class TableChange:
     """One change of the definition of *mapped*, in the transaction that *target* is in.
 
-    *query*: the statement at the source. *told*: words for the cause, as in an error.
+    *message*: the definition at the source. *tables*: of the source. *told*: words for the cause,
+    as in an error; None for the statement of the message.
     """
 
     def __init__(
         self,
         target: TargetConnection,
         source: SourceMapping,
+        tables: Tables,
         mapped: MappedRelation,
         place: DdlPlace,
-        *,
-        query: str,
-        told: str,
+        message: DefinitionMessage,
+        told: str | None = None,
     ) -> None:
         self._target = target
         self._source = source
+        self._tables = tables
         self._mapped = mapped
         self._place = place
-        self._query = query
-        self._told = told
+        self._message = message
+        ran = message.query.strip() or message.tag
+        self._told = told or f"the source ran: {ran}"
         self.waiting: Waiting | None = None
         """Set when an operator has to decide."""
 
-    async def make(
-        self, changes: list[ColumnChange], after: SourceDefinition, *, brings_rows: bool = False
-    ) -> None:
-        """Make changes and store the definition *after* them.
+    async def make(self, changes: list[AnyChange], *, brings_rows: bool = False) -> None:
+        """Make changes, and store the definition after them.
 
         Columns whose values existing rows lack are requested, unless a copy *brings_rows*. Raises
         DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
         """
         filled = await self._change(changes) if changes else []
-        await self._store(after, [] if brings_rows else filled, changes)
+        await self._store(self._message.definition, [] if brings_rows else filled, changes)
 
     async def _store(
-        self, definition: SourceDefinition, filled: Sequence[str], changes: Sequence[ColumnChange]
+        self, definition: SourceDefinition, filled: Sequence[str], changes: Sequence[AnyChange]
     ) -> None:
         """Store the definition that the target has now, and request columns for existing rows."""
         mapped, mapping = self._mapped, self._mapped.mapping
@@ -116,8 +137,10 @@ class TableChange:
         types = {
             c.name: c.type for c in definition.columns if mapping.target_column(c.name) in there
         }
-        await follow_changes(self._target, mapped.relation_id, changes, types)
-        await rename_unfilled(self._target, mapped.relation_id, self._moved(changes, there))
+        columns_changed = [change for change in changes if isinstance(change, ColumnChange)]
+        await follow_changes(self._target, mapped.relation_id, columns_changed, types)
+        moved = self._moved(columns_changed, there)
+        await rename_unfilled(self._target, mapped.relation_id, moved)
         sid = mapped.source.sid if target is not None and target.has_sid else None
         if filled and not await holds_rows(self._target, mapping.target, sid):
             filled = []
@@ -139,7 +162,7 @@ class TableChange:
                 moved[former] = name if name in there else None
         return moved
 
-    async def _change(self, changes: list[ColumnChange]) -> list[str]:
+    async def _change(self, changes: list[AnyChange]) -> list[str]:
         """Run the statements for changes, or raise DefinitionStopError."""
         mapped = self._mapped
         target = await read_relation(self._target, mapped.mapping.target)
@@ -151,25 +174,28 @@ class TableChange:
         try:
             translation = await self._translate(target, changes, decision)
             stops = [c for c in changes if self._source.on_ddl[c.kind] is OnDdl.STOP]
-            if stops and decision is None and translation.statements:
+            if stops and decision is None and translation.sql:
                 tried = None if known is None else known.reason
                 raise _undecided(stops, tried)
             is_edited = decision is not None and decision.statements is not None
             await self._run(translation, is_edited=is_edited)
+            await self._plan(translation, changes)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
             reason = exc.message
-            statements = self._statements_of(target, changes)
+            statements = await self._statements_of(target, changes)
             seen = None if decision is None else decision.state
-            self.waiting = Waiting(self._place, self._query, words, statements, reason, seen)
+            self.waiting = Waiting(
+                self._place, self._message.query, words, statements, reason, seen
+            )
             raise self._stop(reason, statements) from exc
         await put_ddl(
             self._target,
             self._place,
-            query=self._query,
+            query=self._message.query,
             changes=words,
-            statements=translation.statements,
+            statements=translation.sql,
             reason=translation.reason,
             state="skipped" if decision is not None and decision.state == SKIP else "applied",
         )
@@ -178,38 +204,88 @@ class TableChange:
             source=self._source.label,
             table=str(mapped.mapping.source),
             changes="; ".join(words),
-            sql="; ".join(translation.statements),
+            sql="; ".join(translation.sql),
         )
         failpoint("ddl.applied")
         return translation.filled
 
     async def _translate(
-        self, target: TargetRelation, changes: list[ColumnChange], decision: DdlDecision | None
+        self, target: TargetRelation, changes: list[AnyChange], decision: DdlDecision | None
     ) -> Translation:
-        mapped = self._mapped
         if decision is not None and decision.statements is not None:
             return Translation(list(decision.statements))
-        others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
-        translator = DefinitionTranslator(
-            mapped.mapping, target, sid=mapped.source.sid, others=others
-        )
         on_ddl = self._source.on_ddl
         ignored = [c for c in changes if on_ddl[c.kind] is OnDdl.IGNORE]
         if decision is not None and decision.state == SKIP:
             # Changes beside those for which the table stopped need no decision.
             stopped = [c for c in changes if on_ddl[c.kind] is OnDdl.STOP]
             ignored += stopped or [c for c in changes if c not in ignored]
-        found = translator.translate([c for c in changes if c not in ignored])
-        found.statements += translator.ignore(ignored).statements
-        return found
+        return await self._translation(target, changes, ignored)
 
-    def _statements_of(self, target: TargetRelation, changes: list[ColumnChange]) -> list[str]:
-        """Return the statements to show; none where the change cannot be translated."""
+    async def _translation(
+        self, target: TargetRelation, changes: list[AnyChange], ignored: Sequence[AnyChange]
+    ) -> Translation:
+        """Return the statements for all changes but *ignored* ones.
+
+        Dropped and renamed objects come first, then types, then columns, which may need either.
+        """
         mapped = self._mapped
-        translator = DefinitionTranslator(mapped.mapping, target, sid=mapped.source.sid)
+        others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
+        made = [change for change in changes if change not in ignored]
+        columns = DefinitionTranslator(mapped.mapping, target, sid=mapped.source.sid, others=others)
+        translation = columns.translate([c for c in made if isinstance(c, ColumnChange)])
+        left_out = [c for c in ignored if isinstance(c, ColumnChange)]
+        translation.statements += columns.ignore(left_out).statements
+        if types := [c for c in made if isinstance(c, TypeChange)]:
+            typed = await translate_types(self._target, types, others)
+            if typed.statements:
+                await self._wait_for_others(types)
+            translation.statements[:0] = typed.statements
+            for name, reason in typed.rewritten.items():
+                for column in columns_of(self._message.definition.columns, name):
+                    columns.fill(column, reason, translation)
+        if objects := [c for c in made if isinstance(c, ObjectChange)]:
+            translator = await self._objects.translator(target, others, columns.columns)
+            translation.objects = translator.translate(objects)
+            translation.reasons += translation.objects.reasons
+            translation.statements[:0] = translation.objects.statements
+        return translation
+
+    async def _wait_for_others(self, types: Sequence[TypeChange]) -> None:
+        """See that no other table is to get values of a type as it was before.
+
+        Raises TargetContentionError if one is, after which the lane tries again.
+        """
+        oids = {c.after.oid for c in types if c.kind not in _KEEPS_VALUES}
+        for name in await read_users(self._target, self._mapped.relation_id, oids):
+            if name != self._mapped.mapping.source and self._tables.is_behind(
+                name, self._place.lsn
+            ):
+                raise TargetContentionError(
+                    f'table "{name}", which has a column of the type that changes, is behind'
+                )
+
+    @property
+    def _objects(self) -> Objects:
+        return Objects(self._target, self._tables, self._mapped, self._message)
+
+    async def _plan(self, translation: Translation, changes: Sequence[AnyChange]) -> None:
+        """Store what is made beside the stream, as it fits the columns that there are now."""
+        target = await read_relation(self._target, self._mapped.mapping.target)
+        if target is None:
+            return  # dropped by a statement of the operator
+        if translation.objects is not None:
+            await self._objects.store(translation.objects)
+        if any(isinstance(change, ColumnChange) for change in changes):
+            await self._objects.renew_plans(target)
+
+    async def _statements_of(self, target: TargetRelation, changes: list[AnyChange]) -> list[str]:
+        """Return the statements to show; none where the change cannot be translated."""
         try:
-            return translator.translate(changes).statements
-        except TargetSchemaError:
+            return (await self._translation(target, changes, [])).sql
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
             return []
 
     async def _run(self, translation: Translation, *, is_edited: bool) -> None:
@@ -245,7 +321,7 @@ class TableChange:
         return error
 
 
-def _undecided(stops: Sequence[ColumnChange], tried: str | None) -> TargetSchemaError:
+def _undecided(stops: Sequence[AnyChange], tried: str | None) -> TargetSchemaError:
     """Say why a change waits. *tried*: the reason that is stored, as of a decision that failed."""
     listed = ", ".join(map(str, stops))
     return TargetSchemaError(tried or f"on_ddl is stop for {listed}")

@@ -27,6 +27,7 @@ from streamer.cli.options import (
     PANELS,
     STREAM,
     TABLES,
+    CompareTimeoutOption,
     DatabaseOption,
     JsonOption,
     ProblemsOption,
@@ -34,6 +35,7 @@ from streamer.cli.options import (
     TableArgument,
     TableFilterOption,
     UrlOption,
+    WhereOption,
     example,
 )
 from streamer.cli.quarantine import quarantine
@@ -360,17 +362,6 @@ TablesArgument = Annotated[
     list[str] | None,
     typer.Argument(help="Tables of the source: names or patterns.", metavar="TABLE"),
 ]
-WhereOption = Annotated[
-    str | None,
-    typer.Option(help="Compare only rows for which this SQL is true.", metavar="EXPR"),
-]
-CompareTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        help="Seconds for which a row that differs is read again before it is left undecided.",
-        min=1,
-    ),
-]
 
 
 @app.command(
@@ -398,6 +389,10 @@ def compare(
     repair: Annotated[
         bool, typer.Option("--repair", help="Do the work of `streamer repair` then.")
     ] = False,
+    definitions: Annotated[
+        bool,
+        typer.Option("--definitions", help="End with exit code 1 if definitions differ, too."),
+    ] = False,
     timeout: CompareTimeoutOption = 120,
     restart: Annotated[
         bool,
@@ -407,15 +402,21 @@ def compare(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the rows of sources and target, while both change.
+    """Compare the rows and definitions of sources and target, while both change.
 
-    The exit code is 0 if all are equal, and 1 if rows differ or a table cannot be judged. No lock
-    is held, and no stream stops: a row that differs is read again on both sides until the target
-    has the source's changes.
+    The exit code is 0 if all rows are equal, and 1 if rows differ or a table cannot be judged. No
+    lock is held, and no stream stops: a row that differs is read again on both sides until the
+    target has the source's changes. Definitions take part as far as `create` asks for them.
     """
     if repair and sql is not None:
         fail("--repair and --sql exclude each other", 2)
-    options = {"with_values": values, "report": report, "sql": sql, "restart": restart}
+    options: dict[str, Any] = {
+        "with_values": values,
+        "report": report,
+        "sql": sql,
+        "restart": restart,
+        "strict": definitions,
+    }
     _compare(tables, where, database, sid, timeout, as_json, repairs=repair, **options)
 
 
@@ -451,15 +452,17 @@ def _compare(
     as_json: bool,
     *,
     repairs: bool,
+    strict: bool = False,
     **given: Any,
 ) -> None:
+    """Compare, and print the results. *strict*: definitions count for the exit code."""
     from streamer.commands import compare as compare_command
     from streamer.commands import repair as repair_command
     from streamer.compare.comparison import ComparisonScope, Options
 
     settings, mapping = load(needs_sources=True)
     jobs, rate = settings.sync.jobs, settings.sync.rows_per_second
-    options = Options(jobs=jobs, rows_per_second=rate, seconds=seconds, **given)
+    options = Options(jobs=jobs, rows_per_second=rate, seconds=seconds, definitions=True, **given)
     try:
         condition = compare_command.parse_where(where)
     except StreamerError as exc:
@@ -471,7 +474,7 @@ def _compare(
         print_json({"tables": [result.to_json() for result in results]})
     else:
         compare_command.print_results(results, Console())
-    if (summary := compare_command.summarize(results)) is not None:
+    if (summary := compare_command.summarize(results, strict=strict)) is not None:
         fail(summary, 1)
 
 

@@ -87,3 +87,14 @@ TableArgument = Annotated[
         autocompletion=_completing(_table_names),
     ),
 ]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(help="Compare only rows for which this SQL is true.", metavar="EXPR"),
+]
+CompareTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for which a row that differs is read again before it is left undecided.",
+        min=1,
+    ),
+]

@@ -158,6 +158,19 @@ def print_results(results: Iterable[TableResult], console: Console) -> None:
             console.print(
                 f"{label} {result.source} ({key}): {entry['kind']}{columns}", markup=False
             )
+    print_definitions(results, console)
+
+
+def print_definitions(results: Iterable[TableResult], console: Console) -> None:
+    """Print whether definitions are equal, and how they differ."""
+    compared = [result for result in results if result.definitions is not None]
+    differing = [result for result in compared if result.definitions]
+    for result in differing:
+        label = SourceLabel(result.database, result.sid)
+        for difference in result.definitions or ():
+            console.print(f"{label} {result.source}: {difference}", markup=False, soft_wrap=True)
+    if compared and not differing:
+        console.print("definitions: equal")
 
 
 def describe(result: TableResult) -> str:
@@ -171,8 +184,11 @@ def describe(result: TableResult) -> str:
     return "equal"
 
 
-def summarize(results: Iterable[TableResult]) -> str | None:
-    """Return the line that ends the command unless everything is equal. Pure."""
+def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | None:
+    """Return the line that ends the command unless everything is equal. Pure.
+
+    *strict*: definitions count, too.
+    """
     results = list(results)
     parts = []
     if different := [r for r in results if r.is_different]:
@@ -184,4 +200,6 @@ def summarize(results: Iterable[TableResult]) -> str | None:
             f"{len(undecided)} have rows that changed in every reading or whose changes did not"
             " arrive: is `streamer run` running?"
         )
+    if strict and (other := [r for r in results if r.definitions]):
+        parts.append(f"{len(other)} have another definition")
     return "; ".join(parts) or None

@@ -12,7 +12,7 @@ from typing import Final
 from streamer.commands.scope import ALL, Scope
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import Create, Mapping, SourceMapping
+from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
@@ -53,11 +53,7 @@ async def wait_over(
     Raises StreamerError for a failure that an operator must fix.
     """
     wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
-    makes_definitions = any(
-        rule.create is not Create.COLUMNS
-        for source in scope.sources(mapping)
-        for rule in source.rules
-    )
+    makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
     waiting = _Waiting(bookkeeping, scope, wanted, makes_definitions=makes_definitions)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:

@@ -20,7 +20,9 @@ from streamer.compare.definitions import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
 from streamer.compare.ranges import count_buckets, count_ranges, split_range
 from streamer.compare.readings import ComparisonEnds, Unit
+from streamer.compare.table_definitions import read_differences
 from streamer.compare.tables import ComparedTable
+from streamer.definitions.difference import DefinitionDifference
 from streamer.errors import ComparisonError, MappingError, StreamerError
 from streamer.lsn import Lsn
 from streamer.mapping.expressions import Expression
@@ -100,6 +102,8 @@ class Options:
     """Results have the keys of the rows that differ, if no more than these."""
     purpose: str = ""
     """Comparisons with another purpose do not go on with each other's ranges."""
+    definitions: bool = False
+    """Compare the definitions of tables, too."""
 
 
 class JobRunner(Protocol):
@@ -131,6 +135,8 @@ class TableResult:
     sample: list[dict[str, Any]] = field(default_factory=list)
     keys: KeySet | None = None
     """The keys of all rows that differ; None if they are too many, or rows have no key."""
+    definitions: list[DefinitionDifference] | None = None
+    """The differences of the definitions; None if these were not compared."""
 
     @property
     def is_different(self) -> bool:
@@ -146,6 +152,12 @@ class TableResult:
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "keys"}
+        differences = fields.pop("definitions")
+        if differences is not None:
+            fields["definitions"] = {
+                "equal": not differences,
+                "differences": [difference.to_json() for difference in differences],
+            }
         return {**dict(list(fields.items())[:4]), "equal": self.is_equal, **fields}
 
 
@@ -305,6 +317,16 @@ class Comparison:
                             target=aim,
                             where=where,
                         )
+                        if self._options.definitions:
+                            one.result.definitions = await read_differences(
+                                plain,
+                                target,
+                                facts.relation.oid,
+                                rule,
+                                aim,
+                                sid=source.sid,
+                                others=rules.values(),
+                            )
                         one.rows = await estimate_rows(plain, facts.relation)
                         one.table = build_table(facts, kind, count_buckets(one.rows))
                         self._check_statements(one.table)

@@ -124,6 +124,22 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "table goes on, and shows that it lacks them",
         "rename_table": "a table with another name or schema that a pattern matches before and "
         "after; `ignore` stops, too",
+        "add_index": "a new index, if `create` is `keys` or `all`",
+        "drop_index": "a dropped index",
+        "rename_index": "a renamed index",
+        "add_constraint": "a new constraint, if `create` includes it",
+        "drop_constraint": "a dropped constraint",
+        "rename_constraint": "a renamed constraint",
+        "validate_constraint": "a constraint is validated",
+        "create_type": "a type that a column uses from now on",
+        "rename_type": "a type that a column uses is renamed",
+        "add_enum_value": "a new value of an enum",
+        "rename_enum_value": "a renamed value of an enum",
+        "change_domain": "constraints, NOT NULL and default of a domain",
+        "add_attribute": "a new attribute of a composite type",
+        "drop_attribute": "a dropped attribute of a composite type",
+        "rename_attribute": "a renamed attribute of a composite type",
+        "change_attribute": "another type of such an attribute",
     },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",
@@ -541,8 +557,8 @@ class SourceSettings(Strict):
         default={},
         title="Reaction to changes of definitions",
         description="With `ddl: capture`: `apply`, `stop` or `ignore` by kind of change. "
-        "`drop_column` and `change_type` stop by default, because they can lose values; all others "
-        "apply.",
+        "`drop_column`, `change_type`, `drop_attribute` and `change_attribute` stop by default, "
+        "because they can lose values; all others apply.",
         examples=[{"drop_column": "stop", "change_type": "stop"}],
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(

@@ -108,6 +108,18 @@ class Planned:
         return "; ".join(self.online or self.statements) or self.source_sql
 
 
+_NO_ROLE: Final = (
+    "the target's role may not set session_replication_role, so it would act on changes"
+)
+
+
+def without_acting(planned: Planned) -> Planned:
+    """Return a plan for a target whose foreign keys would act on replicated changes."""
+    if planned.kind is not ObjectKind.FOREIGN_KEY or planned.reason is not None:
+        return planned
+    return replace(planned, statements=(), online=(), reason=_NO_ROLE)
+
+
 class _UnmadeError(Exception):
     """The target cannot have an object; the text says why."""
 
@@ -412,8 +424,9 @@ class Renderer:
         if self._place.has_sid:
             names.insert(0, quote_identifier(SID))
         distinct = "nulls not distinct " if index.nulls_not_distinct else ""
+        word = "primary key" if constraint.kind == "p" else "unique"
         tail = " ".join(self._index_tail(replace(index, nulls_not_distinct=False), is_unique=True))
-        plain = f"{add} unique {distinct}({', '.join(names)}) {tail}".rstrip() + timing
+        plain = f"{add} {word} {distinct}({', '.join(names)}) {tail}".rstrip() + timing
         extras = self._index_extras(index, name)
         online = [plain, *extras]
         if not constraint.period:
@@ -421,7 +434,7 @@ class Renderer:
             quoted = quote_identifier(name)
             online = [
                 f"create unique index concurrently {quoted} on {self._place.quoted} {body}",
-                f"{add} unique using index {quoted}{timing}",
+                f"{add} {word} using index {quoted}{timing}",
                 *extras,
             ]
         built = None if constraint.period else name

@@ -14,7 +14,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
-from streamer.mapping.rules import DdlKind
+from streamer.mapping.objects import (
+    DefinedObject,
+    DefinedType,
+    ObjectChange,
+    TypeChange,
+    object_difference,
+    type_difference,
+)
+from streamer.mapping.rules import DdlKind, RelationName
 
 FORMAT: Final = 1
 
@@ -71,9 +79,15 @@ _LITERAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SourceDefinition:
-    """The columns of a table at the source, in the order of their numbers."""
+    """A table at the source: its columns in the order of their numbers, and what goes with them.
+
+    ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
+    these, parts first. None: not known.
+    """
 
     columns: tuple[DefinedColumn, ...]
+    objects: tuple[DefinedObject, ...] | None = None
+    types: tuple[DefinedType, ...] | None = None
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -86,7 +100,11 @@ class SourceDefinition:
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [asdict(replace(column, fill=None, default=None)) for column in self.columns]
-        return json.dumps({"format": FORMAT, "columns": columns})
+        fields: dict[str, Any] = {"format": FORMAT, "columns": columns}
+        for name, known in (("objects", self.objects), ("types", self.types)):
+            if known is not None:
+                fields[name] = [asdict(each) for each in known]
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str | None) -> "SourceDefinition | None":
@@ -94,15 +112,26 @@ class SourceDefinition:
         fields = None if text is None else json.loads(text)
         if fields is None or fields["format"] != FORMAT:
             return None
-        return cls.of(fields["columns"])
+        return cls.of(fields)
 
     @classmethod
-    def of(cls, columns: Iterable[dict[str, Any]]) -> Self:
-        return cls.of_columns(DefinedColumn(**column) for column in columns)
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Read the JSON of a message, or a stored definition."""
+        objects, types = fields.get("objects"), fields.get("types")
+        return cls.of_columns(
+            (DefinedColumn(**column) for column in fields["columns"]),
+            None if objects is None else tuple(DefinedObject(**each) for each in objects),
+            None if types is None else tuple(map(DefinedType.of, types)),
+        )
 
     @classmethod
-    def of_columns(cls, columns: Iterable[DefinedColumn]) -> Self:
-        return cls(tuple(sorted(columns, key=lambda column: column.number)))
+    def of_columns(
+        cls,
+        columns: Iterable[DefinedColumn],
+        objects: tuple[DefinedObject, ...] | None = None,
+        types: tuple[DefinedType, ...] | None = None,
+    ) -> Self:
+        return cls(tuple(sorted(columns, key=lambda column: column.number)), objects, types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +148,8 @@ class DefinitionMessage:
     tag: str
     query: str
     definition: SourceDefinition = field(repr=False)
+    described: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The indexes and constraints, as `streamer.definitions.read` takes them."""
 
     @classmethod
     def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
@@ -138,8 +169,13 @@ class DefinitionMessage:
             relation["name"],
             fields["tag"],
             fields["query"] or "",
-            SourceDefinition.of(relation["columns"]),
+            SourceDefinition.of(relation),
+            {name: relation.get(name) or [] for name in ("indexes", "constraints")},
         )
+
+    @property
+    def relation_name(self) -> RelationName:
+        return RelationName(self.namespace, self.name)
 
     @property
     def computes_values(self) -> bool:
@@ -170,6 +206,45 @@ class ColumnChange:
             assert self.after is not None
             return f'{self.kind} "{self.column}" to "{self.after.name}"'
         return f'{self.kind} "{self.column}"'
+
+
+AnyChange = ColumnChange | ObjectChange | TypeChange
+
+
+def all_differences(
+    before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
+) -> list[AnyChange]:
+    """Return the changes of types, columns, indexes and constraints, in an order to make them in.
+
+    *computes_values*: see `difference`.
+    """
+    objects: list[ObjectChange] = []
+    if before.objects is not None and after.objects is not None:
+        objects = object_difference(before.objects, after.objects)
+    types: list[TypeChange] = []
+    if before.types is not None and after.types is not None:
+        types = type_difference(before.types, after.types)
+    dropped = [change for change in objects if change.after is None]
+    before = _under_new_names(before, types)
+    columns = difference(before, after, computes_values=computes_values)
+    rest = [change for change in objects if change.after is not None]
+    return [*types, *dropped, *columns, *rest]
+
+
+def _under_new_names(
+    definition: SourceDefinition, changes: Iterable[TypeChange]
+) -> SourceDefinition:
+    """Return *definition* with the types of its columns as they are called after *changes*."""
+    names = {
+        change.before.quoted: change.after.quoted
+        for change in changes
+        if change.kind is DdlKind.RENAME_TYPE and change.before is not None
+    }
+    columns = []
+    for column in definition.columns:
+        name, array, rest = column.type.partition("[")
+        columns.append(replace(column, type=names.get(name, name) + array + rest))
+    return replace(definition, columns=tuple(columns)) if names else definition
 
 
 def difference(

@@ -114,6 +114,22 @@ class DdlKind(enum.StrEnum):
     SET_DEFAULT = "set_default"
     RENAME_TABLE = "rename_table"
     ATTACH_PARTITION = "attach_partition"
+    ADD_INDEX = "add_index"
+    DROP_INDEX = "drop_index"
+    RENAME_INDEX = "rename_index"
+    ADD_CONSTRAINT = "add_constraint"
+    DROP_CONSTRAINT = "drop_constraint"
+    RENAME_CONSTRAINT = "rename_constraint"
+    VALIDATE_CONSTRAINT = "validate_constraint"
+    CREATE_TYPE = "create_type"
+    RENAME_TYPE = "rename_type"
+    ADD_ENUM_VALUE = "add_enum_value"
+    RENAME_ENUM_VALUE = "rename_enum_value"
+    CHANGE_DOMAIN = "change_domain"
+    ADD_ATTRIBUTE = "add_attribute"
+    DROP_ATTRIBUTE = "drop_attribute"
+    RENAME_ATTRIBUTE = "rename_attribute"
+    CHANGE_ATTRIBUTE = "change_attribute"
 
 
 class DdlCapture(enum.StrEnum):
@@ -133,9 +149,15 @@ class OnDdl(enum.StrEnum):
 
 ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
     dict.fromkeys(DdlKind, OnDdl.APPLY)
-    | {DdlKind.DROP_COLUMN: OnDdl.STOP, DdlKind.CHANGE_TYPE: OnDdl.STOP}
+    | dict.fromkeys(
+        (
+            *(DdlKind.DROP_COLUMN, DdlKind.CHANGE_TYPE),
+            *(DdlKind.DROP_ATTRIBUTE, DdlKind.CHANGE_ATTRIBUTE),
+        ),
+        OnDdl.STOP,
+    )
 )
-"""Dropping and narrowing lose values, so an operator decides."""
+"""These lose values, so an operator decides. An index or a constraint holds none."""
 
 
 class OnMaxRetainedWal(enum.StrEnum):
@@ -453,6 +475,12 @@ class SourceMapping:
     @property
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
+
+    @property
+    def makes_definitions(self) -> bool:
+        """Whether target tables get definitions beside the stream."""
+        asked = any(rule.create is not Create.COLUMNS for rule in self.rules)
+        return asked or self.ddl is DdlCapture.CAPTURE
 
     @property
     def exact_names(self) -> dict[RelationName, TableRule]:

@@ -6,13 +6,14 @@ the statements it ran at the target, or before it stops for an operator's decisi
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.resync import Resync
+from streamer.mapping.rules import RelationName, parse_name
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL
@@ -142,8 +143,8 @@ async def read_unknown(bookkeeping: Bookkeeping, relation_ids: Sequence[int]) ->
     """Return those of some relations in sync whose definitions are not known."""
     async with bookkeeping.connection() as connection:
         rows = await connection.fetch(
-            "select id from streamer.relation where id = any ($1::int8[]) and definition is null"
-            " and snapshot_lsn is not null",
+            "select id from streamer.relation where id = any ($1::int8[])"
+            " and not coalesce(definition ? 'objects', false) and snapshot_lsn is not null",
             list(relation_ids),
         )
     return {row["id"] for row in rows}
@@ -179,6 +180,21 @@ async def read_resync(connection: TargetConnection, relation_id: int) -> Resync 
         "select resync::text from streamer.relation where id = $1", relation_id
     )
     return None if stored is None else Resync.from_json(json.loads(stored))
+
+
+async def read_users(
+    connection: TargetConnection, relation_id: int, types: Collection[int]
+) -> list[RelationName]:
+    """Return the tables of the same source that have a column of one of *types*, given as OIDs."""
+    rows = await connection.fetch(
+        "select o.source from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id"
+        " where r.id = $1 and exists (select from jsonb_array_elements(o.definition->'types') t"
+        " where (t->>'oid')::int8 = any ($2::int8[])) order by 1",
+        relation_id,
+        list(types),
+    )
+    return [parse_name(row["source"]) for row in rows]
 
 
 async def read_others(connection: TargetConnection, relation_id: int) -> list[SourceDefinition]:

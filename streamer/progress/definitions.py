@@ -28,6 +28,46 @@ where d.state = 'pending'
 order by d.attempts, d.id
 """
 
+_PUT_SQL: Final = """
+insert into streamer.definition
+    (relation_id, kind, name, state, index_name, statements, online, sql, reason, referenced)
+values ($1, $2, $3, $4, $5, $6::text::json, $7::text::json, $8, $9, $10)
+on conflict (relation_id, kind, name) do update set
+    state = excluded.state, index_name = excluded.index_name, statements = excluded.statements,
+    online = excluded.online, sql = excluded.sql, reason = excluded.reason, attempts = 0,
+    referenced = excluded.referenced
+"""
+_END_SQL: Final = (
+    """
+update streamer.definition d set state = 'unwanted'
+from unnest($2::text[], $3::text[]) as e (kind, name)
+where d.relation_id = $1 and d.kind = e.kind and d.name = e.name and d.state = 'pending'
+""",
+    """
+delete from streamer.definition d using unnest($2::text[], $3::text[]) as e (kind, name)
+where d.relation_id = $1 and d.kind = e.kind and d.name = e.name
+  and d.state not in ('pending', 'unwanted')
+""",
+)
+_TAKEN_SQL: Final = """
+select x.relname as name
+from pg_catalog.pg_class x
+join pg_catalog.pg_namespace n on n.oid = x.relnamespace
+where n.nspname = $1 and x.relname = any ($3::text[])
+  and not exists (select from pg_catalog.pg_index i
+                    join pg_catalog.pg_class c on c.oid = i.indrelid
+                   where i.indexrelid = x.oid and c.relname = $2 and c.relnamespace = n.oid)
+  and not exists (select from pg_catalog.pg_depend d
+                    join pg_catalog.pg_class c on c.oid = d.refobjid
+                   where d.objid = x.oid and d.deptype in ('a', 'i')
+                     and d.classid = 'pg_catalog.pg_class'::regclass
+                     and d.refclassid = 'pg_catalog.pg_class'::regclass
+                     and c.relname = $2 and c.relnamespace = n.oid)
+union
+select d.name from streamer.definition d join streamer.relation r on r.id = d.relation_id
+where d.state = 'pending' and d.kind in ('index', 'unique', 'exclusion') and r.target <> $4
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRecord:
@@ -71,6 +111,16 @@ class DefinitionRecord:
         }
 
 
+async def read_taken(
+    connection: TargetConnection, target: RelationName, wanted: Sequence[str]
+) -> frozenset[str]:
+    """Return those names of *wanted* that other relations in the schema of *target* have or get."""
+    rows = await connection.fetch(
+        _TAKEN_SQL, target.namespace, target.name, list(wanted), str(target)
+    )
+    return frozenset(row["name"] for row in rows)
+
+
 async def store_definitions(
     connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
 ) -> None:
@@ -79,23 +129,66 @@ async def store_definitions(
         await connection.execute(
             "delete from streamer.definition where relation_id = $1", relation_id
         )
-        for each in planned:
-            await connection.execute(
-                "insert into streamer.definition (relation_id, kind, name, state, index_name,"
-                " statements, online, sql, reason, referenced)"
-                " values ($1, $2, $3, $4, $5, $6::text::json, $7::text::json, $8, $9, $10)"
-                " on conflict do nothing",
-                relation_id,
-                each.kind.value,
-                each.name,
-                "pending" if each.reason is None else "unmade",
-                each.index,
-                json.dumps(each.statements),
-                json.dumps(each.online),
-                each.sql,
-                each.reason,
-                None if each.referenced is None else str(each.referenced),
-            )
+        await put_plans(connection, relation_id, planned)
+
+
+async def put_plans(
+    connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
+) -> None:
+    """Store plans in place of those of the same kind and name."""
+    for each in planned:
+        await connection.execute(
+            _PUT_SQL,
+            relation_id,
+            each.kind.value,
+            each.name,
+            "pending" if each.reason is None else "unmade",
+            each.index,
+            json.dumps(each.statements),
+            json.dumps(each.online),
+            each.sql,
+            each.reason,
+            None if each.referenced is None else str(each.referenced),
+        )
+
+
+async def end_plans(
+    connection: TargetConnection, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
+) -> None:
+    """Take plans back. One that may be under way becomes `unwanted`, so that its result goes."""
+    kinds, names = [kind.value for kind, _ in ended], [name for _, name in ended]
+    for sql in _END_SQL if ended else ():
+        await connection.execute(sql, relation_id, kinds, names)
+
+
+async def read_plans(connection: TargetConnection, relation_id: int) -> list[DefinitionRecord]:
+    """Return the plans of a relation that no session has made yet."""
+    rows = await connection.fetch(
+        _OPEN_SQL + "where d.state = 'pending' and d.relation_id = $1 order by d.id", relation_id
+    )
+    return [_record(row) for row in rows]
+
+
+async def read_unwanted(connection: TargetConnection) -> list[DefinitionRecord]:
+    """Return the plans that the stream took back while a session may have made them."""
+    rows = await connection.fetch(_OPEN_SQL + "where d.state = 'unwanted' order by d.id")
+    return [_record(row) for row in rows]
+
+
+async def forget_unwanted(connection: TargetConnection, record_id: int) -> None:
+    await connection.execute(
+        "delete from streamer.definition where id = $1 and state = 'unwanted'", record_id
+    )
+
+
+async def is_pending(connection: TargetConnection, record: DefinitionRecord) -> bool:
+    """Whether the stream has neither changed nor taken back *record*, and no session made it."""
+    found = await connection.fetch_value(
+        "select state = 'pending' and online::text = $2 from streamer.definition where id = $1",
+        record.id,
+        json.dumps(record.online),
+    )
+    return bool(found)
 
 
 async def read_pending(
@@ -120,10 +213,13 @@ async def read_definitions(bookkeeping: Bookkeeping) -> dict[int, list[Definitio
     return found
 
 
-async def set_made(connection: TargetConnection, ids: Sequence[int]) -> None:
+async def set_made(connection: TargetConnection, record: DefinitionRecord) -> None:
+    """Store that a session made *record*, unless the stream has changed or taken it back."""
     await connection.execute(
-        "update streamer.definition set state = 'made', reason = null where id = any ($1::int8[])",
-        list(ids),
+        "update streamer.definition set state = 'made', reason = null"
+        " where id = $1 and state = 'pending' and online::text = $2",
+        record.id,
+        json.dumps(record.online),
     )
 
 
@@ -133,10 +229,12 @@ async def set_failed(
     """Store the reason why *record* is not made; a final one stays so until the next copy."""
     await connection.execute(
         "update streamer.definition set state = case when $3 then 'failed' else state end,"
-        " reason = $2, attempts = attempts + 1 where id = $1",
+        " reason = $2, attempts = attempts + 1"
+        " where id = $1 and state = 'pending' and online::text = $4",
         record.id,
         reason,
         is_final,
+        json.dumps(record.online),
     )
 
 

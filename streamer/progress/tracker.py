@@ -50,6 +50,11 @@ class LanePending:
         return self._runs[0].before_lsn if self._runs else None
 
     @property
+    def first_lsn(self) -> Lsn | None:
+        """The end of the oldest pending transaction, or a position before it."""
+        return self._runs[0].first_lsn if self._runs else None
+
+    @property
     def oldest_time(self) -> int | None:
         """The earliest possible commit time of the oldest pending transaction, at the source."""
         return self._runs[0].first_time if self._runs else None

@@ -11,7 +11,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import StreamerError
-from streamer.mapping.rules import Create, Mapping
+from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
 from streamer.sync.definitions import make_online
 from streamer.target.connection import TargetAddress, target_connection
@@ -46,8 +46,4 @@ class DefinitionBuilder:
 
     @property
     def _are_asked_for(self) -> bool:
-        return any(
-            rule.create is not Create.COLUMNS
-            for source in self._read_mapping().sources
-            for rule in source.rules
-        )
+        return any(source.makes_definitions for source in self._read_mapping().sources)

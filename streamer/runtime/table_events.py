@@ -18,13 +18,19 @@ from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import MassDeleteError, StreamerError, SyncError, TargetError
+from streamer.errors import MappingError, MassDeleteError, StreamerError, SyncError, TargetError
 from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import (
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    find_rules,
+    target_of,
+)
 from streamer.progress.relations import (
     request_still_unfilled,
     set_brake,
@@ -86,6 +92,26 @@ class TableEvents:
     @property
     def has_other_lanes(self) -> bool:
         return len(self.relations.lanes()) > 1
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        for mapped in self.relations:
+            if mapped.mapping.source == name:
+                return mapped.mapping
+        try:  # a table that is about to join
+            rule = find_rules(self.source, [name]).get(name)
+            if rule is None:
+                return None
+            target = target_of(self.source, rule, name, self._services.target_namespace)
+        except MappingError:  # reported where tables join
+            return None
+        return RelationMapping(name, target, rule)
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        for mapped in self.relations:
+            if mapped.mapping.source == name:
+                first = self.relations.lane(mapped).pending.first_lsn
+                return first is not None and first <= lsn
+        return False
 
     def lane_held(self, lane: Lane) -> None:
         self._services.drainer.held(lane)

@@ -24,6 +24,7 @@ from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.errors import SyncError
 from streamer.mapping.definition import BASELINE, DefinitionMessage
 from streamer.mapping.rules import RelationName, SourceMapping, source_object_name
+from streamer.postgres.describing import CONSTRAINTS, INDEXES, MARKED_OBJECTS, USED_TYPES
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.connection import (
@@ -40,21 +41,16 @@ VERSION_MIN: Final = 14_00_00
 """pgoutput sends messages from here on."""
 _QUERY_MAX: Final = 10_000
 
-# The newest xmin of a table's catalog rows is the subtransaction of the present command, or one
-# that it took in. A streamed message carries the xid of the whole transaction (pgoutput_message in
-# pgoutput.c). So only this tells whether a rollback to a savepoint took the command back.
+# A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
+# it names the subtransaction that wrote it; else a rollback to a savepoint would not take it back.
+# A backend holds a lock on each xid that it has, and gives up that of a subtransaction at its end
+# (CommitSubTransaction in xact.c). The newest one is that of the present subtransaction, because
+# the command has written catalog rows.
 _DESCRIBE_SQL: Final = """
-select (select x.xmin::text
-              from (select r.xmin from pg_catalog.pg_class r where r.oid = c.oid
-                    union all
-                    select a.xmin from pg_catalog.pg_attribute a where a.attrelid = c.oid
-                    union all
-                    select d.xmin from pg_catalog.pg_attrdef d where d.adrelid = c.oid
-                    union all
-                    select k.xmin from pg_catalog.pg_constraint k where k.conrelid = c.oid
-                    union all
-                    select i.xmin from pg_catalog.pg_index i where i.indrelid = c.oid) x
-             order by pg_catalog.age(x.xmin) limit 1)
+select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
+                  where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'transactionid'
+                    and l.mode = 'ExclusiveLock' and l.granted
+                  order by pg_catalog.age(l.transactionid) limit 1), '0')
     || ' ' || (select t.token from {schema}.token t) || ' ' || pg_catalog.jsonb_build_object(
     'tag', tag, 'query', pg_catalog.left(query, {query_max}),
     'relation', pg_catalog.jsonb_build_object(
@@ -79,7 +75,9 @@ select (select x.xmin::text
               join pg_catalog.pg_type t on t.oid = a.atttypid
               left join pg_catalog.pg_attrdef d
                 on d.adrelid = a.attrelid and d.adnum = a.attnum
-             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '[]'))
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '[]'),
+        'objects', coalesce(({objects}), '[]'), 'types', coalesce(({types}), '[]'),
+        'indexes', ({indexes}), 'constraints', ({constraints}))
     )::text
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence = 'p'
@@ -88,17 +86,61 @@ select (select x.xmin::text
 
 _NEW_TOKEN_SQL: Final = "select pg_catalog.gen_random_uuid() where not exists"
 
+# A command that changes a type concerns the tables with a column of it, or of a type that has it as
+# a part.
 _CHANGED_SQL: Final = """
+with recursive command as materialized (
+    select classid, objid from pg_catalog.pg_event_trigger_ddl_commands()
+), changed (oid) as (
+    select case d.classid
+             when 'pg_catalog.pg_type'::regclass then d.objid
+             when 'pg_catalog.pg_class'::regclass then
+                 (select r.reltype from pg_catalog.pg_class r
+                   where r.oid = d.objid and r.relkind = 'c')
+             when 'pg_catalog.pg_constraint'::regclass then
+                 (select k.contypid from pg_catalog.pg_constraint k where k.oid = d.objid) end
+      from command d
+    union
+    select t.oid from changed u join pg_catalog.pg_type t
+        on t.typtype = 'b' and t.typelem = u.oid and t.typcategory = 'A'
+        or t.typtype = 'd' and t.typbasetype = u.oid
+        or t.typtype = 'c' and exists (
+            select from pg_catalog.pg_attribute a join pg_catalog.pg_class r on r.oid = a.attrelid
+             where r.oid = t.typrelid and r.relkind = 'c' and a.atttypid = u.oid)
+        or t.typtype = 'r' and exists (
+            select from pg_catalog.pg_range r where r.rngtypid = t.oid and r.rngsubtype = u.oid)
+     where u.oid >= 16384
+)
 select case d.classid
          when 'pg_catalog.pg_class'::regclass then coalesce(
              (select i.indrelid from pg_catalog.pg_index i where i.indexrelid = d.objid), d.objid)
          when 'pg_catalog.pg_constraint'::regclass then
              (select k.conrelid from pg_catalog.pg_constraint k where k.oid = d.objid) end as oid
-  from pg_catalog.pg_event_trigger_ddl_commands() d
+  from command d
+union
+select a.attrelid from changed u join pg_catalog.pg_attribute a on a.atttypid = u.oid
+ where u.oid >= 16384 and not a.attisdropped
 """
+# The catalogs no longer know the table of a dropped index. DROP INDEX holds a lock on that, as the
+# rest of its transaction does; a table that has not changed makes no difference.
 _CUT_SQL: Final = """
-select d.objid as oid from pg_catalog.pg_event_trigger_dropped_objects() d
+with dropped as materialized (
+    select classid, objid, objsubid, object_type, address_names
+      from pg_catalog.pg_event_trigger_dropped_objects()
+     where classid in ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_constraint'::regclass)
+)
+select d.objid as oid from dropped d
  where d.classid = 'pg_catalog.pg_class'::regclass and d.objsubid > 0
+union
+select r.oid from dropped d
+  join pg_catalog.pg_namespace n on n.nspname = d.address_names[1]
+  join pg_catalog.pg_class r on r.relnamespace = n.oid and r.relname = d.address_names[2]
+ where d.object_type = 'table constraint'
+union
+select l.relation from pg_catalog.pg_locks l
+ where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation' and l.granted
+   and l.mode in ('AccessExclusiveLock', 'ShareUpdateExclusiveLock')
+   and tg_tag <> 'ALTER TABLE' and exists (select from dropped d where d.object_type = 'index')
 """
 
 # Decoding orders the changes of subtransactions by position, and that of a message is its end,
@@ -152,7 +194,14 @@ def schema_of(source: SourceMapping) -> str:
 def create_sql(source: SourceMapping, role: str) -> list[str]:
     """Return the statements that create the capture; each may run again. Pure."""
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
-    describe = _DESCRIBE_SQL.format(query_max=_QUERY_MAX, schema=schema)
+    describe = _DESCRIBE_SQL.format(
+        query_max=_QUERY_MAX,
+        schema=schema,
+        objects=MARKED_OBJECTS,
+        types=USED_TYPES,
+        indexes=INDEXES,
+        constraints=CONSTRAINTS,
+    )
     function = f"{schema}.describe(relation oid, tag text, query text) returns text"
     body = f"language sql stable set search_path = pg_catalog as $function${describe}$function$"
     statements = [

@@ -4,13 +4,15 @@ Queries use names qualified with pg_catalog, because sessions run with an empty 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnreadyError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinedColumn, SourceDefinition
+from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.postgres.describing import MARKED_OBJECTS, USED_TYPES
 from streamer.source.connection import Connection, fetch_all, fetch_one
 from streamer.source.connection import connection as own_connection
 from streamer.source.guard_facts import read_identities
@@ -107,6 +109,10 @@ class SourceRelation:
     """Column sets of the valid, complete unique indexes with an immediate check."""
     primary_key_timing: str = ""
     """The clause of a deferrable primary key: SQL to add to the constraint."""
+    objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
+    """Its indexes and constraints. Rows do not depend on them, so a copy goes on if they change."""
+    types: tuple[DefinedType, ...] = field(default=(), compare=False)
+    """The types of its columns that PostgreSQL does not bring along, and their parts."""
 
     @property
     def oid(self) -> int:
@@ -141,7 +147,8 @@ class SourceRelation:
 
     @property
     def definition(self) -> SourceDefinition:
-        return SourceDefinition.of_columns(column.defined for column in self.columns)
+        columns = (column.defined for column in self.columns)
+        return SourceDefinition.of_columns(columns, self.objects, self.types)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -246,6 +253,7 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
                              when k.condeferrable then ' deferrable' end
           from pg_catalog.pg_constraint k
          where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
+       ({MARKED_OBJECTS}) as objects, ({USED_TYPES}) as types,
        (select coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)
           from ({_LEAVES_SQL}) l)::int8 as row_count_estimate,
        (select coalesce(pg_catalog.sum(l.pages), 0) from ({_LEAVES_SQL}) l)::int8
@@ -319,6 +327,8 @@ async def read_relations(
         del row["is_unlogged"]
         row["primary_key"] = tuple(row["primary_key"])
         row["unique_keys"] = tuple(map(tuple, row["unique_keys"]))
+        row["objects"] = tuple(DefinedObject(**each) for each in row["objects"] or ())
+        row["types"] = tuple(map(DefinedType.of, row["types"] or ()))
         relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
 

@@ -19,7 +19,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError
-from streamer.mapping.definition import SourceDefinition, difference
+from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.ddl import (
     place_of_copy,
@@ -125,19 +125,20 @@ class ChangedDefinitions:
             async with transaction(target):
                 known = await read_definition(target, mapped.relation_id)
                 assert known is not None
-                changes = difference(known, message.definition)
+                changes = all_differences(known, message.definition)
                 words = [str(each) for each in changes]
                 place = await place_of_copy(target, mapped.relation_id, words, lsn)
                 await supersede(target, place)
                 change = TableChange(
                     target,
                     self._source,
+                    self._events,
                     mapped,
                     place,
-                    query="",
+                    message,
                     told="the source changed the table, and a copy of it is due",
                 )
-                await change.make(changes, message.definition, brings_rows=True)
+                await change.make(changes, brings_rows=True)
         except DefinitionStopError:
             if change is not None and change.waiting is not None:
                 async with transaction(target):
@@ -147,4 +148,4 @@ class ChangedDefinitions:
 
 
 def _differs(known: SourceDefinition | None, relation: SourceRelation) -> bool:
-    return known is not None and bool(difference(known, relation.definition))
+    return known is not None and bool(all_differences(known, relation.definition))

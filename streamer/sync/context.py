@@ -9,7 +9,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import Lsn
 from streamer.mapping.resync import FoundRows
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
@@ -59,6 +59,14 @@ class SyncEvents(Protocol):
         Returns when all of them are durable. The lane keeps the others until `copy_finished` or
         `copy_failed`. *mapped* is held to a point. Raises SyncError if it cannot be reached.
         """
+        ...
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        """Return where a table of the source goes; None if it is not replicated."""
+        ...
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        """Whether a table has changes to come that committed before *lsn*."""
         ...
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from streamer.definitions.read import definition_of, definitions_sql
-from streamer.definitions.render import ObjectKind, Places, Planned, Renderer, TargetPlace
+from streamer.definitions.render import ObjectKind, Places, Renderer, TargetPlace, without_acting
 from streamer.errors import (
     ConflictError,
     MappingError,
@@ -35,11 +35,15 @@ from streamer.mapping.rules import (
     SourceMapping,
     resolve,
 )
-from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.definitions import (
     DefinitionRecord,
+    forget_unwanted,
+    is_pending,
     read_pending,
+    read_taken,
+    read_unwanted,
     set_failed,
     set_made,
     store_definitions,
@@ -63,30 +67,9 @@ LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _BUILD_LOCK: Final = 0x646566696E65  # "define"
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
-_NO_ROLE: Final = (
-    "the target's role may not set session_replication_role, so it would act on changes"
-)
 
 _CREATED_SQL: Final = """
 select distinct target from streamer.relation where target_created and target = any ($1::text[])
-"""
-_TAKEN_SQL: Final = """
-select x.relname as name
-from pg_catalog.pg_class x
-join pg_catalog.pg_namespace n on n.oid = x.relnamespace
-where n.nspname = $1 and x.relname = any ($3::text[])
-  and not exists (select from pg_catalog.pg_index i
-                    join pg_catalog.pg_class c on c.oid = i.indrelid
-                   where i.indexrelid = x.oid and c.relname = $2 and c.relnamespace = n.oid)
-  and not exists (select from pg_catalog.pg_depend d
-                    join pg_catalog.pg_class c on c.oid = d.refobjid
-                   where d.objid = x.oid and d.deptype in ('a', 'i')
-                     and d.classid = 'pg_catalog.pg_class'::regclass
-                     and d.refclassid = 'pg_catalog.pg_class'::regclass
-                     and c.relname = $2 and c.relnamespace = n.oid)
-union
-select d.name from streamer.definition d join streamer.relation r on r.id = d.relation_id
-where d.state = 'pending' and d.kind in ('index', 'unique', 'exclusion') and r.target <> $4
 """
 _FACTS_SQL: Final = """
 select (select i.indisvalid and i.indisready
@@ -101,6 +84,14 @@ select (select i.indisvalid and i.indisready
        pg_catalog.pg_table_size(c.oid) as size_bytes
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
+"""
+_REMADE_SQL: Final = """
+select exists (select from streamer.definition d
+                 join streamer.relation r on r.id = d.relation_id
+                 join streamer.definition u on u.id = $1
+                 join streamer.relation ur on ur.id = u.relation_id
+                where r.target = ur.target and d.id <> u.id and d.name = u.name
+                  and d.state in ('pending', 'made'))
 """
 _OTHERS_SQL: Final = """
 select exists (select from streamer.relation o join streamer.relation r on r.target = o.target
@@ -146,29 +137,12 @@ async def plan_definitions(
         place = TargetPlace(mapping, copy.sid is not None, frozenset(copy.target.columns))
         wanted = [index.name for index in definition.indexes]
         wanted += [c.sequence.name.name for c in definition.columns if c.sequence is not None]
-        taken = await _taken(target, mapping.target, wanted)
+        taken = await read_taken(target, mapping.target, wanted)
         planned = Renderer(definition, place, places, taken).plan(mapping.rule.create)
         if acts:
-            planned = [_without_acting(each) for each in planned]
+            planned = [without_acting(each) for each in planned]
         await store_definitions(target, copy.mapped.relation_id, planned)
     failpoint("definitions.planned")
-
-
-def _without_acting(planned: Planned) -> Planned:
-    if planned.kind is not ObjectKind.FOREIGN_KEY or planned.reason is not None:
-        return planned
-    return replace(planned, statements=(), reason=_NO_ROLE)
-
-
-async def _taken(target: TargetConnection, name: RelationName, wanted: list[str]) -> frozenset[str]:
-    rows = await target.fetch(
-        _TAKEN_SQL,
-        name.namespace,
-        name.name,
-        wanted,
-        str(name),
-    )
-    return frozenset(row["name"] for row in rows)
 
 
 async def _places(
@@ -263,16 +237,53 @@ async def make_online(target: TargetConnection) -> int:
 
     Raises TargetContentionError while another process does, and TargetError.
     """
-    records = await read_pending(target)
-    if not records:
+    unwanted, records = await read_unwanted(target), await read_pending(target)
+    if not records and not unwanted:
         return 0
     # Held by the session, so also by the backend of a client that died while it builds.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
         raise TargetContentionError("target: another process makes definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)
+    for record in unwanted:
+        await _remove(target, record)
     for record in records:
-        await _attempt(target, record, online=True)
+        # The stream may have taken it back, or changed it, since the look above.
+        if await is_pending(target, record):
+            await _attempt(target, record, online=True)
     return len(records)
+
+
+async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
+    """Remove an object that was dropped at the source while a session may have made it.
+
+    The lock of the caller keeps that session away; an object of another plan stays.
+    """
+    place = record.target
+    if await target.fetch_value(_REMADE_SQL, record.id):
+        await forget_unwanted(target, record.id)
+        return
+    quoted = quote_identifier(record.name)
+    table = quote_qualified(place.namespace, place.name)
+    try:
+        if record.kind in _CONSTRAINTS:
+            await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+            await target.execute(f"alter table {table} drop constraint if exists {quoted}")
+        if record.index is not None:
+            await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+            index = quote_qualified(place.namespace, record.index)
+            await target.execute(f"drop index concurrently if exists {index}")
+    except StreamerError as exc:
+        if target.is_closed:
+            raise
+        log.warning(
+            "a definition that was dropped at the source is still at the target",
+            table=str(place),
+            kind=record.kind.value,
+            name=record.name,
+            error=exc.message,
+        )
+        return  # the next look tries again
+    await forget_unwanted(target, record.id)
 
 
 async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
@@ -281,7 +292,10 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
     except StreamerError as exc:
         if target.is_closed:
             raise
-        is_lag = record.kind is ObjectKind.FOREIGN_KEY and isinstance(exc, ConflictError)
+        # Its other table, too, may be created some moments later.
+        is_lag = record.kind is ObjectKind.FOREIGN_KEY and isinstance(
+            exc, ConflictError | TargetSchemaError
+        )
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
         )
@@ -296,7 +310,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
                 sql=record.sql,
             )
     else:
-        await set_made(target, [record.id])
+        await set_made(target, record)
         log.info(
             "definition made",
             table=str(record.target),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.definitions import described
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, status
 from tests.support.streamer import write_config
@@ -85,3 +86,51 @@ def test_killed_as_a_relation_follows_its_table(
     assert target.execute("select source, target from streamer.relation") == [
         ("public.a_2", "public.a_2")
     ]
+
+
+def change_objects(source: Database, number: int) -> None:
+    """Add, rename and drop indexes and constraints, with rows between them."""
+    source.execute(
+        f"create index i{number} on t (name, id); insert into t (id) values ({number * 2});"
+        f"alter table t add constraint c{number} check (id > -{number + 1})"
+    )
+    source.execute(
+        f"create unique index u{number} on t (id, name); insert into t (id) values ({number * 2 + 1})"
+    )
+    if number:
+        before = number - 1
+        source.execute(f"alter index i{before} rename to r{before}; drop index u{before}")
+        source.execute(f"alter table t drop constraint c{before}")
+
+
+@pytest.mark.parametrize("name", ["definitions.before_make", "definitions.part_made"])
+def test_killed_while_an_index_or_a_constraint_is_made(
+    name: str, tmp_path: Path, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    config = tmp_path / "config.yaml"
+    group = "ddl: capture\ncreate: all"
+    write_config(config, source, target, "t: {initial: none}", group=group)
+    with Process(config) as process:
+        caught_up(process)
+        process.kill()
+    number = 0
+    for count in (2, 3):
+        environment = {"STREAMER_FAILPOINTS": f"{name}=kill@{count}"}
+        with Process(config, environment=environment) as process:
+            while not process.process.ends_within(0.2):
+                assert number < 100, "the failpoint was not reached"
+                change_objects(source, number)
+                number += 1
+            assert process.process.returncode == -9
+    with Process(config) as process:
+        eventually(lambda: status(config)[0]["state"] == "streaming")
+        caught_up(process)
+        eventually(lambda: not target.execute(LEFT))
+        assert process.terminate() == 0
+    here, there = (described(db, "public.t") for db in (source, target))
+    assert (there["indexes"], there["constraints"]) == (here["indexes"], here["constraints"])
+
+
+LEFT = "select * from streamer.definition where state <> 'made'"

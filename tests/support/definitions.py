@@ -33,3 +33,46 @@ def described(database: Database, table: str) -> dict[str, list[str]]:
             name: sorted(str(text) for (text,) in connection.execute(sql.encode()).fetchall())
             for name, sql in queries.items()
         }
+
+
+_COLUMNS = """
+select c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+       || case when a.attnotnull then ' not null' else '' end || ' ' || a.attgenerated::text
+  from pg_attribute a join pg_class c on c.oid = a.attrelid
+ where c.oid = any ({tables}) and a.attnum > 0 and not a.attisdropped
+"""
+_TYPES = """
+select t.oid::regtype || ' ' || (select string_agg(enumlabel, ',' order by enumsortorder)
+                                   from pg_enum e where e.enumtypid = t.oid)
+  from pg_type t where t.typtype = 'e' and t.oid > 16384
+union all
+select t.oid::regtype || ' ' || format_type(t.typbasetype, t.typtypmod) || ' ' || t.typnotnull
+       || coalesce(t.typdefault, '-')
+       || (select coalesce(string_agg(k.conname || pg_get_constraintdef(k.oid), ',' order by 1), '')
+             from pg_constraint k where k.contypid = t.oid and k.contype = 'c')
+  from pg_type t where t.typtype = 'd' and t.oid > 16384
+union all
+select c.reltype::regtype || ' ' || (
+           select string_agg(attname || ' ' || format_type(atttypid, atttypmod), ',' order by attnum)
+             from pg_attribute where attrelid = c.oid and not attisdropped)
+  from pg_class c where c.relkind = 'c' and c.oid > 16384
+"""
+
+
+def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
+    """Return the definitions of tables of the schema public and of all types, but for comments."""
+    found = {}
+    for table in tables:
+        for name, lines in described(database, f"public.{table}").items():
+            if name != "comments":
+                found[f"{name} of {table}"] = lines
+    oids = ", ".join(f"{quote_literal(f'public.{table}')}::regclass" for table in tables)
+    with database.connect() as connection:
+        connection.execute("select set_config('search_path', '', false)")
+        for name, sql in (
+            ("columns", _COLUMNS.format(tables=f"array[{oids}]::oid[]")),
+            ("types", _TYPES),
+        ):
+            rows = connection.execute(sql.encode()).fetchall()
+            found[name] = sorted(str(text) for (text,) in rows)
+    return found

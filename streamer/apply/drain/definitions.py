@@ -11,13 +11,12 @@ drainer tries again every few seconds.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from streamer.apply.lane import MappedRelation
+from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.table_change import TableChange, Waiting, store_waiting
 from streamer.decode.pgoutput import Redefinition
-from streamer.mapping.definition import DefinitionMessage, difference
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.definition import AnyChange, DefinitionMessage, all_differences
 from streamer.progress.ddl import DdlPlace, read_definition
 from streamer.target.connection import TargetConnection
 
@@ -44,9 +43,9 @@ def _part(piece: LaneTransaction, numbers: Sequence[int]) -> LaneTransaction:
 class Definitions:
     """Applies the messages about definitions in one target transaction."""
 
-    def __init__(self, writer: QuarantineWriter, source: SourceMapping) -> None:
+    def __init__(self, writer: QuarantineWriter, owner: LaneOwner) -> None:
         self._writer = writer
-        self._source = source
+        self._owner = owner
         self._counts: dict[MappedRelation, int] = {}
         self._waiting: Waiting | None = None
 
@@ -92,20 +91,16 @@ class Definitions:
         self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage
     ) -> None:
         known = await read_definition(self._target, mapped.relation_id)
-        changes = []
+        changes: list[AnyChange] = []
         if known is not None:
-            changes = difference(known, message.definition, computes_values=message.computes_values)
-        if known is None or changes:
-            change = TableChange(
-                self._target,
-                self._source,
-                mapped,
-                place,
-                query=message.query,
-                told=f"the source ran: {message.query.strip() or message.tag}",
+            changes = all_differences(
+                known, message.definition, computes_values=message.computes_values
             )
+        if known is None or known.objects is None or changes:
+            owner = self._owner
+            change = TableChange(self._target, owner.source, owner, mapped, place, message)
             try:
-                await change.make(changes, message.definition)
+                await change.make(changes)
             finally:
                 self._waiting = change.waiting
         mapped.plan = None

@@ -9,6 +9,7 @@ others, so they are left out there.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streamer.apply.sql.objects import ObjectTranslation
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
     ColumnChange,
@@ -27,16 +28,24 @@ class Translation:
     """The statements for one difference.
 
     ``filled``: columns of the target to bring for existing rows, because no statement gives them
-    the source's values. ``reason``: why.
+    the source's values. ``reason``: why. ``objects``: of indexes and constraints, whose statements
+    are among these, too.
     """
 
     statements: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    objects: ObjectTranslation | None = None
 
     @property
     def reason(self) -> str | None:
         return "; ".join(self.reasons) or None
+
+    @property
+    def sql(self) -> list[str]:
+        """The statements to show: those to run in place, and those that run beside the stream."""
+        planned = [] if self.objects is None else self.objects.planned
+        return [*self.statements, *(each.sql for each in planned)]
 
     def fill(self, name: str, reason: str) -> None:
         """Have the values of a column brought."""
@@ -77,6 +86,17 @@ class DefinitionTranslator:
             name: _Present(column.type, column.not_null, column.has_default, column.generated)
             for name, column in target.columns.items()
         }
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the target, as the statements so far leave them."""
+        return frozenset(self._columns)
+
+    def fill(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values of a column of the source brought, if the target gets them."""
+        name = self._name(column)
+        if name is not None and name in self._columns:
+            found.fill(name, reason)
 
     @property
     def _is_history(self) -> bool:

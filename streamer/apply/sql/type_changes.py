@@ -1,0 +1,227 @@
+"""Changes of a source's types as statements for the target, which has them by the same names. Pure.
+
+Every table with a column of the type gets the change in its place in the stream, and the first
+makes it. So a statement comes only where the target's type is not yet so.
+
+A new value of an enum cannot be used in the transaction that adds it, unless that makes the enum.
+The source has the same rule, so rows with the value come in later transactions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.rules import DdlKind, RelationName
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+
+
+@dataclass(slots=True)
+class TypeTranslation:
+    """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
+    at the target, with the reason.
+    """
+
+    statements: list[str] = field(default_factory=list)
+    rewritten: dict[str, str] = field(default_factory=dict)
+
+
+class TypeTranslator:
+    """Translates changes for a target whose types are *there*.
+
+    *others*: the types that other sources of the target table have.
+    """
+
+    def __init__(
+        self,
+        there: Mapping[RelationName, DefinedType],
+        others: Sequence[Sequence[DefinedType]] = (),
+    ) -> None:
+        self._there = dict(there)
+        self._others = others
+
+    def translate(self, changes: Iterable[TypeChange]) -> TypeTranslation:
+        """Return the statements for *changes*. Raises TargetSchemaError for one that would break
+        another source.
+        """
+        found = TypeTranslation()
+        for change in changes:
+            self._translate(change, found)
+        return found
+
+    def _translate(self, change: TypeChange, found: TypeTranslation) -> None:
+        new, before = change.after, change.before
+        if change.kind is DdlKind.CREATE_TYPE or before is None:
+            if new.full_name not in self._there:
+                found.statements += create_statements(new)
+                self._there[new.full_name] = new
+            return
+        if change.kind is DdlKind.RENAME_TYPE:
+            self._rename(before, new, found)
+            return
+        there = self._there.get(new.full_name)
+        if there is None or there.kind != new.kind:
+            raise TargetSchemaError(f'the target has no type "{new.full_name}" of this kind')
+        alter = f"alter {'domain' if new.kind == 'd' else 'type'} {_quoted(new)}"
+        match change.kind:
+            case DdlKind.ADD_ENUM_VALUE:
+                self._add_value(change, there, alter, found)
+            case DdlKind.RENAME_ENUM_VALUE:
+                self._rename_value(change, there, alter, found)
+            case DdlKind.CHANGE_DOMAIN:
+                self._change_domain(new, there, alter, found)
+            case _:
+                self._change_attribute(change, there, alter, found)
+
+    def _rename(self, before: DefinedType, new: DefinedType, found: TypeTranslation) -> None:
+        there = self._there.pop(before.full_name, None)
+        if there is None or new.full_name in self._there:
+            return  # made for another table
+        self._refuse_others(before, "renamed")
+        if before.namespace != new.namespace:
+            schema = quote_identifier(new.namespace)
+            found.statements += [
+                f"create schema if not exists {schema}",
+                f"alter type {_quoted(before)} set schema {schema}",
+            ]
+        if before.name != new.name:
+            moved = quote_qualified(new.namespace, before.name)
+            found.statements.append(f"alter type {moved} rename to {quote_identifier(new.name)}")
+        self._there[new.full_name] = replace(there, namespace=new.namespace, name=new.name)
+
+    def _refuse_others(self, type_: DefinedType, word: str) -> None:
+        if any(type_.full_name == each.full_name for types in self._others for each in types):
+            raise TargetSchemaError(
+                f'type "{type_.full_name}" would be {word}, and another source of the table still '
+                "has it as it was"
+            )
+
+    # ---- enums ---------------------------------------------------------------------------------
+
+    def _add_value(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        label = change.part[1] or ""
+        present = [text for _, text in there.labels]
+        if label in present:
+            return
+        wanted = [text for _, text in change.after.labels]
+        behind = next((each for each in wanted[wanted.index(label) :] if each in present), None)
+        place = "" if behind is None else f" before {quote_literal(behind)}"
+        found.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
+        at = len(present) if behind is None else present.index(behind)
+        labels = (*there.labels[:at], (0, label), *there.labels[at:])
+        self._there[change.after.full_name] = replace(there, labels=labels)
+
+    def _rename_value(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        old, new = (part or "" for part in change.part)
+        present = {text for _, text in there.labels}
+        is_shared = any(
+            each.full_name == change.after.full_name and old in {text for _, text in each.labels}
+            for types in self._others
+            for each in types
+        )
+        if is_shared or {old, new} <= present:
+            # Both values exist until every source has renamed its own, and rows get the new one.
+            if new not in present:
+                self._add_value(replace(change, part=(None, new)), there, alter, found)
+            name = change.after.quoted
+            found.rewritten[name] = f'value "{old}" of "{change.after.full_name}" was renamed'
+            return
+        if old not in present:
+            return
+        found.statements.append(
+            f"{alter} rename value {quote_literal(old)} to {quote_literal(new)}"
+        )
+        labels = tuple((oid, new if text == old else text) for oid, text in there.labels)
+        self._there[change.after.full_name] = replace(there, labels=labels)
+
+    # ---- domains and composite types -----------------------------------------------------------
+
+    def _change_domain(
+        self, new: DefinedType, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        others = [e for types in self._others for e in types if e.full_name == new.full_name]
+        present = {name: _check(text) for _, name, text in there.checks}
+        wanted = {name: text for _, name, text in new.checks}
+        for name, text in present.items():
+            if name not in wanted or _check(wanted[name]) != text:
+                found.statements.append(f"{alter} drop constraint {quote_identifier(name)}")
+        for name, text in wanted.items():
+            binds_all = all(name in {n for _, n, _ in other.checks} for other in others)
+            if present.get(name) != _check(text) and binds_all:
+                added = f"{alter} add constraint {quote_identifier(name)} {text}"
+                found.statements.append(added)
+        if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in others)):
+            found.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
+        if there.default != new.default and not others:
+            end = "drop default" if new.default is None else f"set default {new.default}"
+            found.statements.append(f"{alter} {end}")
+        self._there[new.full_name] = new
+
+    def _change_attribute(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        old, name = change.part
+        present = {each: kind for _, each, kind in there.attributes}
+        types = {each: kind for _, each, kind in change.after.attributes}
+        statements = []
+        match change.kind:
+            case DdlKind.ADD_ATTRIBUTE if name is not None and name not in present:
+                statements = [f"{alter} add attribute {quote_identifier(name)} {types[name]}"]
+                present[name] = types[name]
+            case DdlKind.DROP_ATTRIBUTE if old in present:
+                statements = [f"{alter} drop attribute {quote_identifier(old)}"]
+                del present[old]
+            case DdlKind.RENAME_ATTRIBUTE if old in present and name is not None:
+                former, quoted = quote_identifier(old), quote_identifier(name)
+                statements = [f"{alter} rename attribute {former} to {quoted}"]
+                present = {(name if n == old else n): kind for n, kind in present.items()}
+            case DdlKind.CHANGE_ATTRIBUTE if name in present and present[name] != types[name]:
+                statements = [
+                    f"{alter} alter attribute {quote_identifier(name)} type {types[name]}"
+                ]
+                present[name] = types[name]
+        if statements:
+            self._refuse_others(change.after, "changed")
+            found.statements += statements
+            attributes = tuple((0, each, kind) for each, kind in present.items())
+            self._there[change.after.full_name] = replace(there, attributes=attributes)
+
+
+def create_statements(type_: DefinedType) -> list[str]:
+    """Return the statements that create a type, and its schema if need be."""
+    quoted = _quoted(type_)
+    match type_.kind:
+        case "e":
+            labels = ", ".join(quote_literal(text) for _, text in type_.labels)
+            created = f"create type {quoted} as enum ({labels})"
+        case "d":
+            checks = "".join(
+                f" constraint {quote_identifier(name)} {text}" for _, name, text in type_.checks
+            )
+            default = "" if type_.default is None else f" default {type_.default}"
+            not_null = " not null" if type_.not_null else ""
+            created = f"create domain {quoted} as {type_.base}{default}{not_null}{checks}"
+        case "c":
+            listed = ", ".join(f"{quote_identifier(n)} {t}" for _, n, t in type_.attributes)
+            created = f"create type {quoted} as ({listed})"
+        case _:
+            created = f"create type {quoted} as range (subtype = {type_.base})"
+    return [f"create schema if not exists {quote_identifier(type_.namespace)}", created]
+
+
+def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
+    """Return the columns whose type is *type_name*, or an array of it."""
+    return [c for c in columns if c.type.removesuffix("[]") == type_name]
+
+
+def _quoted(type_: DefinedType) -> str:
+    return quote_qualified(type_.namespace, type_.name)
+
+
+def _check(text: str) -> str:
+    return text.removesuffix(" NOT VALID")

@@ -1,0 +1,52 @@
+"""Reads the definitions of a table on both sides, and returns their differences."""
+
+import json
+from collections.abc import Iterable
+
+from streamer.definitions.difference import (
+    DefinitionDifference,
+    table_difference,
+    type_difference,
+)
+from streamer.definitions.read import definition_of, definitions_sql
+from streamer.definitions.render import TargetPlace
+from streamer.mapping.objects import DefinedType
+from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.postgres.describing import USED_TYPES
+from streamer.source.connection import Connection, fetch_all
+from streamer.target.catalog import TargetRelation
+from streamer.target.connection import TargetConnection
+
+_TYPES_SQL = f"select ({USED_TYPES})::text as types from pg_catalog.pg_class c where c.oid = "
+
+
+async def read_differences(
+    plain: Connection,
+    target: TargetConnection,
+    oid: int,
+    mapping: RelationMapping,
+    there: TargetRelation,
+    *,
+    sid: str | None,
+    others: Iterable[RelationMapping],
+) -> list[DefinitionDifference]:
+    """Return the differences of a table. *others*: the tables of the source, for foreign keys.
+
+    Raises SourceError, TargetError.
+    """
+    (here,) = await fetch_all(plain, definitions_sql("%s::oid[]"), [oid])
+    (row,) = await target.fetch(definitions_sql("$1::oid[]"), [there.oid])
+    source, present = definition_of(here), definition_of(dict(row))
+    has_sid = sid is not None and there.has_sid
+    places: dict[RelationName, TargetPlace] = {
+        other.source: TargetPlace(other, has_sid) for other in others
+    }
+    place = TargetPlace(mapping, has_sid, frozenset(there.columns))
+    differences = table_difference(source, place, places.get, present)
+    (ours,) = await fetch_all(plain, _TYPES_SQL + "%s", oid)
+    theirs = await target.fetch_value(_TYPES_SQL + "$1", there.oid)
+    return type_difference(_types(ours["types"]), _types(theirs)) + differences
+
+
+def _types(text: str | None) -> list[DefinedType]:
+    return [DefinedType.of(fields) for fields in json.loads(text or "[]")]

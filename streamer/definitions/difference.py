@@ -1,0 +1,217 @@
+"""The difference between the definition that a target table should have, and the one it has. Pure.
+
+The same renderer writes both: the source's definition through the mapping, and the target's own as
+it is. So two objects are the same if their statements are.
+
+`create` decides about the objects of the target. Columns, types and the primary key belong to every
+level. Objects that only the target has are named if they may refuse rows of the source: constraints
+and unique indexes. An index for readers is the operator's own affair, and so are further columns.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from streamer.definitions.model import ColumnDefinition, TableDefinition
+from streamer.definitions.render import (
+    ObjectKind,
+    Places,
+    Planned,
+    Renderer,
+    TargetPlace,
+    other_name,
+)
+from streamer.mapping.objects import DefinedType
+from streamer.mapping.rules import (
+    RelationMapping,
+    RelationName,
+    RelationPattern,
+    TableRule,
+    TableType,
+)
+from streamer.postgres.quoting import quote_identifier
+from streamer.target.conventions import SID
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionDifference:
+    """``source``: the target's object as it should be, in SQL or in words; None if there should be
+    none. ``target``: the object as it is; None if it is missing.
+    """
+
+    kind: str
+    name: str
+    source: str | None
+    target: str | None
+
+    def __str__(self) -> str:
+        if self.target is None:
+            return f'{self.kind} "{self.name}" is missing: {self.source}'
+        if self.source is None:
+            return f'{self.kind} "{self.name}" is only at the target: {self.target}'
+        return f'{self.kind} "{self.name}" is {self.target}, and should be {self.source}'
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def table_difference(
+    source: TableDefinition, place: TargetPlace, places: Places, target: TableDefinition
+) -> list[DefinitionDifference]:
+    """Return how *target* differs from *source*, which *place* and *places* map."""
+    return [
+        *_columns(source, place, target),
+        *_primary_key(source, place, target),
+        *_objects(source, place, places, target),
+    ]
+
+
+def type_difference(
+    source: list[DefinedType], target: list[DefinedType]
+) -> list[DefinitionDifference]:
+    """Return how the types of the target's columns differ from those of the source."""
+    there = {each.full_name: each for each in target}
+    found = []
+    for each in source:
+        other = there.get(each.full_name)
+        if other is not None and _described(each) != _described(other):
+            found.append(
+                DefinitionDifference(
+                    "type", str(each.full_name), _described(each), _described(other)
+                )
+            )
+    return found
+
+
+def _described(type_: DefinedType) -> str:
+    match type_.kind:
+        case "e":
+            return f"enum ({', '.join(label for _, label in type_.labels)})"
+        case "d":
+            checks = sorted(f"{name} {text}" for _, name, text in type_.checks)
+            parts = [type_.base or "", "not null" if type_.not_null else ""]
+            parts += [f"default {type_.default}" if type_.default is not None else "", *checks]
+            return " ".join(["domain", *filter(None, parts)])
+        case "c":
+            return f"({', '.join(f'{name} {kind}' for _, name, kind in type_.attributes)})"
+        case _:
+            return f"range of {type_.base}"
+
+
+# ---- columns -----------------------------------------------------------------------------------
+
+
+def _columns(
+    source: TableDefinition, place: TargetPlace, target: TableDefinition
+) -> Iterator[DefinitionDifference]:
+    there = {column.name: column for column in target.columns}
+    # Several sources, and versions of rows that are no more, need a table that takes nulls.
+    is_alone = place.mapping.type is TableType.CLONE and not place.has_sid
+    for column in source.columns:
+        name = place.mapping.target_column(column.name)
+        if name is None or place.mapping.is_computed(name):
+            continue
+        found = there.get(name)
+        if found is None:
+            if not place.mapping.is_optional(column.name):
+                yield DefinitionDifference("column", name, _type(column), None)
+            continue
+        if _type(column) != _type(found):
+            yield DefinitionDifference("column", name, _type(column), _type(found))
+        if column.not_null != found.not_null and (is_alone or found.not_null):
+            own, its = (("not null" if c.not_null else "null") for c in (column, found))
+            if found.name not in _primary_columns(target):
+                yield DefinitionDifference("column", name, own, its)
+
+
+def _type(column: ColumnDefinition) -> str:
+    return column.type + (f" collate {column.collation}" if column.collation else "")
+
+
+def _primary_columns(table: TableDefinition) -> tuple[str, ...]:
+    return next((c.columns for c in table.constraints if c.kind == "p"), ())
+
+
+def _primary_key(
+    source: TableDefinition, place: TargetPlace, target: TableDefinition
+) -> Iterator[DefinitionDifference]:
+    if place.mapping.type is not TableType.CLONE:
+        return
+    names = [place.column(column) for column in _primary_columns(source)]
+    wanted = [name for name in names if name is not None]
+    if len(wanted) < len(names):
+        return  # a part of it is excluded
+    if wanted and place.has_sid:
+        wanted.insert(0, SID)
+    found = _primary_columns(target)
+    if tuple(wanted) != found:
+        own, its = (f"({', '.join(key)})" if key else None for key in (wanted, found))
+        yield DefinitionDifference("primary key", target.name.name, own, its)
+
+
+# ---- indexes, constraints, defaults ------------------------------------------------------------
+
+
+def as_it_is(name: RelationName) -> TargetPlace:
+    """Return the place of a table whose definition needs no mapping."""
+    pattern = RelationPattern(name.namespace, name.name)
+    return TargetPlace(RelationMapping(name, name, TableRule(pattern)), has_sid=False)
+
+
+def _objects(
+    source: TableDefinition, place: TargetPlace, places: Places, target: TableDefinition
+) -> Iterator[DefinitionDifference]:
+    create = place.mapping.rule.create
+    there = {
+        (each.kind, each.name): each
+        for each in Renderer(target, as_it_is(target.name), as_it_is).plan(create)
+    }
+    for wanted in Renderer(source, place, places).plan(create):
+        found = there.pop((wanted.kind, wanted.name), None)
+        if wanted.reason is not None:
+            continue  # `streamer status` has the reason
+        statements = wanted.statements
+        if found is None:
+            other = other_name(wanted.name, place.mapping.target)
+            found = there.pop((wanted.kind, other), None)
+            former, quoted = quote_identifier(wanted.name), quote_identifier(other)
+            statements = tuple(each.replace(former, quoted) for each in statements)
+        if found is None:
+            if not _is_left_out(wanted, place):
+                yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), None)
+        elif not _is_left_out(wanted, place) and _plain(found.statements) != _plain(statements):
+            yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), _text(found))
+    for extra in there.values():
+        if _binds(extra):
+            yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
+
+
+_QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')
+
+
+def _plain(statements: Iterable[str]) -> list[str]:
+    """Return statements without needless quotes, which a renamed column has in expressions."""
+    return [_QUOTED.sub(r"\1", each) for each in statements]
+
+
+def _is_left_out(planned: Planned, place: TargetPlace) -> bool:
+    """Whether a change of the source does not bring an object to a table of several sources."""
+    return planned.kind is ObjectKind.DEFAULT and (
+        place.has_sid or place.mapping.type is not TableType.CLONE
+    )
+
+
+def _binds(planned: Planned) -> bool:
+    """Whether an object of the target may refuse rows."""
+    match planned.kind:
+        case ObjectKind.INDEX:
+            return planned.sql.startswith("create unique")
+        case ObjectKind.UNIQUE | ObjectKind.EXCLUSION | ObjectKind.CHECK | ObjectKind.FOREIGN_KEY:
+            return True
+        case _:
+            return False
+
+
+def _text(planned: Planned) -> str:
+    return "; ".join(planned.statements) or planned.source_sql

@@ -1,0 +1,232 @@
+"""Indexes, constraints and types of a source's table, and the difference between two states.
+
+Each has an OID for life. So a rename is exact, like that of a column. PostgreSQL makes an index
+anew when the type of a column changes. Its OID is another one then, and its mark is the same.
+
+Pure.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from streamer.mapping.rules import DdlKind, RelationName
+from streamer.postgres.quoting import quote_identifier
+
+INDEX: Final = "i"
+_PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedObject:
+    """An index or a constraint. An index that implements a constraint is a part of that.
+
+    ``kind``: `INDEX`, or pg_constraint.contype. ``mark``: of its definition without its name.
+    ``is_valid``: of a constraint, whether it was validated. ``index_oid``: its index.
+    """
+
+    oid: int
+    kind: str
+    name: str
+    mark: str
+    is_valid: bool = True
+    is_unique: bool = False
+    index_oid: int = 0
+
+    @property
+    def is_index(self) -> bool:
+        return self.kind == INDEX
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_valid or not self.is_index
+
+    @property
+    def binds(self) -> bool:
+        """Whether it refuses rows."""
+        return self.is_unique or not self.is_index
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChange:
+    """One change of an index or a constraint; None where it is not there."""
+
+    kind: DdlKind
+    before: DefinedObject | None
+    after: DefinedObject | None
+
+    @property
+    def name(self) -> str:
+        found = self.before or self.after
+        assert found is not None
+        return found.name
+
+    def __str__(self) -> str:
+        if self.before is not None and self.after is not None and self.after.name != self.name:
+            return f'{self.kind} "{self.name}" to "{self.after.name}"'
+        return f'{self.kind} "{self.name}"'
+
+
+def object_difference(
+    before: Iterable[DefinedObject], after: Iterable[DefinedObject]
+) -> list[ObjectChange]:
+    """Return the changes of indexes and constraints, in an order to make them in.
+
+    An index that a failed build left invalid counts as none.
+    """
+    former = {each.oid: each for each in before if each.is_usable}
+    present = {each.oid: each for each in after if each.is_usable}
+    gone = {(o.kind, o.name): o for oid, o in former.items() if oid not in present}
+    dropped: list[ObjectChange] = []
+    renamed: list[ObjectChange] = []
+    added: list[ObjectChange] = []
+    for new in present.values():
+        old = former.get(new.oid) or gone.pop((new.kind, new.name), None)
+        if old is None:
+            index = former.get(new.index_oid)
+            if index is not None and index.is_index:  # ADD CONSTRAINT … USING INDEX
+                gone.pop((index.kind, index.name), None)
+                renamed += _renamed(index, new)
+            added.append(_added(new))
+        elif old.mark != new.mark:
+            dropped.append(_dropped(old))
+            added.append(_added(new))
+        else:
+            renamed += _renamed(old, new)
+            if new.is_valid and not old.is_valid:
+                added.append(ObjectChange(DdlKind.VALIDATE_CONSTRAINT, new, new))
+    dropped += map(_dropped, gone.values())
+    return [*dropped, *renamed, *added]
+
+
+def _added(new: DefinedObject) -> ObjectChange:
+    kind = DdlKind.ADD_INDEX if new.is_index else DdlKind.ADD_CONSTRAINT
+    return ObjectChange(kind, None, new)
+
+
+def _dropped(old: DefinedObject) -> ObjectChange:
+    kind = DdlKind.DROP_INDEX if old.is_index else DdlKind.DROP_CONSTRAINT
+    return ObjectChange(kind, old, None)
+
+
+def _renamed(old: DefinedObject, new: DefinedObject) -> Iterator[ObjectChange]:
+    if old.name != new.name:
+        kind = DdlKind.RENAME_INDEX if old.is_index else DdlKind.RENAME_CONSTRAINT
+        yield ObjectChange(kind, old, new)
+
+
+# ---- types -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedType:
+    """A type of the source that its table uses.
+
+    ``kind``: pg_type.typtype: e (enum), d (domain), c (composite), r (range). ``labels``: OID and
+    text, in order. ``base``: of a domain or a range, as SQL. ``checks``: OID, name and definition.
+    ``attributes``: number, name and type.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    kind: str
+    labels: tuple[tuple[int, str], ...] = ()
+    base: str | None = None
+    not_null: bool = False
+    default: str | None = None
+    checks: tuple[tuple[int, str, str], ...] = ()
+    attributes: tuple[tuple[int, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Read the JSON of `streamer.postgres.describing.USED_TYPES`."""
+        lists = {name: fields.get(name) or () for name in ("labels", "checks", "attributes")}
+        return cls(**{**fields, **{n: tuple(map(tuple, each)) for n, each in lists.items()}})
+
+    @property
+    def full_name(self) -> RelationName:
+        return RelationName(self.namespace, self.name)
+
+    @property
+    def quoted(self) -> str:
+        """The name as ``format_type`` writes it with an empty search_path."""
+        return f"{_quoted(self.namespace)}.{_quoted(self.name)}"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else quote_identifier(name)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChange:
+    """One change of a type. ``part``: the label, constraint or attribute before and after it."""
+
+    kind: DdlKind
+    before: DefinedType | None
+    after: DefinedType
+    part: tuple[str | None, str | None] = (None, None)
+
+    def __str__(self) -> str:
+        if self.kind is DdlKind.RENAME_TYPE and self.before is not None:
+            return f'{self.kind} "{self.before.full_name}" to "{self.after.full_name}"'
+        old, new = self.part
+        words = " to ".join(f'"{each}"' for each in (old, new) if each is not None)
+        return f'{self.kind} "{self.after.full_name}"' + (f" {words}" if words else "")
+
+
+def type_difference(
+    before: Iterable[DefinedType], after: Iterable[DefinedType]
+) -> list[TypeChange]:
+    """Return the changes of types, in an order to make them in. A type that the table no longer
+    uses stays.
+    """
+    former = {each.oid: each for each in before}
+    changes: list[TypeChange] = []
+    for new in after:
+        old = former.get(new.oid)
+        if old is None:
+            changes.append(TypeChange(DdlKind.CREATE_TYPE, None, new))
+            continue
+        if old.full_name != new.full_name:
+            changes.append(TypeChange(DdlKind.RENAME_TYPE, old, new))
+        changes += _changes_of_labels(old, new)
+        if (old.not_null, old.default, _texts(old)) != (new.not_null, new.default, _texts(new)):
+            changes.append(TypeChange(DdlKind.CHANGE_DOMAIN, old, new))
+        changes += _changes_of_attributes(old, new)
+    return changes
+
+
+def _texts(domain: DefinedType) -> set[tuple[str, str]]:
+    return {(name, text) for _, name, text in domain.checks}
+
+
+def _changes_of_labels(old: DefinedType, new: DefinedType) -> Iterator[TypeChange]:
+    former = dict(old.labels)
+    for oid, label in new.labels:
+        was = former.get(oid)
+        if was is not None and was != label:
+            yield TypeChange(DdlKind.RENAME_ENUM_VALUE, old, new, (was, label))
+    for oid, label in new.labels:
+        if oid not in former:
+            yield TypeChange(DdlKind.ADD_ENUM_VALUE, old, new, (None, label))
+
+
+def _changes_of_attributes(old: DefinedType, new: DefinedType) -> Iterator[TypeChange]:
+    former = {number: (name, type_) for number, name, type_ in old.attributes}
+    present = {number: (name, type_) for number, name, type_ in new.attributes}
+    for number, (name, _) in former.items():
+        if number not in present:
+            yield TypeChange(DdlKind.DROP_ATTRIBUTE, old, new, (name, None))
+    for number, (name, type_) in present.items():
+        if number not in former:
+            continue
+        was, its_type = former[number]
+        if was != name:
+            yield TypeChange(DdlKind.RENAME_ATTRIBUTE, old, new, (was, name))
+        if its_type != type_:
+            yield TypeChange(DdlKind.CHANGE_ATTRIBUTE, old, new, (name, name))
+    for number, (name, _) in present.items():
+        if number not in former:
+            yield TypeChange(DdlKind.ADD_ATTRIBUTE, old, new, (None, name))

@@ -1,0 +1,244 @@
+"""SQL that describes a table: scalar subqueries that return JSON, for a query over ``pg_class c``.
+
+Both drivers run them on both sides, and so does the capture of definitions at a source. They need
+an empty search_path to write the schemas of names. Only `MARKED_OBJECTS` and `USED_TYPES` are free
+of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the table. Pure.
+"""
+
+from typing import Final
+
+COLUMNS: Final = """
+select pg_catalog.json_agg(pg_catalog.json_build_object(
+    'name', a.attname,
+    'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
+    'not_null', a.attnotnull,
+    'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
+    'identity', a.attidentity,
+    'generated', a.attgenerated,
+    'statistics', case when a.attstattarget >= 0 then a.attstattarget end,
+    'comment', pg_catalog.col_description(c.oid, a.attnum),
+    'collation', case when a.attcollation <> t.typcollation then
+        (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
+           from pg_catalog.pg_collation co
+           join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
+          where co.oid = a.attcollation) end,
+    'sequence', (
+        select pg_catalog.json_build_object(
+            'namespace', sn.nspname, 'name', sc.relname,
+            'type', pg_catalog.format_type(s.seqtypid, null),
+            'options', pg_catalog.format(
+                'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
+                s.seqincrement, s.seqmin, s.seqmax, s.seqstart, s.seqcache,
+                case when s.seqcycle then ' cycle' else '' end))
+          from pg_catalog.pg_depend p
+          join pg_catalog.pg_class sc on sc.oid = p.objid and sc.relkind = 'S'
+          join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
+          join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
+         where p.classid = 'pg_catalog.pg_class'::regclass
+           and p.refclassid = 'pg_catalog.pg_class'::regclass
+           and p.refobjid = c.oid and p.refobjsubid = a.attnum and p.deptype in ('a', 'i')
+         order by p.objid limit 1)
+    ) order by a.attnum)
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_type t on t.oid = a.atttypid
+left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+"""
+
+# Key columns have a dependency, too, unless a constraint has it for them: `uses` may name columns
+# that no expression has.
+INDEXES: Final = """
+select pg_catalog.json_agg(pg_catalog.json_build_object(
+    'name', x.relname, 'method', m.amname, 'is_unique', i.indisunique,
+    'is_primary', i.indisprimary, 'is_valid', i.indisvalid and i.indisready,
+    'nulls_not_distinct', coalesce(pg_catalog.to_json(i) ->> 'indnullsnotdistinct', 'false')::bool,
+    'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+    'options', coalesce(pg_catalog.to_json(x.reloptions), '[]'),
+    'constraint', k.conname,
+    'comment', pg_catalog.obj_description(x.oid, 'pg_class'),
+    'uses', (select coalesce(pg_catalog.json_agg(distinct u.attname), '[]')
+               from pg_catalog.pg_depend p
+               join pg_catalog.pg_attribute u
+                 on u.attrelid = c.oid and u.attnum = p.refobjsubid and u.attnum > 0
+              where p.refclassid = 'pg_catalog.pg_class'::regclass and p.refobjid = c.oid
+                and (p.classid, p.objid) in (('pg_catalog.pg_class'::regclass, x.oid),
+                                             ('pg_catalog.pg_constraint'::regclass, k.oid))),
+    'included', (select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
+                   from pg_catalog.unnest(i.indkey::int2[])
+                          with ordinality as n (attnum, position)
+                   join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.attnum
+                  where n.position > i.indnkeyatts),
+    'keys', (
+        select pg_catalog.json_agg(pg_catalog.json_build_object(
+            'column', a.attname,
+            'expression', case when n.attnum = 0 then
+                pg_catalog.pg_get_indexdef(x.oid, n.position::int4, false) end,
+            'collation', case when i.indcollation[n.position - 1]
+                                   not in (0, coalesce(a.attcollation, xt.typcollation)) then
+                (select pg_catalog.quote_ident(cn.nspname) || '.'
+                          || pg_catalog.quote_ident(co.collname)
+                   from pg_catalog.pg_collation co
+                   join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
+                  where co.oid = i.indcollation[n.position - 1]) end,
+            'opclass', case when not o.opcdefault
+                                 or pg_catalog.cardinality(xa.attoptions) > 0 then
+                pg_catalog.quote_ident(ns.nspname) || '.' || pg_catalog.quote_ident(o.opcname) end,
+            'opclass_options', coalesce(pg_catalog.to_json(xa.attoptions), '[]'),
+            'descending', i.indoption[n.position - 1] & 1 = 1,
+            'nulls_first', i.indoption[n.position - 1] & 2 = 2,
+            'operator', case when k.contype = 'x' or k.conexclop is not null then
+                (select pg_catalog.format('operator(%I.%s)', e.nspname, q.oprname)
+                   from pg_catalog.pg_operator q
+                   join pg_catalog.pg_namespace e on e.oid = q.oprnamespace
+                  where q.oid = k.conexclop[n.position]) end,
+            'statistics', case when xa.attstattarget >= 0 then xa.attstattarget end
+            ) order by n.position)
+          from pg_catalog.unnest(i.indkey::int2[]) with ordinality as n (attnum, position)
+          join pg_catalog.pg_attribute xa on xa.attrelid = x.oid and xa.attnum = n.position
+          join pg_catalog.pg_type xt on xt.oid = xa.atttypid
+          left join pg_catalog.pg_attribute a
+            on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum <> 0
+          join pg_catalog.pg_opclass o on o.oid = i.indclass[n.position - 1]
+          join pg_catalog.pg_namespace ns on ns.oid = o.opcnamespace
+         where n.position <= i.indnkeyatts)
+    ) order by x.oid)
+from pg_catalog.pg_index i
+join pg_catalog.pg_class x on x.oid = i.indexrelid
+join pg_catalog.pg_am m on m.oid = x.relam
+left join pg_catalog.pg_constraint k
+  on k.conindid = x.oid and k.conrelid = c.oid and k.contype in ('p', 'u', 'x')
+where i.indrelid = c.oid
+"""
+
+CONSTRAINTS: Final = """
+select pg_catalog.json_agg(pg_catalog.json_build_object(
+    'name', k.conname, 'kind', k.contype,
+    'definition', pg_catalog.pg_get_constraintdef(k.oid),
+    'columns', (select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
+                  from pg_catalog.unnest(k.conkey) with ordinality as n (attnum, position)
+                  join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.attnum),
+    'expression', pg_catalog.pg_get_expr(k.conbin, k.conrelid),
+    'index', case when k.contype in ('p', 'u', 'x') then
+        (select x.relname from pg_catalog.pg_class x where x.oid = k.conindid) end,
+    'deferrable', k.condeferrable, 'deferred', k.condeferred, 'validated', k.convalidated,
+    'enforced', coalesce(pg_catalog.to_json(k) ->> 'conenforced', 'true')::bool,
+    'period', coalesce(pg_catalog.to_json(k) ->> 'conperiod', 'false')::bool,
+    'no_inherit', k.contype = 'c' and k.connoinherit,
+    'referenced', (select pg_catalog.json_build_array(fn.nspname, f.relname)
+                     from pg_catalog.pg_class f
+                     join pg_catalog.pg_namespace fn on fn.oid = f.relnamespace
+                    where f.oid = k.confrelid),
+    'referenced_columns', (
+        select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
+          from pg_catalog.unnest(k.confkey) with ordinality as n (attnum, position)
+          join pg_catalog.pg_attribute a on a.attrelid = k.confrelid and a.attnum = n.attnum),
+    'match', k.confmatchtype, 'on_update', k.confupdtype, 'on_delete', k.confdeltype,
+    'on_delete_columns', (
+        select coalesce(pg_catalog.json_agg(a.attname), '[]')
+          from pg_catalog.json_array_elements_text(
+                 case pg_catalog.json_typeof(pg_catalog.to_json(k) -> 'confdelsetcols')
+                 when 'array' then pg_catalog.to_json(k) -> 'confdelsetcols' else '[]' end) n
+          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.value::int2),
+    'comment', pg_catalog.obj_description(k.oid, 'pg_constraint')
+    ) order by k.oid)
+from pg_catalog.pg_constraint k
+where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
+"""
+
+# The mark is another one when the object is another one. An index that ALTER TYPE has rebuilt keeps
+# it: default operator classes and the collations of columns go with the types.
+MARKED_OBJECTS: Final = """
+select pg_catalog.jsonb_agg(pg_catalog.to_jsonb(o) order by o.oid) from (
+    select i.indexrelid::int8 as oid, 'i' as kind, x.relname as name,
+           i.indisvalid and i.indisready as is_valid, i.indisunique as is_unique,
+           0::int8 as index_oid,
+           pg_catalog.md5(pg_catalog.concat_ws('|', x.relam, i.indisunique, i.indkey,
+               i.indnkeyatts, i.indoption, i.indexprs, i.indpred,
+               pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct',
+               array(select case when p.opcdefault then 0 else p.oid end
+                       from unnest(i.indclass::oid[]) with ordinality as n (oid, position)
+                       join pg_catalog.pg_opclass p on p.oid = n.oid order by n.position),
+               array(select case when n.oid = a.attcollation then 0 else n.oid end
+                       from unnest(i.indcollation::oid[], i.indkey::int2[])
+                              with ordinality as n (oid, attnum, position)
+                       left join pg_catalog.pg_attribute a
+                         on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum > 0
+                      order by n.position))) as mark
+      from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+     where i.indrelid = c.oid
+       and not exists (select from pg_catalog.pg_constraint k
+                        where k.conindid = i.indexrelid and k.conrelid = c.oid
+                          and k.contype in ('p', 'u', 'x'))
+    union all
+    select k.oid::int8, k.contype::text, k.conname, k.convalidated, false,
+           case when k.contype in ('p', 'u', 'x') then k.conindid else 0 end::int8,
+           pg_catalog.md5(pg_catalog.concat_ws('|', k.contype, k.conkey, k.confrelid, k.confkey,
+               k.confupdtype, k.confdeltype, k.confmatchtype, k.condeferrable, k.condeferred,
+               k.conexclop, k.conbin, pg_catalog.to_jsonb(k) ->> 'confdelsetcols',
+               pg_catalog.to_jsonb(k) ->> 'conenforced', pg_catalog.to_jsonb(k) ->> 'conperiod'))
+      from pg_catalog.pg_constraint k
+     where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
+    ) o
+"""
+
+# FirstNormalObjectId is 16384: below it are the types that every server has.
+_TYPES: Final = """
+with recursive used (oid, depth) as (
+    {wanted}
+    union
+    select part.oid, u.depth + 1
+      from used u join pg_catalog.pg_type t on t.oid = u.oid
+      cross join lateral (
+          select t.typelem as oid where t.typtype = 'b' and t.typcategory = 'A'
+          union all select t.typbasetype where t.typtype = 'd'
+          union all select r.rngsubtype from pg_catalog.pg_range r where r.rngtypid = t.oid
+          union all select a.atttypid from pg_catalog.pg_attribute a
+                     where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0
+                       and not a.attisdropped) part
+     where part.oid >= 16384
+)
+select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+    'oid', t.oid::int8, 'namespace', n.nspname, 'name', t.typname, 'kind', t.typtype,
+    'labels', (select pg_catalog.jsonb_agg(
+                          pg_catalog.jsonb_build_array(e.oid::int8, e.enumlabel)
+                          order by e.enumsortorder)
+                 from pg_catalog.pg_enum e where e.enumtypid = t.oid),
+    'base', case when t.typtype = 'd' then pg_catalog.format_type(t.typbasetype, t.typtypmod)
+                 when t.typtype = 'r' then (
+                     select pg_catalog.format_type(r.rngsubtype, null)
+                       from pg_catalog.pg_range r where r.rngtypid = t.oid) end,
+    'not_null', t.typnotnull, 'default', t.typdefault,
+    'checks', (select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.oid::int8, k.conname,
+                          pg_catalog.pg_get_constraintdef(k.oid)) order by k.oid)
+                 from pg_catalog.pg_constraint k where k.contypid = t.oid and k.contype = 'c'),
+    'attributes', (select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attnum, a.attname,
+                              pg_catalog.format_type(a.atttypid, a.atttypmod)) order by a.attnum)
+                     from pg_catalog.pg_attribute a
+                    where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0
+                      and not a.attisdropped)
+    ) order by u.depth desc, t.oid)
+  from (select oid, max(depth) as depth from used group by oid) u
+  join pg_catalog.pg_type t on t.oid = u.oid
+  join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+  left join pg_catalog.pg_class r on r.oid = t.typrelid
+ where t.typtype in ('e', 'd', 'c', 'r')
+   and (t.typtype <> 'c' or r.relkind = 'c')
+   and not exists (select from pg_catalog.pg_depend d
+                    where d.classid = 'pg_catalog.pg_type'::regclass and d.objid = t.oid
+                      and d.deptype = 'e')
+"""
+
+USED_TYPES: Final = _TYPES.replace(
+    "{wanted}",
+    """select a.atttypid, 0 from pg_catalog.pg_attribute a
+     where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384""",
+)
+"""The types of a table's columns, and their parts."""
+
+NAMED_TYPES_SQL: Final = _TYPES.replace(
+    "{wanted}",
+    """select t.oid, 0 from unnest($1::text[], $2::text[]) w (namespace, name)
+      join pg_catalog.pg_namespace n on n.nspname = w.namespace
+      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name""",
+)
+"""A query for types by schema and name; both parameters are arrays."""

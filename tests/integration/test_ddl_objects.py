@@ -1,0 +1,203 @@
+"""`ddl: capture`: indexes and constraints of the target follow those of the source."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streamer.commands import ddl
+from streamer.commands.embedded import Server
+from streamer.runtime import definitions as definition_builder
+from streamer.target.connection import TargetAddress
+from tests.support.definitions import described
+from tests.support.postgres import Database, assert_same, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
+TABLES = "t: {initial: none}\np: {initial: none}"
+DDL = (
+    "create table p (id int primary key, code text);"
+    "create table t (id int primary key, name varchar(10), amount int, parent int)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+
+
+def objects(db: Database, table: str = "public.t") -> dict[str, list[str]]:
+    found = described(db, table)
+    return {name: found[name] for name in ("indexes", "constraints")}
+
+
+async def alike(streamer: Streamer, source: Database, target: Database) -> None:
+    """Wait until the target has the source's rows, indexes and constraints."""
+    await streamer.caught_up()
+
+    async def is_so() -> bool:
+        here, there = [await asyncio.to_thread(objects, db) for db in (source, target)]
+        return here == there
+
+    try:
+        await streamer.eventually(is_so)
+    except AssertionError as exc:
+        plans = target.execute("select kind, name, state, reason from streamer.definition")
+        raise AssertionError(f"{exc}\n{objects(source)}\n{objects(target)}\n{plans}") from exc
+    assert_same(source, target, "t")
+
+
+COMMANDS = [
+    # Added, renamed and dropped, each by the statements that migrations use.
+    "create index concurrently lowered on t (lower(name), id desc) where amount > 0",
+    "create unique index by_name on t (name) include (amount); insert into t values (50, 'x')",
+    "alter table t add constraint positive check (amount >= 0) not valid",
+    "alter table t validate constraint positive",
+    "alter table t add constraint once unique (amount) deferrable initially deferred",
+    "alter table t add constraint parent_fk foreign key (parent) references p not valid",
+    "alter table t validate constraint parent_fk",
+    "alter table t add constraint apart exclude (id with =)",
+    "alter index lowered rename to low; alter table t rename constraint positive to not_negative",
+    # The index becomes the constraint, and rows use a new column in the same transaction.
+    "create unique index concurrently tmp on t (parent, id)",
+    "alter table t add constraint parent_key unique using index tmp",
+    "alter table t add column extra int; create index on t (extra); update t set extra = id",
+    "alter table t rename column extra to more; create index on t ((more + 1))",
+    # Another definition under the same name, in one command.
+    "alter table t drop constraint not_negative, add constraint not_negative check (amount > -9)",
+    "alter table t alter column amount type bigint",  # makes indexes and constraints anew
+    "insert into t (id, amount) values (60, -5)",
+    "drop index by_name; insert into t values (61, 'x')",
+    "drop index concurrently low",
+    "alter table t drop constraint once; insert into t (id, amount) values (62, -5)",
+    "alter table t drop column more",
+    "alter table t drop constraint t_pkey, add constraint t_key primary key (id)",
+    # Undone at the source.
+    "begin; create index never on t (name); rollback",
+    (
+        "begin; savepoint a; create index gone on t (name); rollback to a;"
+        "create index kept on t (amount); savepoint b; drop index kept; rollback to b; commit"
+    ),
+]
+
+
+async def test_indexes_and_constraints_follow_the_source(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+        db.execute("insert into p values (1, 'a'); insert into t values (1, 'a', 1, 1)")
+    async with stream(TABLES, group=GROUP) as streamer:
+        await streamer.caught_up()
+        for command in COMMANDS:
+            if "concurrently" in command or command.startswith("begin"):
+                await asyncio.to_thread(source.execute, command)
+                continue
+            # In one transaction with rows before and behind it.
+            await asyncio.to_thread(
+                source.execute,
+                f"insert into t (id) select max(id) + 100 from t; {command};"
+                "insert into t (id) select max(id) + 100 from t",
+            )
+            if len(command) % 2:  # others come before the former is made
+                await alike(streamer, source, target)
+        await alike(streamer, source, target)
+        assert target.execute("select * from streamer.definition where state <> 'made'") == []
+        indexes = "select count(*) from pg_stat_progress_create_index"
+        assert target.value(indexes) == 0
+
+
+async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    source.execute("create table elsewhere (id int primary key)")
+    group = "ddl: capture\ncreate: keys\non_ddl: {add_index: stop, add_constraint: stop}"
+    rules = "t: {initial: none, exclude: [amount]}"
+    async with stream(rules, group=group) as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+        # `keys` has no checks and no foreign keys, so there is nothing to decide.
+        source.execute(
+            "alter table t add check (id > 0), add foreign key (parent) references elsewhere;"
+            "insert into t values (1)"
+        )
+        await streamer.caught_up()
+        source.execute("create index by_parent on t (parent); insert into t values (2)")
+        await streamer.table_state("public.t", "error")
+        error = str((await streamer.table("public.t"))["error"])
+        assert "on_ddl is stop for add_index" in error
+        assert 'create index concurrently "by_parent"' in error
+        assert "streamer ddl apply public.t" in error
+        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await streamer.table_state("public.t", "ready")
+        await streamer.caught_up()
+
+        async def is_made() -> bool:
+            return "by_parent" in str(await asyncio.to_thread(described, target, "public.t"))
+
+        await streamer.eventually(is_made)
+        # The target lacks the column: named, with its SQL.
+        source.execute("create index by_amount on t (amount); insert into t values (3)")
+        await streamer.table_state("public.t", "error")
+        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await streamer.table_state("public.t", "ready")
+        await streamer.caught_up()
+        named = target.execute(
+            "select state, sql, reason from streamer.definition where name = 'by_amount'"
+        )
+        assert [row[0] for row in named] == ["unmade"]
+        assert "by_amount" in str(named[0][1])
+        assert "amount" in str(named[0][2])
+
+
+async def test_tenants_of_one_table_are_not_bound_by_each_other(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    with database(shared_server, "second") as second:
+        for db in (source, second):
+            db.execute("create table t (id int primary key, n int)")
+        target.execute("create table t (sid text, id int, n int, primary key (sid, id))")
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, "t: {initial: none}", sid="a", group=GROUP)
+        one = f'{{url: "{source.url}", sid: a}}'
+        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
+        streamer = Streamer(path)
+        streamer.start()
+
+        def names() -> set[str]:
+            found = objects(target)
+            return {line.split()[0] for line in found["constraints"]} | {
+                line.split()[line.split().index("INDEX") + 1] for line in found["indexes"]
+            }
+
+        async def has(*wanted: str) -> None:
+            await streamer.caught_up()
+
+            async def is_so() -> bool:
+                return await asyncio.to_thread(names) == {"t_pkey", *wanted}
+
+            await streamer.eventually(is_so)
+
+        try:
+            await streamer.caught_up()
+            added = "alter table t add constraint positive check (n > 0); create index i on t (n)"
+            source.execute(f"{added}; insert into t values (1, 1)")
+            await has("i")
+            second.execute("insert into t values (1, -1), (2, -1)")  # not bound by it
+            await streamer.caught_up()
+            second.execute(f"update t set n = 1; {added}; create unique index u on t (id, n)")
+            await has("i", "positive")
+            source.execute("create unique index u on t (id, n)")
+            await has("i", "positive", "u")
+            assert "UNIQUE INDEX u ON public.t USING btree (sid, id, n)" in str(objects(target))
+            second.execute(
+                "alter table t drop constraint positive; drop index i; insert into t values (9, -9)"
+            )
+            await has("i", "u")
+            source.execute("alter table t drop constraint positive; drop index i, u")
+            second.execute("drop index u")
+            await has()
+        finally:
+            await streamer.stop()

@@ -1,0 +1,119 @@
+"""`ddl: capture`: enums, domains and composite types change in their place in the stream."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from streamer.commands import ddl
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+GROUP = "ddl: capture\non_ddl: {drop_column: apply, drop_attribute: apply}"
+TYPES = """
+create type mood as enum ('sad', 'happy');
+create type place as (street text, number int);
+create domain positive as int constraint above check (value > 0);
+create table a (id int primary key, m mood, p place, d positive, list mood[]);
+create table b (id int primary key, m mood, p place);
+insert into a values (1, 'sad', row('x', 1), 1, '{sad,happy}'); insert into b values (1, 'happy');
+"""
+STATE = """
+select t.typname, e.enumlabel, null, null from pg_enum e join pg_type t on t.oid = e.enumtypid
+union all
+select t.typname, a.attname, format_type(a.atttypid, a.atttypmod), null
+  from pg_attribute a join pg_type t on t.typrelid = a.attrelid join pg_class c on c.oid = t.typrelid
+ where c.relkind = 'c' and not a.attisdropped
+union all
+select t.typname, k.conname, pg_get_constraintdef(k.oid), null
+  from pg_constraint k join pg_type t on t.oid = k.contypid where k.contype = 'c'
+union all
+select typname, format_type(typbasetype, typtypmod), typdefault, typnotnull::text
+  from pg_type where typtype = 'd' and oid > 16384
+"""
+
+COMMANDS = [
+    "alter type mood add value 'calm' before 'happy'",
+    "insert into a (id, m) values (2, 'calm'); insert into b values (2, 'calm')",
+    "alter type mood add value 'elated'",
+    # Rows of both tables before and behind, in transactions of their own.
+    "update a set m = 'happy'; update b set m = 'happy'",
+    "alter type mood rename value 'happy' to 'glad'",
+    "insert into a (id, m) values (3, 'glad'); update b set m = 'elated' where id = 1",
+    # A type of its own transaction has all of its values at once.
+    (
+        "create type colour as enum ('red'); alter table a add column c colour default 'red';"
+        "insert into a (id, c) values (4, 'red'); alter type colour add value 'green'"
+    ),
+    "insert into a (id, c) values (5, 'green')",
+    "update a set p = row('y', 2); update b set p = row('z', 3)",
+    "alter type place add attribute zip text",
+    "update a set p = row('y', 2, 'z') where id = 1; update b set p = row('q', 4, 'r')",
+    "alter type place rename attribute number to no",
+    "alter type place drop attribute street",
+    "update a set p = row(5, 's'); update b set p = row(6, 't')",
+    "alter domain positive drop constraint above; insert into a (id, d) values (6, -1)",
+    (
+        "update a set d = 6 where id = 6; alter domain positive add constraint high check (value > 5)"
+        " not valid"
+    ),
+    "alter domain positive set default 7",
+    (
+        "create domain email as text not null check (value like '%@%');"
+        "alter table b add column e email default 'a@b'; update b set e = 'c@d' where id = 2"
+    ),
+    "create schema other; alter type mood set schema other",
+    "alter type other.mood rename to feeling; insert into b (id, m) values (7, 'calm')",
+    (
+        "alter table b add column range int4range; create type span as range (subtype = numeric);"
+        "alter table b add column s span; update b set s = '[1.5,2)'"
+    ),
+]
+
+
+@pytest.fixture
+def _both(source: Database, target: Database) -> None:
+    for db in (source, target):
+        db.execute(TYPES)
+
+
+@pytest.mark.usefixtures("_both")
+async def test_types_change_in_their_place(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    async with stream("a: {initial: none}\nb: {initial: none}", group=GROUP) as streamer:
+        await streamer.caught_up()
+        for command in COMMANDS:
+            await asyncio.to_thread(source.execute, command)
+        await streamer.caught_up()
+        for table in ("a", "b"):
+            assert_same(source, target, table)
+        assert sorted(target.execute(STATE), key=str) == sorted(source.execute(STATE), key=str)
+        labels = "select array_agg(e::text) from unnest(enum_range(null::other.feeling)) e"
+        assert target.value(labels) == source.value(labels) == ["sad", "calm", "glad", "elated"]
+
+
+@pytest.mark.usefixtures("_both")
+async def test_a_type_that_waits_for_a_decision(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    group = "ddl: capture\non_ddl: {rename_enum_value: stop}"
+    async with stream("a: {initial: none}\nb: {initial: none}", group=group) as streamer:
+        await streamer.caught_up()
+        source.execute("alter type mood rename value 'sad' to 'blue'")
+        source.execute("insert into a (id, m) values (8, 'blue')")
+        for table in ("a", "b"):
+            await streamer.table_state(f"public.{table}", "error")
+        error = str((await streamer.table("public.a"))["error"])
+        assert "on_ddl is stop for rename_enum_value" in error
+        assert "rename value 'sad' to 'blue'" in error
+        with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+            target.execute("select 'blue'::mood")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        for table in ("a", "b"):
+            await ddl.store_decision(address, "apply", table, "shop", None)
+        for table in ("a", "b"):
+            await streamer.table_state(f"public.{table}", "ready")
+        await streamer.caught_up()
+        assert_same(source, target, "a")

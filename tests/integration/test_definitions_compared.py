@@ -1,0 +1,98 @@
+"""Definitions of both sides are compared through the mapping."""
+
+from pathlib import Path
+
+from streamer.commands.compare import summarize
+from streamer.compare.comparison import TableResult
+from streamer.compare.table_definitions import read_differences
+from streamer.config import static
+from streamer.mapping.rules import RelationName, resolve
+from streamer.source.catalog import read_relations
+from streamer.source.connection import connection
+from streamer.target.catalog import read_relation
+from streamer.target.connection import TargetAddress, target_connection
+from tests.support.postgres import Database
+from tests.support.streamer import write_config
+
+SOURCE = """
+create type mood as enum ('sad', 'happy');
+create table p (id int primary key);
+create table t (id int primary key, name varchar(10) not null default 'x', m mood, hidden int,
+                parent int references p on delete set null, total int check (total > 0));
+create unique index once on t (name);
+create index sorted on t (lower(name) desc) where total > 1;
+create index on t (hidden);
+alter table t add constraint apart exclude using btree (parent with =);
+"""
+
+
+async def differences(path: Path, source: Database, target: Database) -> list[str]:
+    """Return the differences of table t, as `streamer compare` lists them."""
+    settings, mapping = static.load(path)
+    (one,) = mapping.sources
+    names = [RelationName("public", name) for name in ("p", "t")]
+    mappings = resolve(one, names, "public")
+    async with (
+        connection(one) as plain,
+        target_connection(TargetAddress.parse(settings.target.url), "test") as there,
+    ):
+        relations = await read_relations(plain, names)
+        aim = await read_relation(there, mappings[1].target)
+        assert aim is not None
+        found = await read_differences(
+            *(plain, there, relations[names[1]].oid, mappings[1], aim),
+            sid=one.sid,
+            others=mappings,
+        )
+    result = TableResult("public.t", "w", "shop", None, 1, definitions=found)
+    assert result.to_json()["definitions"]["equal"] is (not found)
+    assert (summarize([result], strict=True) is None) is (not found)
+    assert summarize([result]) is None
+    return [str(each) for each in found]
+
+
+async def test_differences_are_listed_as_far_as_create_asks_for_them(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(SOURCE)
+    path = tmp_path / "config.yaml"
+    rules = "p:\nt: {target: w, columns: {name: title}, exclude: [hidden]}"
+
+    def configure(create: str) -> None:
+        write_config(path, source, target, rules, sid="eu", group=f"create: {create}")
+
+    target.execute("""
+        create type mood as enum ('sad', 'happy');
+        create table p (sid text, id int, primary key (sid, id));
+        create table w (sid text, id int, title varchar(10) not null default 'x', m mood,
+                        parent int, total int, own text, primary key (sid, id),
+                        constraint t_total_check check (total > 0));
+        create unique index once on w (sid, title);
+        create index sorted on w (lower(title) desc) where total > 1;
+        create index own on w (own);
+        alter table w add constraint apart exclude using btree (sid with =, parent with =),
+            add constraint t_parent_fkey foreign key (sid, parent) references p
+                on delete set null (parent);
+    """)
+    configure("all")
+    assert await differences(path, source, target) == []
+    target.execute("""
+        drop index sorted; alter type mood add value 'mad'; alter table w alter total type bigint;
+        alter table w add constraint more check (total > 5), drop constraint apart,
+            drop constraint t_total_check, drop constraint w_pkey, add primary key (id);
+    """)
+    found = await differences(path, source, target)
+    starts = [
+        'type "public.mood" is enum (sad, happy, mad), and should be enum (sad, happy)',
+        'column "total" is bigint, and should be integer',
+        'primary key "w" is (id), and should be (sid, id)',
+        'index "sorted" is missing: create index "sorted"',
+        'exclusion "apart" is missing: alter table "public"."w" add constraint "apart" exclude',
+        'check "t_total_check" is missing',
+        'check "more" is only at the target: alter table "public"."w" add constraint "more"',
+    ]
+    assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
+    configure("keys")
+    assert len(await differences(path, source, target)) == 5
+    configure("columns")
+    assert len(await differences(path, source, target)) == 3

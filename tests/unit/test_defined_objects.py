@@ -1,0 +1,228 @@
+"""Differences of indexes, constraints and types, and their statements for the target."""
+
+from dataclasses import replace
+
+import pytest
+
+from streamer.apply.sql.type_changes import TypeTranslator
+from streamer.definitions.difference import table_difference
+from streamer.definitions.difference import type_difference as compared
+from streamer.definitions.model import (
+    ColumnDefinition,
+    ConstraintDefinition,
+    IndexDefinition,
+    IndexKey,
+    TableDefinition,
+)
+from streamer.definitions.render import TargetPlace
+from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.mapping.objects import (
+    DefinedObject,
+    DefinedType,
+    object_difference,
+    type_difference,
+)
+from streamer.mapping.rules import (
+    Create,
+    RelationMapping,
+    RelationName,
+    RelationPattern,
+    TableRule,
+)
+
+INDEX = DefinedObject(1, "i", "by_name", "m")
+CHECK = DefinedObject(2, "c", "positive", "m")
+UNIQUE = DefinedObject(3, "u", "once", "m", index_oid=30)
+MOOD = DefinedType(9, "public", "mood", "e", labels=((1, "sad"), (2, "happy")))
+PLACE = DefinedType(8, "public", "place", "c", attributes=((1, "street", "text"),))
+POSITIVE = DefinedType(
+    7, "public", "positive", "d", base="integer", checks=((1, "above", "CHECK ((VALUE > 0))"),)
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ([], [INDEX, CHECK], ['add_index "by_name"', 'add_constraint "positive"']),
+        ([INDEX, CHECK], [], ['drop_index "by_name"', 'drop_constraint "positive"']),
+        ([INDEX], [replace(INDEX, name="other")], ['rename_index "by_name" to "other"']),
+        ([INDEX], [replace(INDEX, oid=9)], []),  # ALTER TYPE made it anew
+        (
+            [INDEX],
+            [replace(INDEX, oid=9, mark="other")],
+            ['drop_index "by_name"', 'add_index "by_name"'],
+        ),
+        (
+            [replace(INDEX, oid=30)],
+            [UNIQUE],
+            ['rename_index "by_name" to "once"', 'add_constraint "once"'],
+        ),
+        ([replace(CHECK, is_valid=False)], [CHECK], ['validate_constraint "positive"']),
+        ([], [replace(INDEX, is_valid=False)], []),  # a build that failed, or is under way
+        ([replace(INDEX, is_valid=False)], [INDEX], ['add_index "by_name"']),
+        ([replace(INDEX, is_valid=False)], [], []),
+        (
+            [INDEX, replace(INDEX, oid=2, name="b")],
+            [replace(INDEX, name="b"), replace(INDEX, oid=2, name="c")],
+            ['rename_index "by_name" to "b"', 'rename_index "b" to "c"'],
+        ),
+    ],
+)
+def test_objects_are_told_apart_by_their_oids(
+    before: list[DefinedObject], after: list[DefinedObject], changes: list[str]
+) -> None:
+    assert [str(change) for change in object_difference(before, after)] == changes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "statements"),
+    [
+        (
+            MOOD,
+            replace(MOOD, labels=((1, "sad"), (3, "so so"), (2, "happy"), (4, "mad"))),
+            ["add value if not exists 'so so' before 'happy'", "add value if not exists 'mad'"],
+        ),
+        (
+            MOOD,
+            replace(MOOD, labels=((1, "it's"), (2, "happy"))),
+            ["rename value 'sad' to 'it''s'"],
+        ),
+        (MOOD, replace(MOOD, name="feeling"), ['rename to "feeling"']),
+        (
+            PLACE,
+            replace(PLACE, attributes=((2, "no", "integer"),)),
+            ['drop attribute "street"', 'add attribute "no" integer'],
+        ),
+        (
+            PLACE,
+            replace(PLACE, attributes=((1, "Street", "character varying"),)),
+            [
+                'rename attribute "street" to "Street"',
+                'alter attribute "Street" type character varying',
+            ],
+        ),
+        (
+            POSITIVE,
+            replace(
+                POSITIVE, checks=((2, "b", "CHECK ((VALUE > 1))"),), not_null=True, default="5"
+            ),
+            [
+                'drop constraint "above"',
+                'add constraint "b" CHECK ((VALUE > 1))',
+                "set not null",
+                "set default 5",
+            ],
+        ),
+    ],
+)
+def test_a_type_is_changed_once_for_all_tables(
+    before: DefinedType, after: DefinedType, statements: list[str]
+) -> None:
+    changes = type_difference([before], [after])
+    translator = TypeTranslator({before.full_name: before})
+    kind = "domain" if before.kind == "d" else "type"
+    found = translator.translate(changes).statements
+    prefix = f'alter {kind} "public"."{before.name}" '
+    assert [each.removeprefix(prefix) for each in found] == statements
+    # Another table comes to its own message.
+    there = TypeTranslator({after.full_name: replace(after, oid=77)})
+    assert there.translate(changes).statements == []
+
+
+def test_the_column_of_a_renamed_type_is_the_same() -> None:
+    column = DefinedColumn(1, "m", "public.mood[]")
+    before = SourceDefinition((column,), (), (MOOD,))
+    odd = replace(MOOD, name="Odd")
+    after = SourceDefinition((replace(column, type='public."Odd"[]'),), (), (odd,))
+    assert [str(c) for c in all_differences(before, after)] == [
+        'rename_type "public.mood" to "public.Odd"'
+    ]
+
+
+def test_a_source_that_still_has_the_value_or_type_keeps_it() -> None:
+    renamed = replace(MOOD, labels=((1, "blue"), (2, "happy")))
+    changes = type_difference([MOOD], [renamed])
+    found = TypeTranslator({MOOD.full_name: MOOD}, [[MOOD]]).translate(changes)
+    assert found.statements == [
+        "alter type \"public\".\"mood\" add value if not exists 'blue' before 'happy'"
+    ]
+    assert list(found.rewritten) == ["public.mood"]
+    with pytest.raises(TargetSchemaError, match="another source"):
+        TypeTranslator({PLACE.full_name: PLACE}, [[PLACE]]).translate(
+            type_difference([PLACE], [replace(PLACE, attributes=())])
+        )
+
+
+def test_a_stored_definition_is_read_back() -> None:
+    definition = SourceDefinition(
+        (DefinedColumn(1, "id", "integer"),), (INDEX, CHECK, UNIQUE), (MOOD, PLACE, POSITIVE)
+    )
+    assert SourceDefinition.from_json(definition.to_json()) == definition
+
+
+# ---- comparison --------------------------------------------------------------------------------
+
+T = RelationName("public", "t")
+
+
+def described(*columns: str, **kinds: tuple[object, ...]) -> TableDefinition:
+    return TableDefinition(
+        T,
+        tuple(ColumnDefinition(name, "integer", name == "id") for name in columns),
+        kinds.get("indexes", ()),  # type: ignore[arg-type]
+        kinds.get("constraints", ()),  # type: ignore[arg-type]
+    )
+
+
+def differences(
+    source: TableDefinition,
+    target: TableDefinition,
+    *,
+    has_sid: bool = False,
+    create: Create = Create.ALL,
+    columns: tuple[tuple[str, str], ...] | None = None,
+) -> list[str]:
+    rule = TableRule(RelationPattern("public", "t"), create=create, columns=columns)
+    names = frozenset(column.name for column in target.columns)
+    place = TargetPlace(RelationMapping(T, T, rule), has_sid, names)
+    return [str(each) for each in table_difference(source, place, lambda _: None, target)]
+
+
+KEY = ConstraintDefinition("t_pkey", "p", "", ("id",), index="t_pkey")
+BY_N = IndexDefinition("by_n", "btree", (IndexKey("n"),), is_unique=True)
+
+
+def test_a_definition_is_compared_through_the_mapping() -> None:
+    source = described("id", "n", indexes=(BY_N,), constraints=(KEY,))
+    target = described(
+        *("id", "m", "sid"),
+        indexes=(replace(BY_N, keys=(IndexKey("sid"), IndexKey("m"))),),
+        constraints=(replace(KEY, columns=("sid", "id")),),
+    )
+    columns = (("id", "id"), ("n", "m"))
+    assert differences(source, target, has_sid=True, columns=columns) == []
+    found = differences(source, target, columns=columns)
+    assert found[0] == 'primary key "t" is (sid, id), and should be (id)'
+    assert found[1].startswith('index "by_n" is create unique index "by_n" on')
+
+
+def test_create_says_what_the_target_should_have() -> None:
+    check = ConstraintDefinition("above", "c", "", ("n",), "(n > 0)")
+    source = described("id", "n", indexes=(BY_N,), constraints=(KEY, check))
+    target = described("id", "n", constraints=(KEY,))
+    assert differences(source, target, create=Create.COLUMNS) == []
+    (index,) = differences(source, target, create=Create.KEYS)
+    assert index.startswith('index "by_n" is missing: create unique index')
+    assert len(differences(source, target)) == 2
+    # A unique index may refuse rows of the source, and an index for readers does not.
+    own = replace(BY_N, name="own", is_unique=False)
+    (extra,) = differences(target, replace(target, indexes=(own, BY_N)))
+    assert extra.startswith('index "by_n" is only at the target: create unique index')
+    assert differences(described("id", "x"), described("id")) == ['column "x" is missing: integer']
+
+
+def test_types_are_compared_by_their_values() -> None:
+    assert compared([MOOD, PLACE], [replace(MOOD, oid=1)]) == []
+    (found,) = compared([MOOD], [replace(MOOD, labels=((1, "sad"),))])
+    assert str(found) == 'type "public.mood" is enum (sad), and should be enum (sad, happy)'
