@@ -130,12 +130,19 @@ def measure(
             "idle_source_percent": round(100 * backends(source, options.seconds), 2),
             "source_connections": connections(source),
             "target_connections": connections(target.server),
+            "failed_attempts": count_lines(config, "is tried again"),
+            "unhandled_failures": count_lines(config, "was never retrieved"),
             "metrics_bytes": len(metrics),
             "metrics_seconds": round(took, 2),
         }
     finally:
         process.send_signal(15)
         process.wait(60)
+
+
+def count_lines(config: Path, text: str) -> int:
+    """Return how many lines of the log so far have *text*."""
+    return config.with_suffix(".log").read_text().count(text)
 
 
 def wait_for_streaming(

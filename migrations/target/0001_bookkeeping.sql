@@ -13,6 +13,10 @@ create table streamer.source (
     error text,
     -- The code of `error`, which decides its runbook: see the reference of error codes.
     error_code text,
+    -- What the start of the source waits for, in words.
+    waiting_for text,
+    -- How many rounds of copies share `sync.rows_per_second`.
+    copy_rounds integer not null default 1 check (copy_rounds > 0),
     -- Stored before streamer acknowledges it to the source. So the slot is never ahead of it,
     -- unless this database went back in time or another client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel
 
 from streamer.admin.models import DatabaseBody, TableBody, UrlBody, table_pattern
+from streamer.commands.check.copies import copy_lines
 from streamer.commands.check.findings import Fix, found_lines, one_line
 from streamer.commands.tenants.change import Changed
 from streamer.errors import InvalidError, NotFoundError
@@ -231,6 +232,7 @@ def plan_lines(plan: Row) -> Iterable[str]:
         yield from found_lines(f"{finding['severity']:<7} {place}: {finding['problem']}", fix)
     for note in plan["notes"]:
         yield f"note    {note}"
+    yield from copy_lines(plan["copies"], plan["sources_at_once"])
     estimate = plan["estimate"]
     if estimate["tables"]:
         yield (

@@ -9,6 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from streamer.commands.check.command import Examination, examine
+from streamer.commands.check.copies import (
+    ASSUMED_BYTES_PER_SECOND,
+    PlannedCopies,
+    plan_copies,
+)
 from streamer.commands.check.findings import Finding, Severity
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
@@ -30,8 +35,6 @@ from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection
 
-ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
-"""Of all copies together, before the first one. Small machines do that with two jobs."""
 START_SECONDS: Final = 12.0
 """Spark takes about that long to start."""
 
@@ -88,6 +91,10 @@ class Plan:
     estimate: Estimate
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
+    copies: list[PlannedCopies] = field(default_factory=list)
+    """The first copies, in the order in which sources make them."""
+    sources_at_once: int = 1
+    """How many of them copy at the same time."""
 
     @property
     def has_changes(self) -> bool:
@@ -113,6 +120,8 @@ class Plan:
             "estimate": asdict(self.estimate),
             "findings": [finding.to_json() for finding in self.findings],
             "notes": self.notes,
+            "copies": [each.to_json() for each in self.copies],
+            "sources_at_once": self.sources_at_once,
         }
 
 
@@ -147,8 +156,17 @@ async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None
             for source in before.sources
             if source.label not in labels
         ]
-    estimate = await _estimate(settings, seen, sources)
-    return Plan(sources, estimate, list(seen.report.findings))
+    estimate, speed = await _estimate(settings, seen, sources)
+    limit = settings.sync.rows_per_second
+    return Plan(
+        sources,
+        estimate,
+        list(seen.report.findings),
+        copies=plan_copies(
+            seen.sources, seen.target, rows_per_second=limit, bytes_per_second=speed
+        ),
+        sources_at_once=settings.sync.sources_at_once,
+    )
 
 
 def _plan_source(
@@ -299,7 +317,10 @@ having sum(p.bytes_copied) > 10000000
 """
 
 
-async def _estimate(settings: Settings, seen: Examination, sources: list[SourcePlan]) -> Estimate:
+async def _estimate(
+    settings: Settings, seen: Examination, sources: list[SourcePlan]
+) -> tuple[Estimate, float | None]:
+    """Return the estimate, and the measured speed in bytes per second that it is from, if any."""
     copies = [table for source in sources for table in source.tables if table.action == "copy"]
     rows = sum(table.rows or 0 for table in copies)
     size = sum(table.size_bytes or 0 for table in copies)
@@ -315,7 +336,7 @@ async def _estimate(settings: Settings, seen: Examination, sources: list[SourceP
         seconds = max(seconds, max(per_source, default=0) / limit)
     if copies:
         seconds += START_SECONDS
-    return Estimate(len(copies), rows, size, round(seconds, 1), basis)
+    return Estimate(len(copies), rows, size, round(seconds, 1), basis), speed
 
 
 async def _measured_speed(settings: Settings, target: TargetFacts | None) -> float | None:

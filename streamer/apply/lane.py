@@ -115,6 +115,7 @@ class MappedRelation:
         "relation_id",
         "relid",
         "resync",
+        "size_bytes",
         "skip_through_lsn",
         "source",
     )
@@ -152,6 +153,8 @@ class MappedRelation:
         """Oid of the source's table that the target has; another one of that name is another table.
         """
         self.source = source
+        self.size_bytes = 0
+        """The size of the source's table as it was registered: decides the order of copies."""
         self.plan: ApplyPlan | None = None
         self._statements: PlanStatements | None = None
         self._confirmed: list[Relation] = []
@@ -281,6 +284,7 @@ class Hold(enum.Flag):
     LARGE = enum.auto()  # a transaction larger than memory
     QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
     POINT = enum.auto()  # a copy exchanges rows at a point: the drainer works up to there
+    SLOW = enum.auto()  # the target takes long for it: a drainer spares the worker's other lanes
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
@@ -415,6 +419,8 @@ class Lane:
     """The drainer's session at the target, while it applies something of this lane."""
     is_draining: bool = False
     """Whether a drainer is applying something of it now."""
+    slow_until: float = 0.0
+    """Until when it stays held as slow, on the clock of `time.monotonic`."""
     queues_since: float | None = None
     """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
     has_open_share: bool = False
@@ -515,6 +521,11 @@ class Lane:
             self.error = None
         self.changed.set()
 
+    def keep_aside(self, until: float) -> None:
+        """Leave this lane to a drainer until a time of `time.monotonic`, also with nothing held."""
+        self.slow_until = until
+        self.keep(Hold.SLOW)
+
     def drain_to(self, point: Lsn) -> None:
         """Let the drainer apply changes that commit before *point*."""
         self.point, self.is_at_point = point, False
@@ -606,7 +617,7 @@ class Lane:
 
     def go_live(self) -> bool:
         """Return to the worker's queue if nothing is left to drain; tell whether it did."""
-        if self.hold & (BLOCKING | Hold.QUARANTINE | Hold.POINT):
+        if self.hold & (BLOCKING | Hold.QUARANTINE | Hold.POINT | Hold.SLOW):
             return False
         if self.has_backlog or self.has_open_share:
             return False

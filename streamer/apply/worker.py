@@ -28,6 +28,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.pace import CommitPace, WindowFacts
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
+from streamer.apply.slow_lanes import ASIDE_SECONDS, SlowLanes
 from streamer.apply.transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.backoff import Backoff
@@ -125,6 +126,9 @@ class Worker:
         self._left = asyncio.Event()
         """Set when a lane has left the window that is being committed."""
         self._too_slow: Lane | None = None
+        self._slow_lanes = SlowLanes()
+        self._write_seconds: dict[Lane, float] = {}
+        """How long the server took for each lane of the window."""
         self._connects_ahead = True
         """Whether no share has come yet. The first one is planned while the worker connects."""
 
@@ -332,6 +336,7 @@ class Worker:
         """Begin, and write all lanes. If one fails, give it back, roll back and return False; also
         if it has to be written again.
         """
+        self._write_seconds.clear()
         await self._transaction.begin()
         for lane, lane_window in window.lanes.items():
             try:
@@ -382,10 +387,12 @@ class Worker:
 
         self._too_slow = None
         timers.append(loop.call_later(SLOW_SECONDS, look))
+        began = time.monotonic()
         try:
             yield
         finally:
             timers[0].cancel()
+            self._write_seconds[lane] = time.monotonic() - began
 
     def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
         waiting = {*window.lanes, *self._filling.lanes, *(other for other, _ in self._queue)}
@@ -410,11 +417,31 @@ class Worker:
     def _finish(self, window: Window) -> None:
         if window.lanes:
             self._metrics.commits.labels(str(self.number)).inc()
+        slow = self._find_slow(window)
         for lane in list(window.lanes):
             lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.shares)
             count_window(self._metrics, lane_window)
+        for lane in slow:
+            log.debug("handed to a drainer", lane=lane.name, error="it takes long in each window")
+            self._give_back(lane)
+            lane.keep_aside(time.monotonic() + ASIDE_SECONDS)
+
+    def _find_slow(self, window: Window) -> list[Lane]:
+        """Return the lanes of *window* that make others wait in every window."""
+        return [
+            lane
+            for lane, its in window.lanes.items()
+            if lane in self._write_seconds
+            and self._slow_lanes.wrote(
+                lane,
+                self._write_seconds[lane],
+                its.change_count,
+                others_wait=self._is_in_the_way(window, lane),
+            )
+            and not lane.is_held
+        ]
 
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:

@@ -200,6 +200,7 @@ def check(as_json: JsonOption = False) -> None:
     The command changes nothing. Its exit code is 1 if it found an error.
     """
     from streamer.commands.check import command as check_command
+    from streamer.commands.check.copies import copy_lines
 
     settings, mapping = load()
     report = run_to_end(check_command.check(settings, mapping))
@@ -208,6 +209,10 @@ def check(as_json: JsonOption = False) -> None:
     else:
         for finding in report.findings:
             typer.echo("\n".join(finding.lines()))
+        for line in copy_lines(
+            [each.to_json() for each in report.copies], settings.sync.sources_at_once
+        ):
+            typer.echo(line)
     if report.exit_code:
         fail(report.summary, report.exit_code)
     if not as_json:

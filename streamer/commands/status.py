@@ -119,6 +119,8 @@ class SourceStatus:
     """The sequences of the target that follow those of this source."""
     implementation: str | None = None
     """The code that this process uses for the work per change: 'compiled' or 'pure'."""
+    waiting_for: str | None = None
+    """What the start of the source waits for: its turn to copy, or sessions at the source."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -270,6 +272,7 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
             error_code=error and error.code,
             process=record.holder if record else None,
             implementation=record.implementation if record else None,
+            waiting_for=record.waiting_for if record else None,
         )
         if record is not None:
             status.tables = [

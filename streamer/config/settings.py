@@ -253,6 +253,14 @@ class SyncSection(Strict):
         description="Rows per second that all copies together read from one source. Without it the "
         "rate is unlimited.",
     )
+    sources_at_once: int = Field(
+        default=4,
+        ge=1,
+        le=1000,
+        description="Sources whose first copies run at the same time. The others have no slot and "
+        "no snapshot until their turn: higher `priority` first, then less to copy. Tables that "
+        "join later, and resyncs, have as many turns of their own.",
+    )
     defer_indexes: bool = Field(
         default=True,
         description="Drop the primary key and indexes of an empty target table during its copy and "
@@ -375,6 +383,11 @@ class UrlSettings(ConnectionSettings):
         "key. A group with more than one url needs a different sid for each.",
         examples=["eu"],
     )
+    priority: int | None = Field(
+        default=None,
+        description="Overrides the `priority` of the group for this database.",
+        examples=[10],
+    )
 
 
 def _nothing_is_defaults(value: Any) -> Any:
@@ -489,6 +502,13 @@ class TableSettings(Strict):
         "--skip-deletes` applies it without its deletes. Not set: no limit.",
         examples=[10000],
     )
+    priority: int = Field(
+        default=0,
+        title="Priority of its copy",
+        description="Order of copies in a source: tables with a higher priority first, then "
+        "smaller tables first.",
+        examples=[10],
+    )
 
 
 class SourceSettings(Strict):
@@ -506,6 +526,13 @@ class SourceSettings(Strict):
         description="The tables to replicate. `name` means `public.name`; a part of a name that "
         "contains a dot goes in double quotes. `*` matches any characters; an exact name takes "
         "precedence over a pattern.",
+    )
+    priority: int = Field(
+        default=0,
+        title="Priority of first copies",
+        description="Order in which sources copy their tables, if more than "
+        "`sync.sources_at_once` wait: a higher priority first.",
+        examples=[10],
     )
     streaming: bool = Field(
         default=True,

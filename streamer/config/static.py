@@ -224,6 +224,7 @@ class MappingBuilder:
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,
+                    priority=group.priority if url.priority is None else url.priority,
                     fault=fault,
                     url_place=self._url_place(at),
                     written_url=self._written.get(at),
@@ -282,6 +283,7 @@ class MappingBuilder:
             metadata=tuple(
                 (kind, table.metadata[kind]) for kind in MetadataKind if kind in table.metadata
             ),
+            priority=table.priority,
             create=table.create or create,
         )
 

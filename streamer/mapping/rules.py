@@ -326,6 +326,8 @@ class TableRule:
     """Columns of the target with facts about the last change of a row."""
     max_deleted_rows: int | None = None
     """A source transaction that deletes more rows, or truncates, waits for an operator."""
+    priority: int = 0
+    """Tables with a higher one are copied first."""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -463,6 +465,8 @@ class SourceMapping:
     """The reaction to each kind of change of a definition."""
     heartbeat_interval: float | None = None
     """Seconds; None: as for all sources. 0: none."""
+    priority: int = 0
+    """Sources with a higher one copy first."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     fault: MappingFault | None = None

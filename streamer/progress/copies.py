@@ -350,14 +350,15 @@ join pg_catalog.pg_locks l on l.pid = w.pid and l.locktype = 'relation'
 join pg_catalog.pg_class c on c.oid = l.relation and c.relkind in ('r', 'p')
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where w.datname = pg_catalog.current_database() and w.usename = current_user
-  and w.application_name ~ '^streamer (sync|copy) \d+$'
+  and w.application_name ~ '^streamer (sync|copy) \d+( round \d+)?$'
   and l.database = (select d.oid from pg_catalog.pg_database d
                     where d.datname = pg_catalog.current_database())
   and n.nspname not in ('pg_catalog', 'pg_toast')
 """
 # By name of the table; parts of several sources differ by their sessions.
-_RUNNING_SQL: Final = """
-select a.application_name, n.nspname as namespace, c.relname as name,
+_RUNNING_SQL: Final = r"""
+select regexp_replace(a.application_name, ' round \d+$', '') as application_name,
+       n.nspname as namespace, c.relname as name,
        sum(p.tuples_processed)::int8 as rows, sum(p.bytes_processed)::int8 as bytes,
        extract(epoch from clock_timestamp() - min(a.xact_start))::float8 as seconds
 from pg_catalog.pg_stat_progress_copy p

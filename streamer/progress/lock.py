@@ -1,23 +1,29 @@
-"""The right to run a source: an advisory lock in the target, held by a separate session.
+"""The right to run sources: advisory locks in the target, held by one session of the process.
 
-A process that loses the session loses the right. So the process stores acknowledgements over this
-session and no other, and the session never runs a slow statement. Its holder stores a token, with
-which all other connections of this process prove that they are on the same server
-(`streamer.target.claim`). Writes with an earlier token no longer count.
+A process that loses the session loses the right to all its sources. So the process stores
+acknowledgements over this session and no other, and the session never runs a slow statement. The
+holder of a lock stores a token, with which all other connections of this process prove that they
+are on the same server (`streamer.target.claim`). Writes with an earlier token no longer count.
+
+Positions that several sources acknowledge while a statement runs are stored together by the next.
 """
 
 import asyncio
+import contextlib
 import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from streamer.errors import TargetConnectionError, TargetFencedError
+from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
 from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.source.history import Landmark
-from streamer.target.claim import LOCK_CLASS, Claim
-from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.claim import LOCK_CLASS, PROOF_SQL, Claim
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
@@ -38,30 +44,311 @@ _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-_CHECK_SQL: Final = "select lock_token = $2 from streamer.source where id = $1"
-_ACKNOWLEDGE_SQL: Final = """
-update streamer.source set
-    acknowledged_lsn = $4::text::pg_lsn,
-    visible_time = greatest(visible_time, $5),
-    last_transaction = coalesce($6::text::jsonb, last_transaction),
-    heartbeat_seconds = $7
-where id = $1 and lock_token = $2 and acknowledged_lsn = $3::text::pg_lsn
+_LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
+_UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
+_CHECK_SQL: Final = """
+select s.lock_token as token
+from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
+    on s.id = c.id and s.lock_token = c.token
 """
+_ACKNOWLEDGE_SQL: Final = """
+update streamer.source s set
+    acknowledged_lsn = n.lsn::pg_lsn,
+    visible_time = greatest(s.visible_time, n.visible_time),
+    last_transaction = coalesce(n.last_transaction::jsonb, s.last_transaction),
+    heartbeat_seconds = n.heartbeat_seconds
+from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::text[],
+            $7::float8[])
+    n (id, token, stored_lsn, lsn, visible_time, last_transaction, heartbeat_seconds)
+where s.id = n.id and s.lock_token = n.token and s.acknowledged_lsn = n.stored_lsn::pg_lsn
+returning s.lock_token as token
+"""
+_LOST: Final = "target: the session that held the source's lock was lost"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position to acknowledge to a source, see `SourceLock.acknowledge`."""
+
+    stored_lsn: Lsn
+    lsn: Lsn
+    visible_time: datetime | None
+    landmark: Landmark | None
+    heartbeat_seconds: float | None
+
+
+class LockSession:
+    """The session that holds the locks of the sources of a process; it opens with the first.
+
+    Its statements run in tasks of their own. So the end of one source's attempt interrupts none of
+    them, which would lose the session for all sources.
+    """
+
+    def __init__(self, address: TargetAddress, holder: str) -> None:
+        """*holder*: host and pid of this process."""
+        self.holder = holder
+        self._address = address
+        self._name = f"streamer lock {holder}"
+        self._session: TargetConnection | None = None
+        self._former_pid: int | None = None
+        """The session before this one. The server may not know yet that it has ended."""
+        self._lost = asyncio.Event()
+        """Set when ``_session`` is lost; each session has an event."""
+        self._is_doubted = False
+        self._using = asyncio.Lock()
+        self._held: dict[Claim, TargetConnection] = {}
+        """The locks, with the sessions that took them."""
+        self._waiting: _Waiting = {}
+        """The positions that the next statement stores."""
+        self._is_storing = False
+        self._checked_at = 0.0
+        self._ours: set[str] = set()
+        """The tokens that the bookkeeping had when it was looked at last."""
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def acquire(self, source: SourceMapping) -> Claim | str:
+        """Register *source* and take its lock; return the claim, or the process that holds it.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        taking = self._start(self._acquire(source))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            self._start(self._give_back(taking))
+            raise
+
+    async def _give_back(self, taking: "asyncio.Task[Claim | str]") -> None:
+        with contextlib.suppress(StreamerError):
+            found = await taking
+            if isinstance(found, Claim):
+                await self._release(found)
+
+    def doubt(self) -> None:
+        """Another connection did not reach the server of the session: one of them has moved.
+
+        The next `acquire` finds out, and if need be opens the session again.
+        """
+        self._is_doubted = True
+
+    async def release(self, claim: Claim) -> None:
+        """Give up a lock; one that was lost is none."""
+        await self._finish(self._release(claim))
+
+    async def until_lost(self, claim: Claim, seconds: float) -> None:
+        """Wait until the session of *claim* is lost, at most *seconds*."""
+        if self._is_held(claim):
+            await wait_for_event(self._lost, seconds)
+
+    async def is_ours(self, claim: Claim) -> bool:
+        """Whether the bookkeeping has the token of *claim*; one statement looks for all claims.
+
+        Raises TargetConnectionError.
+        """
+        return await self._finish(self._is_ours(claim))
+
+    async def acknowledge(self, claim: Claim, position: Position) -> bool:
+        """Store *position*; return whether the bookkeeping had the expected one before.
+
+        Raises TargetConnectionError; then the position may or may not be stored.
+        """
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[claim] = position, stored
+        if not self._is_storing:
+            self._is_storing = True
+            self._start(self._store_waiting())
+        return await stored
+
+    async def close(self) -> None:
+        """Close the session, and give up all locks with it."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # ---- tasks of the session ------------------------------------------------------------------
+
+    def _start(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+        task = asyncio.create_task(work, name=self._name)
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone: asyncio logs unretrieved failures
+
+    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return await asyncio.shield(self._start(work))
+
+    def _is_held(self, claim: Claim) -> bool:
+        session = self._held.get(claim)
+        return session is not None and session is self._session and not session.is_closed
+
+    def _session_of(self, claim: Claim) -> TargetConnection:
+        """Return the session that holds *claim*. Raises TargetConnectionError."""
+        if not self._is_held(claim):
+            raise TargetConnectionError(_LOST)
+        return self._held[claim]
+
+    async def _connected(self) -> TargetConnection:
+        session = self._session
+        if session is not None and self._is_doubted and not await self._is_at_target():
+            session.terminate()
+        self._is_doubted = False
+        if session is not None and not session.is_closed:
+            return session
+        self._held.clear()
+        self._lost.set()
+        self._session = session = await TargetConnection.connect(self._address, self._name)
+        self._lost = asyncio.Event()
+        session.on_lost(self._lost.set)
+        self._checked_at = 0.0
+        return session
+
+    async def _is_at_target(self) -> bool:
+        """Whether a new connection reaches the server of the session."""
+        async with target_connection(self._address, self._name) as other:
+            for claim in self._held:
+                if await other.fetch_value(PROOF_SQL, *claim.proof):
+                    return True
+        return False
+
+    async def _acquire(self, source: SourceMapping) -> Claim | str:
+        async with self._using:
+            session = await self._connected()
+            await session.execute(
+                _REGISTER_SQL, source.database, source.sid, source.slot, source.publication
+            )
+            (row,) = await session.fetch(_FIND_SQL, source.database, source.sid)
+            source_id = row["id"]
+            is_locked = await self._try_lock(session, source_id)
+            if not is_locked and self._former_pid not in (None, session.backend_pid):
+                await session.execute(_END_SESSION_SQL, self._former_pid, self._name)
+                await asyncio.sleep(ENDING_SECONDS)
+                is_locked = await self._try_lock(session, source_id)
+            if not is_locked:
+                return str(row["holder"] or "another process")
+            self._former_pid = session.backend_pid
+            claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
+            self._held[claim] = session
+            try:
+                await session.execute(_TAKE_SQL, source_id, claim.token, self.holder, choice.name())
+            except StreamerError:
+                await self._unlock(claim)
+                raise
+            return claim
+
+    async def _try_lock(self, session: TargetConnection, source_id: int) -> bool:
+        for claim in [claim for claim in self._held if claim.source_id == source_id]:
+            await self._unlock(claim)  # its attempt was cancelled before it had the claim
+        return bool(await session.fetch_value(_LOCK_SQL, _SIGNED_CLASS, source_id))
+
+    async def _release(self, claim: Claim) -> None:
+        async with self._using:
+            await self._unlock(claim)
+
+    async def _unlock(self, claim: Claim) -> None:
+        is_held = self._is_held(claim)
+        session = self._held.pop(claim, None)
+        if session is not None and is_held:
+            with contextlib.suppress(StreamerError):  # lost, and the lock with it
+                await session.fetch_value(_UNLOCK_SQL, _SIGNED_CLASS, claim.source_id)
+
+    async def _is_ours(self, claim: Claim) -> bool:
+        async with self._using:
+            session = self._session_of(claim)
+            age = time.monotonic() - self._checked_at
+            if claim.token in self._ours and age < CHECK_SECONDS / 2:
+                return True
+            claims = list(self._held)
+            rows = await session.fetch(
+                _CHECK_SQL, [each.source_id for each in claims], [each.token for each in claims]
+            )
+            self._ours = {row["token"] for row in rows}
+            self._checked_at = time.monotonic()
+            return claim.token in self._ours
+
+    async def _store_waiting(self) -> None:
+        """Store positions until none waits."""
+        try:
+            while self._waiting:
+                async with self._using:
+                    waiting, self._waiting = self._waiting, {}
+                    await self._store(waiting)
+        finally:
+            self._is_storing = False
+            _fail_all(self._waiting)
+            self._waiting = {}
+
+    async def _store(self, waiting: "_Waiting") -> None:
+        held: dict[Claim, Position] = {}
+        for claim, (position, stored) in waiting.items():
+            if stored.done():
+                continue  # its attempt has ended
+            if self._is_held(claim):
+                held[claim] = position
+            else:
+                stored.set_exception(TargetConnectionError(_LOST))
+        outcome: set[str] | StreamerError = set()
+        if held:
+            try:
+                outcome = await self._store_held(held)
+            except StreamerError as exc:
+                outcome = exc
+            except BaseException:
+                _fail_all(waiting)
+                raise
+        for claim, (_, stored) in waiting.items():
+            if stored.done():
+                continue
+            if isinstance(outcome, StreamerError):
+                stored.set_exception(outcome)
+            else:
+                stored.set_result(claim.token in outcome)
+
+    async def _store_held(self, held: dict[Claim, Position]) -> set[str]:
+        """Store positions of held claims; return the tokens of those that are stored."""
+        assert self._session is not None
+        positions = list(held.values())
+        rows = await self._session.fetch(
+            _ACKNOWLEDGE_SQL,
+            [claim.source_id for claim in held],
+            [claim.token for claim in held],
+            [str(each.stored_lsn) for each in positions],
+            [str(each.lsn) for each in positions],
+            [each.visible_time for each in positions],
+            [each.landmark and each.landmark.to_json() for each in positions],
+            [each.heartbeat_seconds for each in positions],
+        )
+        return {row["token"] for row in rows}
+
+
+_Waiting = dict[Claim, tuple[Position, "asyncio.Future[bool]"]]
+
+
+def _fail_all(waiting: _Waiting) -> None:
+    for _, stored in waiting.values():
+        if not stored.done():
+            stored.set_exception(TargetConnectionError(_LOST))
+
+
+_SIGNED_CLASS: Final = LOCK_CLASS - (1 << 32) if LOCK_CLASS >= 1 << 31 else LOCK_CLASS
 
 
 class SourceLock:
     """The lock on one source: taken and released for each attempt to stream it."""
 
-    def __init__(self, address: TargetAddress, source: SourceMapping, holder: str) -> None:
-        self._address = address
+    def __init__(self, session: LockSession, source: SourceMapping) -> None:
+        self._session = session
         self.source = source
-        self._holder = holder
-        self._session: TargetConnection | None = None
-        self._former_pid: int | None = None
-        """The session of the attempt before. The server may not know yet that it has ended."""
         self._claim: Claim | None = None
-        self._lost = asyncio.Event()
-        self._using = asyncio.Lock()
 
     @property
     def claim(self) -> Claim:
@@ -70,63 +357,19 @@ class SourceLock:
             raise TargetConnectionError("target: the lock on this source is not held")
         return self._claim
 
-    @property
-    def is_held(self) -> bool:
-        return self._session is not None
-
     async def try_acquire(self) -> str | None:
         """Register the source and take its lock; return None, or the process that holds it."""
-        source = self.source
-        name = f"streamer lock {source.label} {self._holder}"
-        session = await TargetConnection.connect(self._address, name)
-        try:
-            await session.execute(
-                _REGISTER_SQL, source.database, source.sid, source.slot, source.publication
-            )
-            (row,) = await session.fetch(_FIND_SQL, source.database, source.sid)
-            is_ours = await self._try_lock(session, row["id"])
-            if not is_ours and self._former_pid is not None:
-                await session.execute(_END_SESSION_SQL, self._former_pid, name)
-                await asyncio.sleep(ENDING_SECONDS)
-                is_ours = await self._try_lock(session, row["id"])
-            if is_ours:
-                token = secrets.token_hex(8)
-                await session.execute(_TAKE_SQL, row["id"], token, self._holder, choice.name())
-                self._lost = asyncio.Event()
-                session.on_lost(self._lost.set)
-                self._claim = Claim(row["id"], token, session.backend_pid)
-                self._session = session
-                self._former_pid = session.backend_pid
-                return None
-        except BaseException:
-            session.terminate()
-            raise
-        await session.close()
-        return str(row["holder"] or "another process")
-
-    @staticmethod
-    async def _try_lock(session: TargetConnection, source_id: int) -> bool:
-        signed = LOCK_CLASS - (1 << 32) if LOCK_CLASS >= 1 << 31 else LOCK_CLASS
-        return bool(
-            await session.fetch_value(
-                "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)", signed, source_id
-            )
-        )
-
-    def _held(self) -> TargetConnection:
-        if self._session is None or self._session.is_closed:
-            raise TargetConnectionError("target: the session that held the source's lock was lost")
-        return self._session
+        found = await self._session.acquire(self.source)
+        if isinstance(found, str):
+            return found
+        self._claim = found
+        return None
 
     async def guard(self) -> None:
         """Raise TargetConnectionError or TargetFencedError as soon as the lock is lost."""
         while True:
-            await wait_for_event(self._lost, CHECK_SECONDS)
-            async with self._using:
-                is_ours = await self._held().fetch_value(
-                    _CHECK_SQL, self.claim.source_id, self.claim.token
-                )
-            if not is_ours:
+            await self._session.until_lost(self.claim, CHECK_SECONDS)
+            if not await self._session.is_ours(self.claim):
                 raise TargetFencedError("target: another process has the lock on this source")
 
     async def acknowledge(
@@ -144,24 +387,14 @@ class SourceLock:
         attempt has to end. Raises TargetFencedError if the bookkeeping has another position than
         *stored_lsn*.
         """
-        async with self._using:
-            updated = await self._held().execute(
-                _ACKNOWLEDGE_SQL,
-                self.claim.source_id,
-                self.claim.token,
-                str(stored_lsn),
-                str(lsn),
-                visible_time,
-                landmark.to_json() if landmark is not None else None,
-                heartbeat_seconds,
-            )
-        if not updated:
+        position = Position(stored_lsn, lsn, visible_time, landmark, heartbeat_seconds)
+        if not await self._session.acknowledge(self.claim, position):
             raise TargetFencedError(
                 "target: another process has moved the acknowledged position, or the target was "
                 "restored to an earlier time"
             )
 
     async def release(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Let another process run the source."""
+        if self._claim is not None:
+            await self._session.release(self._claim)

@@ -39,6 +39,8 @@ class SourceRecord:
     """The values stored last: see `set_backlog`."""
     heartbeat_seconds: float | None
     heartbeat_overdue_seconds: float | None
+    waiting_for: str | None = None
+    """What the start of the source waits for, in words."""
     holder: str | None = None
     """Host and pid of the process whose session has the source's lock now."""
     implementation: str | None = None
@@ -57,8 +59,8 @@ _IS_LOCKED_SQL: Final = """exists (
       and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
 _SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
-       error_code, acknowledged_lsn::text as acknowledged_lsn, visible_time, last_transaction,
-       backlog,
+       error_code, waiting_for, acknowledged_lsn::text as acknowledged_lsn, visible_time,
+       last_transaction, backlog,
        heartbeat_seconds,
        extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
        case when is_locked then holder end as holder,
@@ -76,7 +78,7 @@ on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
 _REPORT_FAILURE_SQL: Final = f"""
-update streamer.source set state = $2, error = $3, error_code = $4
+update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = null
 where id = $1 and (holder = $5 or not {_IS_LOCKED_SQL.format(class_="$6", id="$1")})
 """
 
@@ -121,15 +123,23 @@ async def set_source_identity(
 
 
 async def set_source_state(
-    bookkeeping: Bookkeeping, source_id: int, state: str, error: ErrorReport | None = None
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    state: str,
+    error: ErrorReport | None = None,
+    *,
+    waiting_for: str | None = None,
 ) -> None:
+    """Store the state of a source. *waiting_for*: what its start waits for."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source set state = $2, error = $3, error_code = $4 where id = $1",
+            "update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = $5"
+            " where id = $1",
             source_id,
             state,
             error and error.text,
             error and error.code,
+            waiting_for,
         )
 
 
@@ -176,6 +186,14 @@ async def set_backlog(
             "update streamer.source set backlog = $2::text::jsonb where id = $1",
             source_id,
             None if backlog is None else json.dumps(backlog),
+        )
+
+
+async def set_copy_rounds(bookkeeping: Bookkeeping, source_id: int, rounds: int) -> None:
+    """Store how many rounds of copies share the rows per second of a source."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set copy_rounds = $2 where id = $1", source_id, rounds
         )
 
 

@@ -48,6 +48,7 @@ from streamer.postgres.credentials import (
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.lock import LockSession
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
@@ -64,6 +65,7 @@ from streamer.runtime.readiness import (
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
+from streamer.runtime.starts import Starts
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.verification import Verification, VerificationSettings
@@ -78,6 +80,7 @@ from streamer.source.teardown import teardown_source
 from streamer.source.types import read_type_names
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.turns import CopyTurns
 from streamer.target.add_columns import TypeKey
 from streamer.target.connection import TargetAddress
 
@@ -198,6 +201,8 @@ class Engine:
                 for task in watching:
                     task.cancel()
         finally:
+            if self._services is not None:
+                await self._services.locks.close()
             await planner.close()
             await bookkeeping.close()
             spools.close()
@@ -276,6 +281,7 @@ class Engine:
         return Services(
             address=self._address,
             bookkeeping=bookkeeping,
+            locks=LockSession(self._address, self._holder),
             workers=workers,
             drainer=Drainer(
                 self._address, planner, metrics, conflicts_kept=settings.conflicts_kept
@@ -310,6 +316,9 @@ class Engine:
             discovery_interval=0 if self._condition.lsn else settings.discovery_interval,
             tables_appeared=self._tables_appeared,
             conflicts_kept=settings.conflicts_kept,
+            starts=Starts(),
+            copy_turns=CopyTurns(settings.sync.sources_at_once),
+            later_turns=CopyTurns(settings.sync.sources_at_once),
         )
 
     async def _run_tasks(self, services: Services) -> None:
@@ -334,7 +343,7 @@ class Engine:
                 )
                 common.append(group.create_task(enduring("indexes", builder.run), name="indexes"))
             self._services, self._group = services, group
-            for source in self._mapping.sources:
+            for source in sorted(self._mapping.sources, key=lambda each: -each.priority):
                 self._add(source)
             common.append(
                 group.create_task(enduring("new tables", self._join_tables), name="new tables")
@@ -503,7 +512,7 @@ class Engine:
         assert self._services is not None
         assert self._group is not None
         guard = self._guard(source)
-        guard.runner = supervisor = Supervisor(source, self._services, self._holder, guard)
+        guard.runner = supervisor = Supervisor(source, self._services, guard)
         supervisor.stop_lsn = self._condition.lsn
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(

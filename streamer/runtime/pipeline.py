@@ -31,7 +31,6 @@ from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.lock import SourceLock
-from streamer.progress.relations import set_waiting
 from streamer.progress.sources import set_source_state
 from streamer.runtime.discovery import Discovery
 from streamer.runtime.dispatch import AnotherHistory, Dispatched, ScriptsReached
@@ -118,6 +117,22 @@ class Pipeline:
                 return
             # From here on every connection to the target has to reach the server of the lock.
             services = self._services.under(self._lock.claim)
+            session = await finishes_before(self.stop, self._open(services))
+            if session is not None:
+                try:
+                    await self._stream(session)
+                finally:
+                    await self._close(session)
+            await set_source_state(services.bookkeeping, self._lock.claim.source_id, "stopped")
+        finally:
+            await self._lock.release()
+
+    async def _open(self, services: Services) -> Session:
+        """Open a session when this source's turn to start has come."""
+        tables = TableEvents(
+            self._source, self._lock.claim, services, self.health, self.heartbeat, self._fail
+        )
+        async with services.starts.place() as leave:
             attempt = Attempt(
                 self._source,
                 services,
@@ -127,19 +142,9 @@ class Pipeline:
                 self.heartbeat,
                 self._binary_obstacle,
                 self._stop_lsn,
+                leave,
             )
-            tables = TableEvents(
-                self._source, self._lock.claim, services, self.health, self.heartbeat, self._fail
-            )
-            session = await finishes_before(self.stop, open_session(attempt, tables))
-            if session is not None:
-                try:
-                    await self._stream(session)
-                finally:
-                    await self._close(session)
-            await set_source_state(services.bookkeeping, self._lock.claim.source_id, "stopped")
-        finally:
-            await self._lock.release()
+            return await open_session(attempt, tables)
 
     async def _wait_for_lock(self) -> bool:
         """Take the source's lock; return False if asked to stop before."""
@@ -161,14 +166,15 @@ class Pipeline:
     # ---- running -------------------------------------------------------------------------------
 
     async def _stream(self, session: Session) -> None:
-        """Run the tasks of *session* until `stop` is set, or one of them fails."""
+        """Run the tasks of *session* until `stop` is set, or one of them fails.
+
+        The stream is open. So nothing that may take long comes before the tasks: the source ends a
+        stream without status updates.
+        """
         source, bookkeeping = self._source, session.services.bookkeeping
-        # A process that died may have left these behind.
-        await set_waiting(bookkeeping, [m.relation_id for m in session.relations], None)
-        session.begin_copies(session.relations)
+        session.begin_copies(session.relations, is_start=True)
         await session.use_snapshot()
         self.health.state, self.health.error = "streaming", None
-        await set_source_state(bookkeeping, session.record.source_id, "streaming")
         self._session = session
         self.requested.set()  # operators may have asked for something before
         log.info(
@@ -183,6 +189,7 @@ class Pipeline:
                 name: group.create_task(endless(run, name), name=f"{name} {source.label}")
                 for name, run in self._tasks(session).items()
             }
+            await set_source_state(bookkeeping, session.record.source_id, "streaming")
             await self.stop.wait()
             running["reader"].cancel()
             await asyncio.wait([running["reader"]])
@@ -255,6 +262,7 @@ class Pipeline:
     async def _close(self, session: Session) -> None:
         self._session = None
         await session.stream.close()  # first: while the target is away the rest takes long
+        await session.coordinator.close()
         await session.tables.close()
         session.dispatcher.reset()
 

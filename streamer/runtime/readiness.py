@@ -35,7 +35,10 @@ def source_reasons(
 ) -> Iterator[Reason]:
     """Yield the reasons that a source and its tables are. *state*, *error*: of the source."""
     if state != STREAMING:
-        yield {"source": label, "state": state} | reason_fields(error)
+        found = reason_fields(error)
+        if error is None and health.waiting_for is not None:
+            found["error"] = f"waits for {health.waiting_for}"
+        yield {"source": label, "state": state} | found
     for table, table_state in health.table_states.items():
         if table_state != State.READY:
             found = reason_fields(health.table_errors.get(table))

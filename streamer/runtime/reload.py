@@ -5,6 +5,7 @@ change needs a new attempt to stream the source.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import StreamerError
@@ -115,7 +116,7 @@ def _may_change(
     One relation cannot leave a lane that several share, and a copy continues by the rule with which
     it began with. A table without a new copy would lose the changes that its lane holds.
     """
-    changed = [m for m in relations if wanted.get(m.mapping.source) != m.mapping]
+    changed = [m for m in relations if not _is_alike(m.mapping, wanted.get(m.mapping.source))]
     return not (
         any(relations.shares_home(mapped) for mapped in gone)
         or any(is_copied(mapped) for mapped in changed)
@@ -125,6 +126,13 @@ def _may_change(
             for mapped in gone
         )
     )
+
+
+def _is_alike(one: RelationMapping, other: RelationMapping | None) -> bool:
+    """Whether two mappings differ in nothing but the order of copies."""
+    if other is None:
+        return False
+    return one == replace(other, rule=replace(other.rule, priority=one.rule.priority))
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:

@@ -12,10 +12,13 @@ from streamer.error_reports import ErrorReport
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.lock import LockSession
 from streamer.progress.verifications import VerificationRecord
+from streamer.runtime.starts import Starts
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.turns import CopyTurns
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress
 
@@ -26,6 +29,7 @@ class Services:
 
     address: TargetAddress
     bookkeeping: Bookkeeping
+    locks: LockSession
     workers: list[Worker]
     drainer: Drainer
     launcher: SparkLauncher
@@ -37,6 +41,11 @@ class Services:
     by_transaction: bool
     heartbeat_interval: float
     target: TargetHealth
+    starts: Starts
+    copy_turns: CopyTurns
+    """Of sources that begin to stream with copies to make."""
+    later_turns: CopyTurns
+    """Of sources that stream already, for tables that join or get a resync."""
     conflicts_kept: int
     discovery_interval: float = 0
     """Seconds between two looks for new tables; 0 for none."""
@@ -63,6 +72,8 @@ class Health:
 
     state: str = "starting"
     error: ErrorReport | None = None
+    waiting_for: str | None = None
+    """The turn of the source to copy, while its start waits for that."""
     holder: str | None = None
     """The other process that runs this source, while there is one."""
     wal_end_lsn: Lsn = NOTHING

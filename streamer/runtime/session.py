@@ -5,7 +5,7 @@ tables, opens the slot or the journal, and starts the stream. It returns a compl
 raises and leaves nothing behind.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ from streamer.progress.relations import (
     read_relation_records,
     register_relations,
     set_transports,
+    set_waiting,
 )
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
@@ -60,6 +61,7 @@ from streamer.source.timeline import check_same_server_plainly, read_history
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.turns import CopyTurn
 
 if TYPE_CHECKING:
     from streamer.decode.text_conversion import TextConversion
@@ -85,6 +87,8 @@ class Attempt:
     binary_obstacle: str | None
     """Why an earlier attempt gave up binary transport."""
     stop_lsn: Lsn | None
+    let_others_start: Callable[[], None]
+    """Called when opening the session has to wait for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ class Session:
     coordinator: SyncCoordinator
     snapshot: ExportedSnapshot | None
     """The snapshot of a slot that this attempt created."""
+    turn: CopyTurn | None
+    """The turn to copy for which this attempt has waited."""
 
     @property
     def relations(self) -> Relations:
@@ -148,22 +154,25 @@ class Session:
             may_resume=False,
         )
 
-    def begin_copies(self, relations: Iterable[MappedRelation]) -> None:
+    def begin_copies(self, relations: Iterable[MappedRelation], *, is_start: bool = False) -> None:
         """Copy, or declare to be in step, each relation that needs it and is not paused."""
         for mapped in relations:
             if mapped.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
             if self.relations.awaits_copy(mapped) and self.watch.may_be_copied(mapped):
-                self.coordinator.request(mapped)
+                self.coordinator.request(mapped, is_first=is_start)
 
     async def use_snapshot(self) -> None:
-        """Give the snapshot of a new slot to the copies that `begin_copies` has requested."""
-        if self.snapshot is None:
-            return
-        if self.coordinator.is_copying:
+        """Give the snapshot of a new slot, and the turn for it, to the copies that `begin_copies`
+        has requested.
+        """
+        if self.turn is not None:
+            self.coordinator.use_turn(self.turn)
+        if self.snapshot is not None:
             self.coordinator.use_snapshot(self.snapshot)
-        else:  # open, it would keep the source from removing dead rows
-            await self.snapshot.close()
+        if not self.coordinator.is_copying:
+            # Open, the snapshot would keep the source from removing dead rows.
+            await self.coordinator.close()
 
 
 async def open_session(attempt: Attempt, tables: TableEvents) -> Session:
@@ -195,6 +204,43 @@ class _Opening:
             server = await read_server(replication)
             history = await read_history(replication, server, record.timeline)
         check_ready(server, source)
+        turn = await self._take_turn(record)
+        try:
+            return await self._open_under(turn, server, record, history)
+        except BaseException:
+            if turn is not None:
+                turn.end()
+            raise
+
+    async def _take_turn(self, record: "SourceRecord") -> CopyTurn | None:
+        """Wait for the turn of a source that was never streamed, if it has to copy all tables.
+
+        It has no slot yet. An earlier slot would keep WAL, and its snapshot old row versions, until
+        the turn comes.
+        """
+        source, services = self._source, self._services
+        if record.acknowledged_lsn != NOTHING:
+            return None
+        async with connection(source) as plain:
+            mappings, found = await resolve_at(plain, source, services.target_namespace)
+        if not mappings or any(m.rule.initial is Initial.NONE for m in mappings):
+            return None  # such a table follows the source from the slot on: now
+        size = sum(found[m.source].size_bytes for m in mappings if m.source in found)
+        turn = await services.copy_turns.take(
+            source.label, source.priority, size, self._report_turn
+        )
+        self._attempt.health.waiting_for = None
+        return turn
+
+    async def _report_turn(self, reason: str) -> None:
+        self._attempt.let_others_start()
+        self._attempt.health.waiting_for = reason
+        await set_source_state(self._bookkeeping, self._source_id, "starting", waiting_for=reason)
+
+    async def _open_under(
+        self, turn: CopyTurn | None, server: SourceServer, record: "SourceRecord", history: str
+    ) -> Session:
+        source = self._source
         async with connection(source) as plain:
             await check_same_server_plainly(plain, server)
             await set_lock_timeout(plain)
@@ -206,8 +252,11 @@ class _Opening:
                 self._report_wait,
             )
         try:
-            await set_source_state(bookkeeping, self._source_id, "starting")
-            return await self._start(server, settled)
+            # A process that died may have left these behind.
+            ids = [mapped.relation_id for mapped in self._tables.relations]
+            await set_waiting(self._bookkeeping, ids, None)
+            await set_source_state(self._bookkeeping, self._source_id, "starting")
+            return await self._start(server, settled, turn)
         except BaseException:
             if settled.snapshot is not None:
                 await settled.snapshot.close()
@@ -216,7 +265,9 @@ class _Opening:
     async def _report_wait(self, awaited: str) -> None:
         """Store the sessions of the source for which the start waits."""
         reason = ErrorReport(f"the start waits for {awaited}", SourceContentionError.code)
-        await set_source_state(self._bookkeeping, self._source_id, "starting", reason)
+        await set_source_state(
+            self._bookkeeping, self._source_id, "starting", reason, waiting_for=awaited
+        )
 
     async def _settle(
         self, plain: Connection, server: SourceServer, record: "SourceRecord", history: str
@@ -313,8 +364,13 @@ class _Opening:
         names = [by_id[relation_id].mapping.source for relation_id in sorted(unknown)]
         await send_baseline(plain, self._source, names)
 
-    async def _start(self, server: SourceServer, settled: "_Settled") -> Session:
-        """Start the stream. Opening the slot may have changed the source's record."""
+    async def _start(
+        self, server: SourceServer, settled: "_Settled", turn: CopyTurn | None
+    ) -> Session:
+        """Start the stream, as the last step: from then on the source expects status updates.
+
+        Opening the slot may have changed the source's record.
+        """
         source, services, tables = self._source, self._services, self._tables
         record = await read_source_record(self._bookkeeping, self._source_id)
         tables.tracker.keepalive(settled.start_lsn)
@@ -340,6 +396,8 @@ class _Opening:
                 tables,
                 services.metrics,
                 find_differences,
+                services.copy_turns,
+                services.later_turns,
                 captures=settled.ddl_token is not None,
             )
         )
@@ -380,6 +438,7 @@ class _Opening:
             ),
             coordinator=coordinator,
             snapshot=settled.snapshot,
+            turn=turn,
         )
 
 
@@ -444,6 +503,8 @@ async def _register(
             resync=record.resync,
         )
         mapped.decided, mapped.outlives = record.brake, record.outlives
+        if mapping.source in found:
+            mapped.size_bytes = found[mapping.source].size_bytes
         tables.relations.add(mapped, record)
         added.append(mapped)
         publishing.know(record)

@@ -233,7 +233,9 @@ class SlotCheck:
         if self._reported.is_new(awaited):
             log.warning("the start waits", source=self._source.label, waiting_for=what)
         wait = ErrorReport(what, SlotWaitError.code)
-        await set_source_state(self._bookkeeping, self._record.source_id, "starting", wait)
+        await set_source_state(
+            self._bookkeeping, self._record.source_id, "starting", wait, waiting_for=awaited
+        )
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()

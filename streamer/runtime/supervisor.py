@@ -18,7 +18,13 @@ import structlog
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.error_reports import ErrorReport
-from streamer.errors import Retry, SourceConnectionError, StreamerError, TransportError
+from streamer.errors import (
+    Retry,
+    SourceConnectionError,
+    StreamerError,
+    TargetMovedError,
+    TransportError,
+)
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping, find_source
 from streamer.postgres.conninfo import reach_hint
@@ -40,9 +46,7 @@ STEADY_SECONDS: Final = 30.0
 class Supervisor:
     """Runs one source, attempt after attempt."""
 
-    def __init__(
-        self, source: SourceMapping, services: Services, holder: str, guard: BacklogGuard
-    ) -> None:
+    def __init__(self, source: SourceMapping, services: Services, guard: BacklogGuard) -> None:
         self.source = source
         self.guard = guard
         self.pipeline: Pipeline | None = None
@@ -52,8 +56,7 @@ class Supervisor:
         self.failure: StreamerError | None = None
         """The error that needs a person, while there is one."""
         self._services = services
-        self._holder = holder
-        self._lock = SourceLock(services.address, source, holder)
+        self._lock = SourceLock(services.locks, source)
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """The reason why the source fell back to text; it stays there with this configuration."""
@@ -149,6 +152,7 @@ class Supervisor:
             rules=before.rules,
             max_retained_wal_bytes=before.max_retained_wal_bytes,
             on_max_retained_wal=before.on_max_retained_wal,
+            priority=before.priority,
         )
         try:
             if is_same_stream and await pipeline.change(source):
@@ -199,6 +203,8 @@ class Supervisor:
             except TransportError as exc:
                 self._binary_obstacle = str(exc)  # said in the log when the stream begins again
             except StreamerError as exc:
+                if isinstance(exc, TargetMovedError):
+                    self._services.locks.doubt()
                 await self._report(exc)
                 if time.monotonic() - began > STEADY_SECONDS:
                     backoff = Backoff()
@@ -259,7 +265,7 @@ class Supervisor:
                     record.source_id,
                     self.health.state,
                     report,
-                    self._holder,
+                    self._services.locks.holder,
                 )
 
     async def _sleep(self, seconds: float | None) -> None:

@@ -28,6 +28,9 @@ _COPY_STATES: Final = ("init", "copying", "catching_up")
 _NAMES_MAX: Final = 5
 
 
+_FIRST_COPIES: Final = "first copies"
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Something that waits (``target``, a source, tables of a source), and the reason."""
@@ -55,7 +58,7 @@ class LongWaits:
 
 def find_waits(
     target: TargetHealth,
-    waiters: Iterable[tuple[str, Health]],
+    waiters: Sequence[tuple[str, Health]],
     sources: Iterable[SourceRecord] = (),
     relations: Iterable[RelationRecord] = (),
 ) -> list[Wait]:
@@ -69,9 +72,13 @@ def find_waits(
             by_reason = reasons.setdefault(relation.source_id, {})
             by_reason.setdefault(relation.waiting_for, []).append(relation.source)
     waits = []
+    turns = [label for label, health in waiters if health.waiting_for is not None]
+    if turns:
+        others = f" and {len(turns) - 1} other sources" if len(turns) > 1 else ""
+        waits.append(Wait(_FIRST_COPIES, f'the turn of source "{turns[0]}"{others}'))
     for label, health in waiters:
         record = records.get(label)
-        if health.state in _WAITING_STATES:
+        if health.state in _WAITING_STATES and health.waiting_for is None:
             stored = record.error if record is not None and record.state == "starting" else None
             error = health.error or stored
             reason = "an answer of its server" if error is None else error.text

@@ -1,6 +1,7 @@
 """The source, the target and the settings that every part of copying one source needs."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -15,6 +16,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
 from streamer.sync.launcher import SparkLauncher
+from streamer.sync.turns import CopyTurns
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 TERMINATE_SECONDS: Final = 10.0
 _END_TASKS_SQL: Final = """
 select count(pg_terminate_backend(pid)) from pg_stat_activity
-where application_name = $1 and datname = current_database()
+where (application_name = $1 or starts_with(application_name, $1 || ' '))
+  and application_name <> all ($2::text[]) and datname = current_database()
   and usename = current_user and pid <> pg_backend_pid()
 """
 
@@ -108,6 +111,12 @@ class CopyContext:
     events: SyncEvents
     metrics: Metrics
     find_differences: FindDifferences
+    first_turns: CopyTurns
+    """Of sources that begin to stream with copies to make."""
+    later_turns: CopyTurns
+    """For tables that join later, and for resyncs."""
+    round_number: int = 0
+    """The round of copies that this context is for; several can run at a time."""
     captures: bool = False
     """The source reports changes of definitions in its stream."""
 
@@ -122,8 +131,8 @@ class CopyContext:
 
     @property
     def task_name(self) -> str:
-        """The name of the tasks' sessions on both sides."""
-        return f"streamer copy {self.source_id}"
+        """The name of the sessions of the round's tasks, on both sides."""
+        return task_name(self.source_id, self.round_number)
 
     @property
     def claim(self) -> Claim:
@@ -134,9 +143,19 @@ class CopyContext:
         """Connect to the target for the length of a block."""
         return target_connection(self.address, self.application_name)
 
-    async def end_former_tasks(self) -> None:
-        """End the backends of tasks that outlived their process, and wait until they are gone."""
+    async def end_former_tasks(self, running: Iterable[int]) -> None:
+        """End the backends of tasks that outlived their process or their round, and wait until they
+        are gone. *running*: the numbers of the rounds that go on.
+        """
+        spared = [task_name(self.source_id, number) for number in running]
+        prefix = task_name(self.source_id, None)
         async with target_connection(self.address, "streamer") as target:
             async with asyncio.timeout(TERMINATE_SECONDS):
-                while await target.fetch_value(_END_TASKS_SQL, self.task_name):  # noqa: ASYNC110
+                while await target.fetch_value(_END_TASKS_SQL, prefix, spared):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
+
+
+def task_name(source_id: int, round_number: int | None) -> str:
+    """Return the name of the sessions of a round's tasks; with None, its part for the source."""
+    name = f"streamer copy {source_id}"
+    return name if round_number is None else f"{name} round {round_number}"

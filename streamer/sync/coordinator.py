@@ -2,13 +2,19 @@
 
 Relations that need a copy are held (`streamer.apply.lane`): the stream continues for all others,
 and keeps the changes of these on disk. The coordinator takes all that wait and copies them in one
-round (`streamer.sync.round`); the tables that a round leaves, the next one takes. The coordinator
+round (`streamer.sync.round`); the tables that a round leaves, a later one takes. A table that is
+requested while a round runs gets another round, which does not wait for the first. The coordinator
 drops held changes up to the consistent point, because the copy has them.
+
+A round begins when its source has a turn (`streamer.sync.turns`).
 
 Dying anywhere leaves a state that tells where to begin again (`streamer.sync.states`).
 """
 
 import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -17,6 +23,7 @@ from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, StreamerError, TargetError
 from streamer.mapping.rules import parse_name
+from streamer.progress.sources import set_copy_rounds
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
@@ -24,9 +31,15 @@ from streamer.sync.finish import Finisher
 from streamer.sync.reports import CopyReports
 from streamer.sync.round import Round
 from streamer.sync.stage import drop_leftover_stages
+from streamer.sync.turns import CopyTurn
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 
 log = structlog.get_logger()
+
+ROUNDS_MAX: Final = 4
+"""How many rounds of one source run at the same time. Each holds a snapshot."""
+GATHER_SECONDS: Final = 0.5
+"""How long a round waits for more tables, which share its snapshot; the first one does not."""
 
 
 class SyncCoordinator:
@@ -41,10 +54,19 @@ class SyncCoordinator:
         self._finisher = Finisher(context, self._queue)
         self._wanted = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
+        self._turn: CopyTurn | None = None
+        self._first: set[MappedRelation] = set()
+        """Requested as the stream began."""
+        self._rounds: set[int] = set()
+        """The numbers of the rounds that run."""
+        self._round_count = 0
+        self._backoff = Backoff(first=0.5)
 
-    def request(self, mapped: MappedRelation) -> None:
-        """Copy *mapped*, in the next round."""
+    def request(self, mapped: MappedRelation, *, is_first: bool = False) -> None:
+        """Copy *mapped*, in the next round. *is_first*: the stream begins."""
         self._queue.request(mapped)
+        if is_first:
+            self._first.add(mapped)
         self._wanted.set()
 
     def ask_again(self, mapped: MappedRelation) -> None:
@@ -72,34 +94,105 @@ class SyncCoordinator:
         """Use *snapshot* for the next round; it is closed when that is over."""
         self._snapshot = snapshot
 
+    def use_turn(self, turn: CopyTurn) -> None:
+        """Use *turn* for the next round; it ends with that."""
+        self._turn = turn
+
+    async def close(self) -> None:
+        """Give up snapshot and turn, if no round has taken them."""
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
+        await self._close_snapshot()
+
+    async def _close_snapshot(self) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            await snapshot.close()
+
     async def run(self) -> None:
         """Copy requested relations until cancelled."""
-        backoff = Backoff(first=0.5)
         try:
             await self._restore_leftovers()
-            while True:
-                await self._wanted.wait()
-                batch = self._queue.take()
-                self._wanted.clear()
-                try:
-                    await self._round(batch)
-                    backoff = Backoff(first=0.5)
-                except StreamerError as exc:
-                    await self._end_early(batch, exc, backoff)
-                if self._queue.waiting:  # failed copies that an operator asked for again
-                    self._wanted.set()
+            async with asyncio.TaskGroup() as rounds:
+                while True:
+                    await self._wanted.wait()
+                    if self._round_count:
+                        await asyncio.sleep(GATHER_SECONDS)
+                    self._wanted.clear()
+                    if len(self._rounds) < ROUNDS_MAX and (batch := self._queue.take()):
+                        self._round_count += 1
+                        self._rounds.add(self._round_count)
+                        rounds.create_task(
+                            self._copy(batch, self._round_count),
+                            name=f"copies {self._context.label}",
+                        )
+                        if self._queue.can_begin:
+                            self._wanted.set()
         finally:
-            if self._snapshot is not None:
-                await self._snapshot.close()
+            await self.close()
 
-    async def _round(self, batch: list[MappedRelation]) -> None:
-        exported, self._snapshot = self._snapshot, None
-        copying = Round(self._context, self._queue, self._reports, self._finisher)
-        await copying.run(batch, exported)
+    async def _copy(self, batch: list[MappedRelation], number: int) -> None:
+        """Copy *batch* in the round *number*."""
+        try:
+            await self._round(batch, number)
+            self._backoff = Backoff(first=0.5)
+        except StreamerError as exc:
+            await self._end_early(batch, exc)
+        finally:
+            self._rounds.discard(number)
+            self._queue.end(batch)
+            if self._queue.can_begin:  # failed copies, or more rounds than can run
+                self._wanted.set()
+        with contextlib.suppress(StreamerError):  # the next round stores it
+            await self._share_rate()
 
-    async def _end_early(
-        self, batch: list[MappedRelation], error: StreamerError, backoff: Backoff
-    ) -> None:
+    async def _round(self, batch: list[MappedRelation], number: int) -> None:
+        turn: CopyTurn | None = None
+        exported: ExportedSnapshot | None = None
+        try:
+            if not batch[0].is_to_declare:
+                turn, self._turn = self._turn, None
+                turn = turn or await self._take_turn(batch)
+                exported, self._snapshot = self._snapshot, None
+                await self._share_rate()
+            context = replace(self._context, round_number=number)
+            copying = Round(context, self._queue, self._reports, self._finisher)
+            await copying.run(batch, exported, self._rounds)
+        finally:
+            if turn is not None:
+                turn.end()
+
+    async def _take_turn(self, batch: list[MappedRelation]) -> CopyTurn:
+        context, source = self._context, self._context.source
+        has_waited = False
+
+        async def tell(reason: str) -> None:
+            nonlocal has_waited
+            has_waited = True
+            await self._close_snapshot()  # open, it would keep dead rows at the source
+            await self._reports.tell_waiting(batch, reason)
+
+        is_first = not self._first.isdisjoint(batch)
+        turns = context.first_turns if is_first else context.later_turns
+        size = sum(mapped.size_bytes for mapped in batch)
+        turn = await turns.take(source.label, source.priority, size, tell)
+        if has_waited:
+            try:
+                await self._reports.tell_waiting(batch, None)
+            except BaseException:
+                turn.end()
+                raise
+        return turn
+
+    async def _share_rate(self) -> None:
+        """Let the rounds that run share `sync.rows_per_second`; parts under way keep their rate."""
+        context = self._context
+        if context.settings.rows_per_second is not None:
+            rounds = max(1, len(self._rounds))
+            await set_copy_rounds(context.bookkeeping, context.source_id, rounds)
+
+    async def _end_early(self, batch: list[MappedRelation], error: StreamerError) -> None:
         """Request the relations again that a round left, or give them up."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
@@ -108,10 +201,10 @@ class SyncCoordinator:
             for mapped in unfinished:
                 await self._finisher.fail(mapped, ErrorReport.of(error))
             return
-        backoff.log(log, f'copying from "{source.label}" begins again', error)
+        self._backoff.log(log, f'copying from "{source.label}" begins again', error)
         if not isinstance(error, TargetError):
             await self._reports.show_error(unfinished, ErrorReport.of(error))
-        await backoff.wait()
+        await self._backoff.wait()
         for mapped in unfinished:
             self.request(mapped)
 
@@ -119,7 +212,7 @@ class SyncCoordinator:
         """Clear up after a crashed process: restore deferred indexes without a running copy, and
         drop staging tables.
         """
-        await self._context.end_former_tasks()
+        await self._context.end_former_tasks([])
         async with self._context.target() as target:
             await drop_leftover_stages(target, self._context.source_id)
             for name in await read_deferred_targets(target):

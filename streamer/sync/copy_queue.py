@@ -1,4 +1,8 @@
-"""The relations of one source that wait for a copy or are being copied. Pure."""
+"""The relations of one source that wait for a copy or are being copied. Pure.
+
+Several rounds can run at a time. A relation belongs to one of them until it is copied, or until
+that round ends: only then have all tasks that fill it ended.
+"""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -19,6 +23,8 @@ class CopyQueue:
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
         """Taken, and neither handed over nor in error."""
+        self._taken: set[MappedRelation] = set()
+        """Of rounds that run, unless the copy is complete."""
         self._asked_again: set[MappedRelation] = set()
         """An operator asked for the copy after the round took them."""
         self._rewrites: Counter[MappedRelation] = Counter()
@@ -30,15 +36,27 @@ class CopyQueue:
     def take(self) -> "list[MappedRelation]":
         """Return the relations of the next round.
 
-        Those in sync, of which a copy brings some rows, come after the others: such a copy may wait
+        Those that only need to be declared in sync come first, alone: they need no snapshot. Those
+        in sync, of which a copy brings some rows, come after the others: such a copy may wait
         until the target has applied changes.
         """
-        wanted = [mapped for mapped in self._waiting if not mapped.is_set_aside]
-        batch = [mapped for mapped in wanted if not mapped.is_held_to_point] or wanted
-        self._waiting = {mapped: None for mapped in wanted if mapped not in batch}
+        self._waiting = {m: None for m in self._waiting if not m.is_set_aside}
+        free = [mapped for mapped in self._waiting if mapped not in self._taken]
+        batch = (
+            [mapped for mapped in free if mapped.is_to_declare]
+            or [mapped for mapped in free if not mapped.is_held_to_point]
+            or free
+        )
+        for mapped in batch:
+            del self._waiting[mapped]
         self._copying.update(batch)
-        self._asked_again.clear()
+        self._taken.update(batch)
+        self._asked_again.difference_update(batch)
         return batch
+
+    def end(self, batch: "Iterable[MappedRelation]") -> None:
+        """The round of *batch* is over."""
+        self._taken.difference_update(batch)
 
     def ask_again(self, mapped: "MappedRelation") -> None:
         """An operator asks for *mapped*, which a round copies: its failure begins another copy.
@@ -71,7 +89,7 @@ class CopyQueue:
         self._copying.discard(mapped)
 
     def is_copying(self, mapped: "MappedRelation") -> bool:
-        """Whether the round under way copies *mapped*, and no caller has cancelled that."""
+        """Whether a round under way copies *mapped*, and no caller has cancelled that."""
         return mapped in self._copying and not mapped.is_set_aside
 
     def unfinished(self, batch: "Iterable[MappedRelation]") -> "list[MappedRelation]":
@@ -86,8 +104,13 @@ class CopyQueue:
 
     @property
     def waiting(self) -> "list[MappedRelation]":
-        """The relations that the next round takes."""
+        """The relations that a later round takes."""
         return list(self._waiting)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a round could take a relation now."""
+        return not self._waiting.keys() <= self._taken
 
     def has(self, mapped: "MappedRelation") -> bool:
         is_here = mapped in self._waiting or mapped in self._copying
@@ -101,6 +124,7 @@ class CopyQueue:
 
     def copied(self, mapped: "MappedRelation") -> None:
         self.remove(mapped)
+        self._taken.discard(mapped)
         self._rewrites.pop(mapped, None)
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:

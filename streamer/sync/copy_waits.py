@@ -39,6 +39,8 @@ class WaitFacts:
     """The tables that tasks fill now: application name, schema and table."""
     task_name: str = ""
     jobs: int = 1
+    preparing: list[MappedRelation] = field(default_factory=list)
+    """The relations whose target tables the round prepares together."""
     is_starting: bool = False
     is_starving: bool = False
 
@@ -53,6 +55,10 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, str]:
     for copy in facts.copies:
         if reason := facts.source_locks.get(copy) or _find_turn(facts, copy):
             reasons[copy.mapped] = reason
+    # The round prepares and plans tables one after the other, or some of them together.
+    unplanned = [*facts.preparing, *(copy.mapped for copy in facts.copies if not copy.parts)]
+    if facts.target_locks:
+        reasons |= dict.fromkeys(unplanned, f"{TURN}other tables are prepared first")
     for mapped, sessions in facts.target_locks.items():
         lock = f'a lock on target table "{mapped.mapping.target}": {sessions}'
         reasons[mapped] = lock + end_sessions_hint(sessions)
@@ -123,6 +129,7 @@ class CopyWaits:
             copying={(s.application_name, s.namespace, s.table) for s in tasks if _is_user(s)},
             task_name=context.task_name,
             jobs=context.settings.jobs,
+            preparing=self.preparing,
             is_starting=context.launcher.is_starting,
             is_starving=context.launcher.is_starving,
         )

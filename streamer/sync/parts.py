@@ -256,7 +256,7 @@ class PartCopier:
                 raise NotCopiedError("elsewhere", "another process has taken the source over")
             is_wanted = row is not None and bool(row[0])
             if row is not None and is_wanted:
-                self._pace.begin(is_throttled=row[1])
+                self._pace.begin(is_throttled=row[1], rounds=row[3])
                 self._copy_held(part)
         # The locks since the savepoint end here; reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
@@ -423,18 +423,20 @@ class Pace:
     def __init__(self, rows_per_second: float | None) -> None:
         self._is_throttled = False
         self._rows_per_second = rows_per_second
+        self._rounds = 1
         self._slept = 0.0
 
-    def begin(self, *, is_throttled: bool) -> None:
-        """A part begins."""
+    def begin(self, *, is_throttled: bool, rounds: int = 1) -> None:
+        """A part begins; so many *rounds* of copies share the number of rows per second."""
         self._is_throttled = is_throttled
+        self._rounds = rounds
         self._slept = 0.0
 
     def wait(self, rows: int, seconds: float) -> None:
         """Sleep if *rows* of the part have taken too few *seconds*, sleep included."""
         early = 0.0
         if self._rows_per_second is not None:
-            early = rows / self._rows_per_second - seconds
+            early = self._rounds * rows / self._rows_per_second - seconds
         if self._is_throttled:
             worked = seconds - self._slept
             early = max(early, THROTTLED_TIMES * worked - seconds)
@@ -449,7 +451,7 @@ where relation_id = %s and part = %s and attempt = %s and finished_at is null
 """
 _LOCK_PART_SQL: Final = """
 select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false),
-    s.lock_token is not distinct from %s
+    s.lock_token is not distinct from %s, s.copy_rounds
 from streamer.sync_partition p join streamer.relation r on r.id = relation_id
 join streamer.source s on s.id = r.source_id
 where relation_id = %s and part = %s and p.attempt = %s for update of p

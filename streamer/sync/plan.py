@@ -4,7 +4,8 @@ A part is a range of a table's pages, read with a TID range scan. Before Postgre
 one part, because each range would read it all. The number of parts follows from all bytes of a
 table: its TOAST table has the wide values, and few pages may refer to gigabytes. Parts of one table
 can run at the same time; small tables share a task, so that a task's two connections are worth
-making. Large parts come first, so that no long one begins last. Pure.
+making. Tasks follow the order of the relations: small ones first, so that few tables wait for large
+ones. Pure.
 """
 
 from dataclasses import dataclass, field
@@ -140,22 +141,25 @@ class _Task:
     size_bytes: int = 0
 
 
-def group(parts: list[CopyPart]) -> list[list[CopyPart]]:
-    """Group parts into tasks, the largest first; small parts share one."""
+def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list[CopyPart]]:
+    """Group parts into tasks, in the order of their relations' *ranks*; small parts share one.
+
+    *ranks*: by relation id. The parts of the last and largest table are small against it, so no
+    long task is left for the end.
+    """
     tasks: list[_Task] = []
     small = _Task()
-    for part in sorted(parts, key=lambda p: (-p.size_bytes, p.relation_id, p.part)):
+    for part in sorted(parts, key=lambda p: (ranks[p.relation_id], p.relation_id, p.part)):
         if part.size_bytes >= TASK_BYTES_MIN:
             tasks.append(_Task([part], part.size_bytes))
             continue
+        if not small.parts:
+            tasks.append(small)  # in the place of its first part
         small.parts.append(part)
         small.size_bytes += part.size_bytes
         if small.size_bytes >= TASK_BYTES_MIN or len(small.parts) >= TASK_PARTS_MAX:
-            tasks.append(small)
             small = _Task()
-    if small.parts:
-        tasks.append(small)
-    return [task.parts for task in sorted(tasks, key=lambda task: -task.size_bytes)]
+    return [task.parts for task in tasks]
 
 
 def task_rate(rows_per_second: float | None, jobs: int, task_count: int) -> float | None:

@@ -100,6 +100,11 @@ class TableCopy:
     def name(self) -> str:
         return str(self.mapped.mapping.source)
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The place in the order of copies: a higher priority first, then a smaller table."""
+        return -self.mapped.mapping.rule.priority, sum(heap.size_bytes for heap in self.heaps)
+
     def reads(self, relation: SourceRelation) -> None:
         """*relation* is the definition that the copy is made by, and the stream after it."""
         self.relation = relation

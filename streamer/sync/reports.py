@@ -53,13 +53,16 @@ class CopyReports:
             else:
                 self._delayed.pop(mapped, None)
 
-    def begin_round(self) -> None:
-        """The next round copies all parts again."""
-        self._delayed = dict.fromkeys(self._delayed, 0)
+    def begin_round(self, relations: Iterable[MappedRelation]) -> None:
+        """A round copies all parts of *relations* again."""
+        for mapped in relations:
+            self._done.pop(mapped.relation_id, None)
+            if mapped in self._delayed:
+                self._delayed[mapped] = 0
 
     async def show_progress(self, done: Counter[int]) -> None:
         """Take back the errors of copies of which more parts are done. *done*: by relation id."""
-        self._done = done
+        self._done.update({number: count - self._done[number] for number, count in done.items()})
         again = [m for m, before in self._delayed.items() if done[m.relation_id] > before]
         if again:
             await self.show_error(again, None)

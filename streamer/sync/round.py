@@ -120,8 +120,14 @@ class Round:
         """Tables to copy under one lock."""
         self._snapshot: HeldSnapshot
 
-    async def run(self, batch: list[MappedRelation], exported: ExportedSnapshot | None) -> None:
-        """Copy *batch* under the snapshot of *exported*, or under a new one.
+    async def run(
+        self,
+        batch: list[MappedRelation],
+        exported: ExportedSnapshot | None,
+        running: Iterable[int] = (),
+    ) -> None:
+        """Copy *batch* under the snapshot of *exported*, or under a new one. *running*: the numbers
+        of other rounds of this source.
 
         Raises SyncAgainError if tables wait for the next round, and StreamerError if all do.
         """
@@ -130,7 +136,7 @@ class Round:
                 sessions.push_async_callback(exported.close)
             reporting = asyncio.create_task(self._waits.run(), name="copy waits")
             sessions.push_async_callback(self._waits.end, reporting)
-            await self._context.end_former_tasks()
+            await self._context.end_former_tasks(running)
             await sessions.enter_async_context(self._finishing)
             await self._prepare(batch)
             if self._copies:
@@ -302,7 +308,7 @@ class Round:
             copy.consistent_point = self._snapshot.consistent_point
             copy.source_time = self._snapshot.source_time
             self._context.events.copy_began(copy.mapped, self._snapshot.consistent_point)
-        self._reports.begin_round()
+        self._reports.begin_round(copy.mapped for copy in self._unfinished)
         await self._look()
         failpoint("sync.guarded")
         await self._plan()
@@ -514,7 +520,8 @@ class Round:
     async def _copy_parts(self, parts: list[CopyPart]) -> list[dict[str, Any]]:
         """Copy parts, most of them with Spark; return the failed ones with their reasons."""
         alone = {copy.mapped.relation_id: session for copy, session in self._locked.items()}
-        tasks = group([part for part in parts if part.relation_id not in alone])
+        ranks = {copy.mapped.relation_id: copy.rank for copy in self._copies}
+        tasks = group([part for part in parts if part.relation_id not in alone], ranks)
         ends = await self._ends(len(tasks) + len(alone))
         work: list[Awaitable[list[dict[str, Any]]]] = []
         for relation_id, session in alone.items():

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import asyncpg
 import structlog
+from asyncpg import connect_utils
 
 from streamer.errors import (
     ConflictError,
@@ -248,6 +249,21 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
+
+class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
+    """asyncpg's question for TLS, with an answer that no task need await.
+
+    A connection attempt that is cancelled or times out before the question is sent leaves a future
+    with the error of the lost connection. Without a reader, asyncio logs that as unretrieved.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.on_data.cancelled():
+            self.on_data.exception()  # counts as read; an awaiting task still gets it
+
+
+connect_utils.TLSUpgradeProto = _TLSUpgrade
 
 _DRIVER_ERRORS: Final = (
     asyncpg.PostgresError,

@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import SourceLock
+from streamer.progress.lock import LockSession, SourceLock
 from streamer.progress.schema import is_installed, migrate
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -31,7 +32,7 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.collect()  # futures that asyncpg gave up have more to say than other tests can stand
+    gc.collect()
 
 
 @contextlib.asynccontextmanager
@@ -43,9 +44,11 @@ async def bookkeeping(address: TargetAddress) -> AsyncIterator[Callable[[], Awai
 
 @contextlib.asynccontextmanager
 async def lock(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    made = SourceLock(address, SourceMapping("shop", None, Secret(""), ()), NAME)
+    session = LockSession(address, NAME)
+    made = SourceLock(session, SourceMapping("shop", None, Secret(""), ()))
     yield made.try_acquire
     await made.release()
+    await session.close()
 
 
 @contextlib.asynccontextmanager
@@ -64,6 +67,8 @@ async def test_cancelled_at_any_moment(
     no_collection: None,
 ) -> None:
     address = TargetAddress.parse(Secret(target.url))
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     setting_up = Bookkeeping(address)
     await migrate(setting_up)
     await setting_up.close()
@@ -77,5 +82,7 @@ async def test_cancelled_at_any_moment(
         if not was_cancelled:
             break
     assert step > 5
+    gc.collect()
+    assert not unhandled, "no failure is left for asyncio to log"
     open_sessions = f"select count(*) from pg_stat_activity where application_name like '%{NAME}%'"
     await until(lambda: not target.value(open_sessions), "no session stays")

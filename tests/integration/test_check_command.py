@@ -33,7 +33,11 @@ async def test_a_clean_check(checker: Checker) -> None:
     assert [str(f) for f in report.findings if "fsync" not in f.problem] == []
     report.findings.clear()
     assert (report.exit_code, report.summary) == (0, "everything is ready: 2 tables of 1 source")
-    assert report.to_json() == {"ready": True, "sources": 1, "tables": 2, "findings": []}
+    shown = report.to_json()
+    (copies,) = shown.pop("copies")
+    assert shown == {"ready": True, "sources": 1, "tables": 2, "findings": []}
+    assert (copies["label"], copies["seconds"]) == ("shop:eu", 0.0)
+    assert [table["source"] for table in copies["tables"]] == ["public.items", "public.more"]
 
 
 async def test_a_database_that_a_group_has_under_two_sids_is_named(checker: Checker) -> None:

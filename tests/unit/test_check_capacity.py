@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from streamer.commands.check.capacity import check_capacity
 from streamer.commands.check.findings import Place
-from streamer.commands.check.source import check_capacity, check_server, check_settings
+from streamer.commands.check.source import check_server, check_settings
 from streamer.commands.check.source_facts import SourceFacts, Usage
+from streamer.config.settings import Settings, SyncSection
 from streamer.lsn import Lsn
 from streamer.mapping.rules import (
     Initial,
@@ -49,6 +51,9 @@ def _source(
         may_create=True,
         slots=slots,
         walsenders=walsenders,
+        max_connections=100,
+        connections_reserved=3,
+        connections_used=10,
         large_objects=0,
         is_target=False,
     )
@@ -59,12 +64,13 @@ def _source(
     return facts
 
 
+SETTINGS = Settings.model_validate({"target": {"url": "postgresql://localhost/dw"}})
 SLOT = Slot("s", "pgoutput", "shop", None, Lsn(1), Lsn(1), None)
 
 
 def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
     def found(*sources: SourceFacts) -> list[tuple[str, str]]:
-        findings = check_capacity(sources, None)
+        findings = check_capacity(sources, None, SETTINGS)
         return [(f.severity.value, f.problem.partition(" ")[0]) for f in findings]
 
     copy, none = Initial.COPY, Initial.NONE
@@ -75,7 +81,7 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
     two = [_source(name, slots=0, walsenders=0, initial=none) for name in "ab"]
     assert found(*two) == [("warning", "max_replication_slots"), ("warning", "max_wal_senders")]
     (slots, _) = check_capacity(
-        [_source(n, slots=1, walsenders=0, initial=none) for n in "ab"], None
+        [_source(n, slots=1, walsenders=0, initial=none) for n in "ab"], None, SETTINGS
     )
     assert slots.severity is ERROR
     assert "max_replication_slots is 2, of which 1 are free: 2 needed" in str(slots)
@@ -88,6 +94,24 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
         ("warning", "max_replication_slots"),
         ("warning", "max_wal_senders"),
     ]
+
+
+def test_copies_of_sources_at_once_need_walsenders_and_connections() -> None:
+    sources = [_source(f"s{n}", slots=0, walsenders=0, initial=Initial.COPY) for n in range(30)]
+    assert sources[0].usage is not None
+    usage = replace(sources[0].usage, connections_used=80)
+    for facts in sources:
+        facts.server = replace(SERVER, max_replication_slots=100, max_wal_senders=31)
+        facts.usage = usage
+    found = list(check_capacity(sources, None, SETTINGS))
+    walsenders, connections = found
+    assert "max_wal_senders is 31, of which 31 are free: 30 needed, and 4 more" in str(walsenders)
+    assert "alter system set max_wal_senders = 34" in str(walsenders)
+    assert "max_connections is 100, of which 17 are free: 90 needed, and 12" in str(connections)
+    assert "alter system set max_connections = 185" in str(connections)
+    assert {f.severity for f in found} == {ERROR}
+    one_at_a_time = SETTINGS.model_copy(update={"sync": SyncSection(sources_at_once=1)})
+    assert len(list(check_capacity(sources, None, one_at_a_time))) == 1, "31 walsenders suffice"
 
 
 def test_servers_that_are_not_at_hand() -> None:

@@ -34,7 +34,7 @@ from tests.unit.test_check_capacity import SERVER, SLOT
 
 USAGE = Usage(
     "UTF8", may_create=True, slots=0, walsenders=0, large_objects=0, is_target=False,
-    server_started="today",
+    server_started="today", max_connections=100, connections_reserved=3, connections_used=0,
 )  # fmt: skip
 
 

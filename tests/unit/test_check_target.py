@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.commands.check.capacity import check_connections, target_needs
 from streamer.commands.check.findings import Severity
 from streamer.commands.check.target import (
     check_bookkeeping,
@@ -22,6 +23,7 @@ from streamer.mapping.rules import RelationName
 from streamer.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_check_capacity import SERVER as SOURCE
+from tests.unit.test_check_capacity import SETTINGS
 from tests.unit.test_check_source import facts_of
 
 SERVER = TargetServer(
@@ -29,6 +31,7 @@ SERVER = TargetServer(
     is_superuser=False, may_create=True, may_use_temporary=True, may_use_plpgsql=True,
     has_plpgsql=True, may_replace_role=True, may_set_origin=True, origins_max=10, free_origins=10,
     is_source=False, in_recovery=False, system_identifier="9", synchronous_commit="on", fsync="on",
+    max_connections=100, connections_reserved=3, connections_used=0,
 )  # fmt: skip
 NEWEST = read_migrations("target")[-1].number
 OURS = BookkeepingFacts(True, True, ("migration", "relation", "source"), (), NEWEST)
@@ -132,3 +135,14 @@ def test_a_table_that_would_be_written_to_itself() -> None:
         replace(mapping, target=RelationName("copies", "t")) for mapping in source.mappings
     ]
     assert list(check_loops(TargetFacts(same, NOTHING), [source])) == []
+
+
+def test_connections_at_the_target_hardly_depend_on_the_number_of_sources() -> None:
+    assert target_needs(SETTINGS, 8) == target_needs(SETTINGS, 1000)
+    needs = target_needs(SETTINGS, 200)
+    enough = replace(SERVER, max_connections=needs.most + 5, connections_reserved=5)
+    assert not list(check_connections(TargetFacts(enough, NOTHING), needs))
+    tight = replace(enough, connections_used=1)
+    (finding,) = check_connections(TargetFacts(tight, NOTHING), needs)
+    assert finding.severity is ERROR
+    assert f"max_connections = {needs.most + 6}" in str(finding)

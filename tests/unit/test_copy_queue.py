@@ -27,6 +27,16 @@ def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
     assert queue.waiting == []
 
 
+def test_relations_to_declare_have_a_round_of_their_own_before_the_others() -> None:
+    queue, copied, declared = CopyQueue(), mapped_relation(1), mapped_relation(2)
+    declared.is_to_declare = True
+    queue.request(copied)
+    queue.request(declared)
+    assert queue.take() == [declared]
+    assert queue.can_begin
+    assert queue.take() == [copied]
+
+
 def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
     queue, relations = CopyQueue(), [mapped_relation(number) for number in range(3)]
     for mapped in relations:
@@ -43,15 +53,35 @@ def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> No
     queue.ask_again(mapped)
     queue.take()
     assert not queue.failed(mapped), "the round began after the operator asked"
+    queue.end([mapped])
     queue.request(mapped)
     queue.take()
     queue.ask_again(mapped)
     assert queue.failed(mapped)
+    queue.end([mapped])
     assert queue.take() == [mapped]
     queue.ask_again(mapped)
     queue.ask_no_more(mapped)
     assert not queue.failed(mapped)
     assert queue.is_empty
+
+
+def test_a_relation_that_a_round_has_is_in_no_other_until_copied_or_the_round_ends() -> None:
+    """Tasks of the first round may still fill it."""
+    queue, given_up, failed, done, later = CopyQueue(), *map(mapped_relation, range(4))
+    for mapped in (given_up, failed, done):
+        queue.request(mapped)
+    batch = queue.take()
+    queue.give_up(given_up)
+    queue.failed(failed)
+    queue.copied(done)
+    for mapped in (given_up, failed, done, later):
+        queue.request(mapped)
+    assert queue.take() == [done, later], "the other round does not wait for the first"
+    assert not queue.can_begin
+    queue.end(batch)
+    assert queue.can_begin
+    assert queue.take() == [given_up, failed]
 
 
 def test_a_relation_that_was_set_aside_leaves_the_queue() -> None:
@@ -88,4 +118,5 @@ def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_reques
     assert queue.is_empty
     queue.request(mapped)
     assert not queue.is_copying(mapped), "the round under way does not get it back"
+    queue.end(batch)
     assert queue.take() == [mapped]

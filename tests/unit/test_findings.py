@@ -40,7 +40,7 @@ def test_a_plan_prints_statements_in_the_same_way() -> None:
         "database": "shop", "sid": None, "action": "add", "slot": "s", "slot_action": "create",
         "tables": [], "publication_sql": ["create publication p"],
     }  # fmt: skip
-    plan = {"sources": [source], "findings": [finding], "notes": [], "estimate": {"tables": 0},
+    plan = {"sources": [source], "findings": [finding], "notes": [], "copies": [], "sources_at_once": 4, "estimate": {"tables": 0},
             "changes": True}  # fmt: skip
     assert list(plan_lines(plan))[1:] == [
         "  run at the source by streamer:",

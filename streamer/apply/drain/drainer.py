@@ -150,11 +150,14 @@ class Drainer:
                 await until_changed(lane, None)
                 continue
             await lane.owner.lane_drained(lane)
+            slow_seconds = lane.slow_until - time.monotonic()
+            if slow_seconds <= 0:
+                lane.release(Hold.SLOW)
             if lane.go_live():
                 del self._tasks[lane]  # at once: it may be held again before this task has ended
                 return
-            if Hold.QUARANTINE in lane.hold and not lane.has_backlog:
-                await until_changed(lane, None)
+            if lane.hold & (Hold.QUARANTINE | Hold.SLOW) and not lane.has_backlog:
+                await until_changed(lane, slow_seconds if Hold.SLOW in lane.hold else None)
 
     @contextlib.asynccontextmanager
     async def _slot_for(self, lane: Lane) -> AsyncIterator[None]:

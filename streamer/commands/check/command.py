@@ -9,10 +9,11 @@ from typing import Final
 
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.drain import drainer
+from streamer.commands.check.capacity import check_capacity, check_connections, target_needs
+from streamer.commands.check.copies import plan_copies
 from streamer.commands.check.definitions import check_definitions
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.source import (
-    check_capacity,
     check_heartbeat,
     check_same_database,
     check_source,
@@ -82,11 +83,14 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         else:
             # Workers, drainers, copies, and the deletes before a copy.
             connections = settings.workers + drainer.CONCURRENT_MAX + settings.sync.jobs + 1
+            needs = target_needs(settings, len(sources))
+            report.findings += check_connections(target, needs)
             report.findings += in_order(
                 check_target(target, sources, create_tables=create_tables, connections=connections)
             )
     report.findings += check_same_database(sources)
-    report.findings += check_capacity(sources, target)
+    report.copies = plan_copies(sources, target, rows_per_second=settings.sync.rows_per_second)
+    report.findings += check_capacity(sources, target, settings)
     for facts in sources:
         findings = check_source(facts, target)
         findings += check_heartbeat(facts, settings.heartbeat_interval)

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamer.error_reports import runbook_address
 from streamer.errors import (
@@ -19,6 +19,9 @@ from streamer.errors import (
 from streamer.mapping.rules import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified
+
+if TYPE_CHECKING:
+    from streamer.commands.check.copies import PlannedCopies
 
 
 class Severity(enum.StrEnum):
@@ -198,6 +201,8 @@ class CheckReport:
     source_count: int = 0
     table_count: int = 0
     is_reachable: bool = True
+    copies: "list[PlannedCopies]" = field(default_factory=list)
+    """The first copies that `run` would make, in order."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)
@@ -228,6 +233,7 @@ class CheckReport:
             "sources": self.source_count,
             "tables": self.table_count,
             "findings": [finding.to_json() for finding in self.findings],
+            "copies": [each.to_json() for each in self.copies],
         }
 
 

@@ -1,6 +1,5 @@
 """Problems at a source: server, slot, publications, tables, long transactions. Pure."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
@@ -216,62 +215,6 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
                 f"{other.label}, so the target gets its rows twice, with either sid",
                 in_words(f"correct the url of {facts.label} or {other.label}"),
             )
-
-
-def check_capacity(sources: Iterable[SourceFacts], target: TargetFacts | None) -> Iterable[Finding]:
-    """Free slots and walsenders, for all sources on one server together.
-
-    A source that a process streams has its slot and walsender already.
-    """
-    servers: dict[tuple[str, bool], list[SourceFacts]] = defaultdict(list)
-    for facts in sources:
-        if facts.server is not None and facts.is_complete:
-            key = (facts.server.system_identifier, facts.server.in_recovery)
-            servers[key].append(facts)
-    for group in servers.values():
-        server, usage = group[0].server, group[0].usage
-        assert server is not None
-        assert usage is not None
-        place = Place(", ".join(facts.label for facts in group))
-        idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]
-        copies = [facts for facts in idle if copied(facts, target)]
-        # The first copy uses the snapshot of the new main slot; later copies create a temporary
-        # one.
-        has_waiting_copy = any(facts.slot is not None for facts in copies)
-        yield from _check_free(
-            place,
-            "max_replication_slots",
-            (server.max_replication_slots, usage.slots),
-            sum(facts.slot is None for facts in idle),
-            is_copying=has_waiting_copy,
-        )
-        yield from _check_free(
-            place,
-            "max_wal_senders",
-            (server.max_wal_senders, usage.walsenders),
-            len(idle),
-            is_copying=bool(copies),
-        )
-
-
-def _check_free(
-    place: Place, setting: str, most_and_used: tuple[int, int], needed: int, *, is_copying: bool
-) -> Iterable[Finding]:
-    """The stream holds *needed* of them all the time, and copies hold one more."""
-    most, used = most_and_used
-    free = max(0, most - used)
-    if free > needed:
-        return
-    fix = at_source(
-        f"alter system set {setting} = {used + needed + 1}",
-        words="and restart that server after it",
-    )
-    problem = (
-        f"{setting} is {most}, of which {free} are free: {needed} needed, and one more while "
-        "tables are copied"
-    )
-    is_short = free < needed or is_copying
-    yield (error if is_short else warning)(place, problem, fix)
 
 
 def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:

@@ -48,6 +48,10 @@ class Usage:
     may_create: bool
     slots: int
     walsenders: int
+    max_connections: int
+    connections_reserved: int
+    connections_used: int
+    """Sessions of others than streamer; walsenders do not count."""
     large_objects: int
     is_target: bool
     locale: str = ""
@@ -206,6 +210,17 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
             await read_server(replication)
 
 
+CONNECTIONS_SQL: Final = """
+       pg_catalog.current_setting('max_connections')::int4 as max_connections,
+       pg_catalog.current_setting('superuser_reserved_connections')::int4
+         + coalesce(pg_catalog.current_setting('reserved_connections', true)::int4, 0)
+         as connections_reserved,
+       (select pg_catalog.count(*)::int4 from pg_catalog.pg_stat_activity a
+         where a.usesysid is not null
+           and not pg_catalog.starts_with(coalesce(a.application_name, ''), 'streamer')
+           and a.pid not in (select r.pid from pg_catalog.pg_stat_replication r
+                              where r.pid is not null)) as connections_used"""
+"""Columns of the limit on sessions, and of the sessions of others than streamer."""
 _USAGE_SQL: Final = f"""
 select pg_catalog.pg_postmaster_start_time()::text as server_started,
     pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
@@ -220,6 +235,7 @@ select pg_catalog.pg_postmaster_start_time()::text as server_started,
            and proargtypes[2] = 'text'::pg_catalog.regtype) as may_beat,
        (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
+       {CONNECTIONS_SQL},
        (select pg_catalog.count(*) from pg_catalog.pg_largeobject_metadata) as large_objects,
        exists (select from pg_catalog.pg_replication_origin
                 where pg_catalog.starts_with(roname, 'streamer_' || d.oid || '_')) as is_target,

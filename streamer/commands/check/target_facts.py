@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.errors import StreamerError, TargetSchemaError
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.migrations import read_migrations
@@ -50,6 +50,10 @@ class TargetServer:
     system_identifier: str
     synchronous_commit: str
     fsync: str
+    max_connections: int
+    connections_reserved: int
+    connections_used: int
+    """Sessions of others than streamer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
     return TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
 
 
-_SERVER_SQL: Final = """
+_SERVER_SQL: Final = f"""
 select current_setting('server_version_num')::int4 as version,
        current_setting('server_version') as version_text,
        d.datname as database, pg_encoding_to_char(d.encoding) as encoding,
@@ -174,10 +178,11 @@ select current_setting('server_version_num')::int4 as version,
        pg_is_in_recovery() as in_recovery,
        (select system_identifier::text from pg_control_system()) as system_identifier,
        (select reset_val from pg_settings where name = 'synchronous_commit') as synchronous_commit,
-       current_setting('fsync') as fsync
+       current_setting('fsync') as fsync,
+       {CONNECTIONS_SQL}
 from pg_roles r, pg_database d
 where r.rolname = current_user and d.datname = current_database()
-"""
+"""  # noqa: S608
 _BOOKKEEPING_SQL: Final = """
 select n.oid is not null as exists,
        coalesce(has_schema_privilege(n.oid, 'usage')

@@ -29,7 +29,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qua
 from streamer.postgres.secret import Secret
 from streamer.progress.audit import write_act
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import SourceLock
+from streamer.progress.lock import LockSession, SourceLock
 from streamer.progress.purges import (
     PurgeRecord,
     begin_purge,
@@ -121,7 +121,8 @@ async def purge(
         )
     bookkeeping = Bookkeeping(address, "streamer purge")
     source = SourceMapping(database, sid, Secret(""), ())
-    lock = SourceLock(address, source, f"{socket.gethostname()}:{os.getpid()}")
+    locks = LockSession(address, f"{socket.gethostname()}:{os.getpid()}")
+    lock = SourceLock(locks, source)
     try:
         await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
@@ -141,7 +142,7 @@ async def purge(
                 )
         return records
     finally:
-        await lock.release()
+        await locks.close()
         await bookkeeping.close()
 
 

@@ -1,0 +1,141 @@
+"""Slots, WAL senders and connections: those that `run` needs, and those that the servers have.
+
+Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamer.apply.drain import drainer
+from streamer.commands.check.findings import (
+    TARGET,
+    Finding,
+    Place,
+    at_source,
+    at_target,
+    error,
+    warning,
+)
+from streamer.commands.check.source import copied
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.config.settings import Settings
+from streamer.runtime.starts import STARTS_AT_ONCE
+from streamer.sync import finishing
+
+TARGET_FEW = 8
+"""Sessions of a process at the target that do not depend on any number: locks, bookkeeping, plans,
+notifications, liveness, definitions, indexes, scripts.
+"""
+SOURCE_EACH = 3
+"""Sessions for each source beside its walsender: guard, observations, backlog or start."""
+COPY_SESSIONS = 2
+"""Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A number that the stream needs all the time, and how many more copies need."""
+
+    always: int
+    copies: int
+
+    @property
+    def most(self) -> int:
+        return self.always + self.copies
+
+
+def target_needs(settings: Settings, source_count: int) -> Needs:
+    """Return the connections at the target; few depend on the number of sources."""
+    copying = min(settings.sync.sources_at_once, source_count)
+    always = settings.workers + drainer.CONCURRENT_MAX + TARGET_FEW
+    return Needs(
+        always + min(STARTS_AT_ONCE, source_count),
+        settings.sync.jobs + copying * (1 + finishing.AT_ONCE_MAX),
+    )
+
+
+def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
+    """Whether the target has the connections that one process needs."""
+    server = target.server
+    yield from _check_free(
+        TARGET,
+        "max_connections",
+        server.max_connections,
+        server.max_connections - server.connections_reserved - server.connections_used,
+        needs,
+        is_copying=needs.copies > 0,
+    )
+
+
+def check_capacity(
+    sources: Iterable[SourceFacts], target: TargetFacts | None, settings: Settings
+) -> Iterable[Finding]:
+    """Free slots, walsenders and connections, for all sources on one server together.
+
+    A source that a process streams has its slot and walsender already.
+    """
+    servers: dict[tuple[str, bool], list[SourceFacts]] = defaultdict(list)
+    for facts in sources:
+        if facts.server is not None and facts.is_complete:
+            key = (facts.server.system_identifier, facts.server.in_recovery)
+            servers[key].append(facts)
+    for group in servers.values():
+        yield from _check_server(group, target, settings)
+
+
+def _check_server(
+    group: list[SourceFacts], target: TargetFacts | None, settings: Settings
+) -> Iterable[Finding]:
+    server, usage = group[0].server, group[0].usage
+    assert server is not None
+    assert usage is not None
+    at_once = settings.sync.sources_at_once
+    place = Place(", ".join(facts.label for facts in group))
+    idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]
+    copies = [facts for facts in idle if copied(facts, target)]
+    # The first copy uses the snapshot of the new main slot; later copies create a temporary one.
+    later = [facts for facts in copies if facts.slot is not None]
+    yield from _check_free(
+        place,
+        "max_replication_slots",
+        server.max_replication_slots,
+        server.max_replication_slots - usage.slots,
+        Needs(sum(facts.slot is None for facts in idle), max(1, min(at_once, len(later)))),
+        is_copying=bool(later),
+    )
+    yield from _check_free(
+        place,
+        "max_wal_senders",
+        server.max_wal_senders,
+        server.max_wal_senders - usage.walsenders,
+        Needs(len(idle), max(1, min(at_once, len(copies)))),
+        is_copying=bool(copies),
+    )
+    copying = COPY_SESSIONS * min(at_once, len(copies)) + settings.sync.jobs
+    yield from _check_free(
+        place,
+        "max_connections",
+        usage.max_connections,
+        usage.max_connections - usage.connections_reserved - usage.connections_used,
+        Needs(SOURCE_EACH * len(group), copying if copies else 0),
+        is_copying=bool(copies),
+    )
+
+
+def _check_free(
+    place: Place, setting: str, most: int, free: int, needs: Needs, *, is_copying: bool
+) -> Iterable[Finding]:
+    """*free* of *most* are left for streamer. *is_copying*: tables are to be copied."""
+    free = max(0, free)
+    if free >= needs.most:
+        return
+    wanted = f"alter system set {setting} = {most - free + needs.most}"
+    words = "and restart that server after it"
+    fix = (at_target if place is TARGET else at_source)(wanted, words=words)
+    more = "one more" if needs.copies == 1 else f"{needs.copies} more"
+    while_copying = f", and {more} while tables are copied" if needs.copies else ""
+    problem = f"{setting} is {most}, of which {free} are free: {needs.always} needed{while_copying}"
+    is_short = free < needs.always or is_copying
+    yield (error if is_short else warning)(place, problem, fix)

@@ -1,0 +1,99 @@
+"""The first copies that `run` would make: their order, sizes and times. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from streamer.commands.check.source import copied
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.quantities import format_bytes, format_duration
+
+ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
+"""Of all copies together, before the first one. Small machines do that with two jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """A table to copy."""
+
+    source: str
+    rows: int
+    size_bytes: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCopies:
+    """The tables that one source copies, in order. ``seconds``: an estimate, for it alone."""
+
+    database: str
+    sid: str | None
+    label: str
+    priority: int
+    rows: int
+    size_bytes: int
+    seconds: float
+    tables: tuple[PlannedTable, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_copies(
+    sources: Iterable[SourceFacts],
+    target: TargetFacts | None,
+    *,
+    rows_per_second: float | None,
+    bytes_per_second: float | None = None,
+) -> list[PlannedCopies]:
+    """Return the sources that have tables to copy, in the order of `streamer.sync.turns`.
+
+    *rows_per_second*: the limit of each source. *bytes_per_second*: as measured before.
+    """
+    found = []
+    for facts in sources:
+        names = {mapping.source: mapping.rule.priority for mapping in copied(facts, target)}
+        relations = [facts.relations[name] for name in names if name in facts.relations]
+        if not relations:
+            continue
+        tables = sorted(
+            (
+                PlannedTable(
+                    str(each.name), each.row_count_estimate, each.size_bytes, names[each.name]
+                )
+                for each in relations
+            ),
+            key=lambda table: (-table.priority, table.size_bytes, table.source),
+        )
+        size, rows = sum(t.size_bytes for t in tables), sum(t.rows for t in tables)
+        seconds = size / (bytes_per_second or ASSUMED_BYTES_PER_SECOND)
+        if rows_per_second is not None:
+            seconds = max(seconds, rows / rows_per_second)
+        source = facts.source
+        found.append(
+            PlannedCopies(
+                source.database,
+                source.sid,
+                str(facts.label),
+                source.priority,
+                rows,
+                size,
+                round(seconds, 1),
+                tuple(tables),
+            )
+        )
+    return sorted(found, key=lambda each: (-each.priority, each.size_bytes))
+
+
+def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Iterable[str]:
+    """Return lines about the order of the copies of several sources, given as JSON."""
+    if not copies:
+        return
+    yield f"to copy, in this order, {sources_at_once} at a time (sync.sources_at_once):"
+    for number, each in enumerate(copies, 1):
+        count = len(each["tables"])
+        yield (
+            f"  {number}. {each['label']}: {count} table{'' if count == 1 else 's'}, "
+            f"about {format_bytes(each['size_bytes'])}, about {format_duration(each['seconds'])}"
+        )

@@ -1,0 +1,42 @@
+"""Lets a few sources at a time open their sessions.
+
+Opening a session costs connections on both sides, statements over the one bookkeeping connection,
+and processor time. With hundreds of sources at once, each would take so long that servers end their
+connections. A source that waits for its server keeps no others waiting: it gives its place back
+after `START_SECONDS`, and goes on without one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+STARTS_AT_ONCE: Final = 8
+START_SECONDS: Final = 5.0
+
+
+class Starts:
+    """The places of one process; first come, first served."""
+
+    def __init__(self, at_once: int = STARTS_AT_ONCE, seconds: float = START_SECONDS) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Callable[[], None]]:
+        """Have a place for a block; the function that it gets returns the place earlier."""
+        await self._places.acquire()
+        has_place = True
+
+        def leave() -> None:
+            nonlocal has_place
+            if has_place:
+                has_place = False
+                self._places.release()
+
+        timer = asyncio.get_running_loop().call_later(self._seconds, leave)
+        try:
+            yield leave
+        finally:
+            timer.cancel()
+            leave()

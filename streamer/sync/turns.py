@@ -1,0 +1,103 @@
+"""The order in which sources copy, and how many of them at a time.
+
+A source takes a turn before it makes the slot or the snapshot of a copy. So sources whose turn has
+not come keep neither WAL nor old row versions. Those with a higher priority come first, then those
+with less to copy. A source that has a turn gets another at once: its tables do not wait for each
+other.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from streamer.quantities import format_bytes
+from streamer.sync.states import TURN
+
+Tell = Callable[[str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _WaitingSource:
+    source: str
+    priority: int
+    size_bytes: int
+    number: int
+    has_turn: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return -self.priority, self.size_bytes, self.number
+
+
+class CopyTurn:
+    """The right of one source to copy, until `end`."""
+
+    def __init__(self, turns: "CopyTurns", source: str, size_bytes: int) -> None:
+        self._turns: CopyTurns | None = turns
+        self.source = source
+        self.size_bytes = size_bytes
+
+    def end(self) -> None:
+        """Let the next source have its turn; a second call does nothing."""
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.ended(self)
+
+
+class CopyTurns:
+    """See the module."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._copying: Counter[str] = Counter()
+        """The turns of each source."""
+        self._waiting: list[_WaitingSource] = []
+        self._numbers = itertools.count()
+
+    async def take(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
+        """Wait for a turn of *source*; *tell* receives the reason whenever it changes."""
+        waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
+        self._waiting.append(waiting)
+        self._serve()
+        told = ""
+        try:
+            while not waiting.has_turn:
+                waiting.changed.clear()
+                if (reason := self._reason(waiting)) != told:
+                    told = reason
+                    await tell(reason)
+                if not waiting.has_turn:
+                    await waiting.changed.wait()
+        except BaseException:
+            if waiting.has_turn:
+                self.ended(CopyTurn(self, source, size_bytes))
+            else:
+                self._waiting.remove(waiting)
+                self._serve()
+            raise
+        return CopyTurn(self, source, size_bytes)
+
+    def ended(self, turn: CopyTurn) -> None:
+        """A turn has ended: called by `CopyTurn.end`."""
+        self._copying[turn.source] -= 1
+        self._copying += Counter()  # forgets sources without a turn
+        self._serve()
+
+    def _serve(self) -> None:
+        for waiting in sorted(self._waiting, key=lambda each: each.rank):
+            if waiting.source in self._copying or len(self._copying) < self._at_once:
+                self._copying[waiting.source] += 1
+                waiting.has_turn = True
+                self._waiting.remove(waiting)
+            waiting.changed.set()
+
+    def _reason(self, waiting: _WaitingSource) -> str:
+        before = [each for each in self._waiting if each.rank < waiting.rank]
+        count = len(self._copying) + len({each.source for each in before} - set(self._copying))
+        size = sum(each.size_bytes for each in before)
+        with_size = f", {format_bytes(size)} of them still wait" if size else ""
+        sources = "1 source copies" if count == 1 else f"{count} sources copy"
+        return f"{TURN}{sources} first (sync.sources_at_once: {self._at_once}){with_size}"

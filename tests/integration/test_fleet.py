@@ -1,0 +1,220 @@
+"""Many sources in one process: they begin in order, share few connections, and go their own way."""
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.apply import slow_lanes, worker
+from streamer.sync.launcher import SparkLauncher
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import Streamer, copy_in_threads
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+SECONDS = 60.0
+HEAD = """
+target: {{url: "{target}"}}
+http: {{listen: ""}}
+workers: 1
+sync: {{sources_at_once: 1}}
+spool: {{directory: {spool}}}
+sources:
+"""
+
+
+@asynccontextmanager
+async def running(
+    source: Database, target: Database, directory: Path, sources: str
+) -> AsyncIterator[Streamer]:
+    path = directory / "config.yaml"
+    head = HEAD.format(target=target.url, spool=directory / "spool")
+    path.write_text(head + sources.replace("URL", source.url))
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        yield streamer
+    finally:
+        await streamer.stop()
+
+
+class Gate:
+    """Lets copies of tables pass one by one, and records their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copied: list[str] = []
+        self.may_pass: set[str] | None = set()
+        gate = self
+
+        async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+            tables = [p["description"].split(" ")[1] for task in job["tasks"] for p in task]
+            gate.copied += tables
+            await until(lambda: gate.may_pass is None or gate.may_pass >= set(tables), seconds=120)
+            return await copy_in_threads(self, job)
+
+        monkeypatch.setattr(SparkLauncher, "submit", submit)
+
+    def open(self) -> None:
+        self.may_pass = None
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open()
+
+
+async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
+    source: Database, target: Database, tmp_path: Path, gate: Gate
+) -> None:
+    # GIVEN sources of different sizes and priorities, and one copy at a time
+    for name, rows in (("large", 20_000), ("small", 1), ("first", 30_000)):
+        source.execute(
+            f"create table {name} (id int primary key);"
+            f" insert into {name} select g from generate_series(1, {rows}) g; analyze {name}"
+        )
+    source.execute("create table streamed (id int primary key)")
+    target.execute("create table streamed (id int primary key)")
+    sources = "".join(
+        f"- {{database: {name}, urls: [{{url: 'URL'{more}}}], tables: {{{name}: {rule}}}}}\n"
+        for name, more, rule in (
+            ("large", "", ""),
+            ("small", "", ""),
+            ("first", ", priority: 5", ""),
+            ("streamed", "", "{initial: none}"),
+        )
+    )
+    slots = "select slot_name from pg_replication_slots where database = current_database()"
+    async with running(source, target, tmp_path, sources) as streamer:
+
+        async def states() -> dict[str, dict[str, Any]]:
+            return {status["database"]: status for status in await streamer.statuses()}
+
+        async def all_have_asked() -> bool:
+            found = await states()
+            waiting = [name for name, each in found.items() if each["waiting_for"]]
+            return len(waiting) == 2 and len(gate.copied) == 1
+
+        # WHEN all have asked for their turn
+        await streamer.eventually(all_have_asked, SECONDS)
+        (begun,) = {"large", "small", "first"} - {
+            name for name, each in (await states()).items() if each["waiting_for"]
+        }
+        # THEN only one has a slot, beside the source that has nothing to copy
+        await streamer.table_state("public.streamed", "ready", SECONDS)
+        there = {name for (name,) in source.execute(slots)}
+        assert there == {"streamer_streamed", f"streamer_{begun}"}
+        turn = "its turn: [12] sources? cop(ies|y) first"
+        for name, status in (await states()).items():
+            if name not in ("streamed", begun):
+                assert re.match(turn, status["waiting_for"]), status
+                assert status["state"] == "starting"
+                assert status["error"] is None
+        # AND the others follow by priority, then by size
+        gate.open()
+        await streamer.caught_up(SECONDS)
+        rest = [name for name in ("first", "small", "large") if name != begun]
+        assert gate.copied == [f"public.{name}" for name in (begun, *rest)]
+        for name in ("large", "small", "first"):
+            assert_same(source, target, name)
+        # AND one session of the process holds all locks
+        sessions = "select count(*) from pg_stat_activity where application_name like '{}%'"
+        locks = sessions.format("streamer lock")
+        assert target.value(f"{locks} and datname = current_database()") == 1
+
+
+async def test_a_table_that_joins_does_not_wait_for_the_copies_of_others(
+    source: Database, target: Database, tmp_path: Path, gate: Gate
+) -> None:
+    for name in ("big", "joins", "waits"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    sources = "- {database: shop, urls: [{url: 'URL'}], tables: {big: }}\n"
+    async with running(source, target, tmp_path, sources) as streamer:
+        # GIVEN a copy that does not end
+        await until(lambda: gate.copied == ["public.big"], seconds=SECONDS)
+        # WHEN a source joins, which waits for its turn, and a table, which has another
+        gate.may_pass = {"public.joins"}
+        text = streamer.path.read_text().replace("big: }", "big: , joins: }")
+        text += "- {database: crm, urls: [{url: 'URL'}], tables: {waits: }}\n"
+        streamer.path.write_text(text.replace("URL", source.url))
+        await streamer.apply()
+        # THEN it is copied, and streams
+        await streamer.table_state("public.joins", "ready", SECONDS)
+        source.execute("insert into joins values (2)")
+        await until(lambda: target.value("select count(*) from joins") == 2, seconds=SECONDS)
+        assert gate.copied == ["public.big", "public.joins"]
+        gate.open()
+        await streamer.caught_up(SECONDS)
+        for name in ("big", "joins", "waits"):
+            assert_same(source, target, name)
+
+
+GATED = """
+create table gate (is_open bool);
+insert into gate values (true);
+create function linger() returns trigger language plpgsql as $$
+begin
+    perform pg_sleep(0.05);
+    while not exists (select from public.gate where is_open) loop perform pg_sleep(0.02); end loop;
+    return null;
+end $$;
+create trigger linger after insert on slow for each statement execute function linger();
+alter table slow enable always trigger linger;
+"""
+
+
+async def test_a_table_with_slow_batches_soon_delays_no_other_source(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By order of events: once the slow table is aside, others pass while a batch of it waits."""
+    monkeypatch.setattr(slow_lanes, "SLOW_TIMES", 0)  # this machine may be slow, too
+    monkeypatch.setattr(worker, "SLOW_SECONDS", 600.0)
+    monkeypatch.setattr(worker, "ASIDE_SECONDS", 600.0)
+    for table in ("slow", "fast", "other"):
+        source.execute(f"create table {table} (id int primary key)")
+    sources = (
+        "- {database: shop, urls: [{url: 'URL'}], tables: {slow: , fast: }}\n"
+        "- {database: crm, urls: [{url: 'URL'}], tables: {other: }}\n"
+    )
+    async with running(source, target, tmp_path, sources) as streamer:
+        await streamer.caught_up(SECONDS)
+        target.execute(GATED)
+        numbers = iter(range(1, 100_000))
+
+        def at_work(name: str) -> Callable[[], bool]:
+            sql = (
+                "select exists (select from pg_stat_activity where wait_event = 'PgSleep'"
+                f" and application_name like '{name}%' and datname = current_database())"
+            )
+            return lambda: bool(target.value(sql))
+
+        # GIVEN a table that takes 50 ms for each batch, which has moved aside
+        is_aside = at_work("streamer drainer")
+
+        async def has_moved() -> bool:
+            number = next(numbers)
+            for table in ("slow", "fast", "other"):
+                source.execute(f"insert into {table} values ({number})")
+            return is_aside()
+
+        await streamer.eventually(has_moved, SECONDS)
+        # WHEN one of its batches does not end
+        target.execute("update gate set is_open = false")
+        last = next(numbers)
+        source.execute(f"insert into slow values ({last})")
+        await until(at_work("streamer drainer"), seconds=SECONDS)
+        # THEN changes of its source and of the other one pass
+        for table in ("fast", "other"):
+            source.execute(f"insert into {table} values ({last})")
+            sql = f"select exists (select from {table} where id = {last})"
+            await until(lambda sql=sql: bool(target.value(sql)), seconds=SECONDS)  # type: ignore[misc]
+        assert not target.value(f"select exists (select from slow where id = {last})")
+        assert not at_work("streamer worker")()
+        target.execute("update gate set is_open = true")
+        await streamer.caught_up(SECONDS)
+        for table in ("slow", "fast", "other"):
+            assert_same(source, target, table)
