@@ -4,7 +4,7 @@ Both sides get the same rows; a few of the target's are then changed. `run` stre
 does for an operator. The time of a server is that of all its processes, so that of `run` and of
 autovacuum is in it. The peak of memory is that of the JVM, and of all Python processes together.
 
-``python -m benchmarks.compare --rows 10000000`` needs about 6 GB of disk: rows and indexes take 1.3
+``python -m benchmarks.compare --rows 10000000`` needs about 6 GB of disk. Rows and indexes take 1.3
 GB at each server, and `max_wal_size` keeps the WAL of each below 2 GB.
 """
 
