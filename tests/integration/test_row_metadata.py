@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamer.commands import quarantine
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
 from streamer.target.connection import TargetAddress
@@ -112,3 +113,64 @@ async def test_a_table_that_does_not_fit_says_what_to_do(
         await streamer.table_state("public.t", "error", SECONDS)
         error = (await streamer.table("public.t"))["error"]
         assert "alter table public.t add column _lsn pg_lsn" in error.replace('"', "")
+
+
+async def test_all_ways_to_write_a_row_bring_its_facts(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """Filter and set, append, a large value, a rejected row and those behind it, and its retry."""
+    source.execute(
+        """
+        create table kept (id int primary key, region text, v text, secret text);
+        create table appended (id int primary key, v text);
+        create table checked (id int primary key, v int, big text, hidden text);
+        alter table checked alter big set storage external;
+        """
+    )
+    facts = "committed_at: _at, operation: _op"
+    tables = f"""
+        kept: {{filter: "region = 'EU'", set: {{v: "upper(v)"}}, metadata: {{{facts}}}}}
+        appended: {{type: append, metadata: {{{facts}}}}}
+        checked: {{on_error: quarantine, exclude: [hidden], metadata: {{{facts}}}}}
+    """
+    async with stream(tables) as streamer:
+        for name in ("kept", "appended", "checked"):
+            await streamer.table_state(f"public.{name}", "ready", SECONDS)
+        target.execute("alter table checked add check (v < 100)")
+        large = 3 * 1024 * 1024  # more than a message that is copied
+        last = _commits(
+            source,
+            "insert into kept values (1, 'EU', 'a'), (2, 'US', 'b')",
+            "insert into appended values (1, 'a'), (2, 'b')",
+            f"insert into checked values (1, 1, repeat('x', {large}), 'hidden-value'),"
+            " (2, 100, null, 'hidden-value'), (3, 3, null, 'hidden-value')",
+            "update kept set v = 'c'; update kept set region = 'EU' where id = 2",
+            "update appended set v = 'c' where id = 1; delete from appended where id = 2",
+            "update checked set v = v + 1",
+        )
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id, v, _op from kept order by id") == [
+            (1, "C", "update"),
+            (2, "C", "update"),
+        ]
+        assert target.execute("select id, v, _op from appended order by id") == [
+            (1, "c", "update"),
+            (2, "b", "insert"),
+        ]
+        found = "select id, v, length(big), _op, _at from checked order by id"
+        assert target.execute(found) == [
+            (1, 2, large, "update", *last),
+            (3, 4, None, "update", *last),
+        ]
+        held = "select count(*), bool_or(q::text ~ 'hidden') from streamer.quarantine q"
+        assert target.execute(held) == [(2, False)]
+        target.execute("alter table checked drop constraint checked_v_check")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await quarantine.ask(address, "retry", quarantine.Choice())
+
+        async def is_retried() -> bool:
+            return target.execute("select v, _op, _at from checked where id = 2") == [
+                (101, "update", *last)
+            ]
+
+        await streamer.eventually(is_retried, SECONDS)
