@@ -67,6 +67,12 @@ class Counts:
     def total(self) -> int:
         return self.insert + self.update + self.delete + self.truncate
 
+    def count_marked(self, payloads: Iterable[bytes]) -> None:
+        """Count deletes among *payloads* that were counted as updates."""
+        deleted = Counts().count(payloads).delete
+        self.update -= deleted
+        self.delete += deleted
+
     def count(self, payloads: Iterable[bytes]) -> "Counts":
         """Count row messages by their first byte; return the counts themselves."""
         for payload in payloads:
@@ -310,6 +316,8 @@ class Fold:
         self.counts.truncate += 1
         if self.plan.ignores_truncate:
             return
+        if self.plan.marks:
+            raise NotFoldable
         self.truncate = True
         self.restarts |= restarts_identity(payload)
         for pending in (self.deletes, self.updates, self.moves, self.inserts):

@@ -688,8 +688,11 @@ class RelationWindow:
             extended = plan.metadata.extend(transaction, payloads)
             if extended is None:
                 self.needs_order()
-            else:
-                self.add(plan, extended)
+                return
+            self.add(plan, extended)
+            if plan.marks and self.is_foldable:
+                # A fold counts messages, and a delete that marks a row has become an update.
+                self.folds[-1].counts.count_marked(payloads)
 
     def add_versions(self, plan: ApplyPlan, parts: Iterable[tuple[int, list[bytes]]]) -> None:
         """Add changes of a history table, by transaction: commit time and payloads."""

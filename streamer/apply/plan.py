@@ -161,7 +161,21 @@ class ApplyPlan:
     def metadata(self) -> "RowMetadata | None":
         """The values that streamer appends to the source's rows, if the rule wants any."""
         kinds = tuple(kind for kind, _ in self.mapping.rule.metadata)
-        return RowMetadata(kinds, len(self.relation.columns), self.binary) if kinds else None
+        if not kinds:
+            return None
+        marking = frozenset(c.position for c in self.key) if self.marks else None
+        return RowMetadata(kinds, len(self.relation.columns), self.binary, marking)
+
+    @property
+    def marks(self) -> bool:
+        """Whether deleted rows stay with a mark."""
+        return self.mapping.rule.deleted_at is not None
+
+    @cached_property
+    def metadata_columns(self) -> tuple[PlanColumn, ...]:
+        """Those of `columns` whose values streamer appends."""
+        count = len(self.relation.columns)
+        return tuple(column for column in self.columns if column.position >= count)
 
     @property
     def row_width(self) -> int:
@@ -290,7 +304,7 @@ class ApplyPlan:
     @property
     def may_outlive(self) -> bool:
         """Whether the target may still hold a row whose key the source gives to a new one."""
-        return self.outlives or self.ignores_truncate
+        return self.outlives or self.ignores_truncate or self.marks
 
     @property
     def restarted_sequences(self) -> tuple[str, ...]:
@@ -398,6 +412,8 @@ def make_plan(
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
         identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
+    if mapping.rule.deleted_at is not None:
+        _check_marks(relation, mapping, target, identity, key, columns)
     columns = _with_metadata(columns, len(relation.columns), mapping, target)
     _check_unfilled_columns(mapping, target, columns, has_sid)
     if identity is not Identity.NONE:
@@ -510,6 +526,35 @@ def _with_metadata(
             )
         added.append(PlanColumn(count + number, there))
     return columns + tuple(added)
+
+
+def _check_marks(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    identity: Identity,
+    key: tuple[PlanColumn, ...],
+    columns: tuple[PlanColumn, ...],
+) -> None:
+    """Check that a delete finds its row by a key, and leaves computed values alone.
+
+    Raises TargetSchemaError.
+    """
+    if identity is not Identity.KEY:
+        raise TargetSchemaError(
+            f'`on_delete: mark` of target table "{target.name}" needs a key, and source table '
+            f'"{mapping.source}" has none',
+            hint="give it a primary key, or take out `on_delete`",
+        )
+    names = {relation.columns[column.position].name for column in key}
+    for column in columns:
+        used = set() if column.expression is None else set(column.expression.names)
+        if used & names and used - names:
+            raise TargetSchemaError(
+                f'`set` computes "{column.name}" of target table "{target.name}" from the key and '
+                "from other columns, which a delete does not send",
+                hint="take out `on_delete: mark`, or compute the column without the key",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from streamer.apply.sql.copydata import commit_time_value, constant
-from streamer.decode.pgoutput import DELETE, INSERT, NEW_TUPLE, UPDATE, from_datetime
-from streamer.decode.tuples import KIND_BINARY, KIND_TEXT, MixedRow, Row, Value
+from streamer.decode.pgoutput import (
+    DELETE,
+    INSERT,
+    KEY_TUPLE,
+    NEW_TUPLE,
+    TRUNCATE,
+    UPDATE,
+    from_datetime,
+)
+from streamer.decode.tuples import KIND_BINARY, KIND_TEXT, KIND_UNCHANGED, MixedRow, Row, Value
 from streamer.hot import choice
 from streamer.mapping.rules import MetadataKind
 
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 
 _TUPLES_AT: Final = 5  # behind kind and relid
 _NULL: Final = b"n"
-_OPERATIONS: Final = {INSERT: "insert", UPDATE: "update"}
+_OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +41,21 @@ class RowMetadata:
     kinds: tuple[MetadataKind, ...]
     count: int
     binary: bool
+    key: frozenset[int] | None = None
+    """Positions of the key, if deletes mark rows."""
 
     def _values(self, transaction: "Transaction", kind: int) -> list[Value]:
-        return [self._value(transaction, kind, wanted) for wanted in self.kinds]
+        null = constant(None, binary=self.binary)
+        found = [self._value(transaction, kind, wanted) for wanted in self.kinds]
+        return [null if value is None else value for value in found]
 
-    def _value(self, transaction: "Transaction", kind: int, wanted: MetadataKind) -> Value:
+    def _value(self, transaction: "Transaction", kind: int, wanted: MetadataKind) -> Value | None:
         binary = self.binary
         match wanted:
+            case MetadataKind.DELETED_AT if kind in (INSERT, UPDATE):
+                return None
+            case MetadataKind.DELETED_AT:
+                return commit_time_value(transaction.commit_time, binary)
             case MetadataKind.COMMITTED_AT:
                 return commit_time_value(transaction.commit_time, binary)
             case MetadataKind.SYNCED_AT:
@@ -53,12 +69,15 @@ class RowMetadata:
 
     def _encoded(self, transaction: "Transaction", kind: int) -> bytes:
         """Return the values as they stand in a tuple of pgoutput."""
-        values = self._values(transaction, kind)
-        if self.binary:
-            return b"".join(bytes([KIND_BINARY]) + value for value in values)
-        return b"".join(
-            bytes([KIND_TEXT]) + len(value).to_bytes(4, "big") + value for value in values
-        )
+        parts = []
+        for value in (self._value(transaction, kind, wanted) for wanted in self.kinds):
+            if value is None:
+                parts.append(_NULL)
+            elif self.binary:
+                parts.append(bytes([KIND_BINARY]) + value)
+            else:
+                parts.append(bytes([KIND_TEXT]) + len(value).to_bytes(4, "big") + value)
+        return b"".join(parts)
 
     def extend(self, transaction: "Transaction", payloads: list[bytes]) -> list[bytes] | None:
         """Return row messages with the values in each new row, and NULL in each old one.
@@ -68,6 +87,8 @@ class RowMetadata:
         """
         if not payloads:
             return payloads
+        if self.key is not None and all(type(payload) is bytes for payload in payloads):
+            payloads = self._mark(payloads, self._encoded(transaction, DELETE))
         tails = self._encoded(transaction, INSERT), self._encoded(transaction, UPDATE)
         if choice.compiled is not None:
             found: list[bytes] | None = choice.compiled.extend(
@@ -77,6 +98,45 @@ class RowMetadata:
         if not all(type(payload) is bytes for payload in payloads):
             return None
         return [self._extended(payload, *tails) for payload in payloads]
+
+    def _mark(self, payloads: list[bytes], tail: bytes) -> list[bytes]:
+        """Return each delete as an extended update, which changes no value of the source."""
+        if choice.compiled is not None:
+            flags = bytes(position in (self.key or ()) for position in range(self.count))
+            marked: list[bytes] = choice.compiled.mark_deletes(
+                payloads, flags, len(self.kinds), tail
+            )
+            return marked
+        return [
+            self._marking(payload, tail) if payload[0] == DELETE else payload
+            for payload in payloads
+        ]
+
+    def _marking(self, payload: bytes, tail: bytes) -> bytes:
+        """Return the update for a delete; a malformed message stays as it is."""
+        try:
+            end = self._end_of_tuple(payload, _TUPLES_AT + 1)
+        except IndexError:
+            end = None
+        if end != len(payload):
+            return payload
+        width = (self.count + len(self.kinds)).to_bytes(2, "big")
+        parts = [bytes([UPDATE]), payload[1:_TUPLES_AT]]
+        is_whole = payload[_TUPLES_AT] != KEY_TUPLE
+        if is_whole:
+            parts += [payload[_TUPLES_AT : _TUPLES_AT + 1], width, payload[_TUPLES_AT + 3 :]]
+            parts.append(_NULL * len(self.kinds))
+        parts += [bytes([NEW_TUPLE]), width]
+        position = _TUPLES_AT + 3
+        for number in range(self.count):
+            begin = position
+            position += 1
+            if payload[begin] in (KIND_TEXT, KIND_BINARY):
+                position += 4 + int.from_bytes(payload[begin + 1 : begin + 5], "big")
+            is_known = is_whole or number in (self.key or ())
+            parts.append(payload[begin:position] if is_known else bytes([KIND_UNCHANGED]))
+        parts.append(tail)
+        return b"".join(parts)
 
     def _extended(self, payload: bytes, on_insert: bytes, on_update: bytes) -> bytes:
         kind = payload[0]
@@ -113,7 +173,12 @@ class RowMetadata:
     def extended_change(
         self, transaction: "Transaction", change: "OrderedChange"
     ) -> "OrderedChange":
-        """Return one change with the values in its new row."""
+        """Return one change with the values in its new row. A deletion that marks rows gets a new
+        row of them alone.
+        """
+        if change.new is None and self.key is not None:
+            nulls = [constant(None, binary=self.binary)] * self.count
+            return replace(change, new=[*nulls, *self._values(transaction, change.kind)])
         if change.new is None:
             return change
         return replace(change, new=_longer(change.new, self._values(transaction, change.kind)))

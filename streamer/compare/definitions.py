@@ -210,6 +210,8 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
         conditions.append(f"t.{quote_identifier(SID)} = {quote_literal(sid)}")
     if facts.mapping.type is TableType.HISTORY:
         conditions.append(f"t.kvsz_end = {HISTORY_OPEN} and not t.kvsz_deleted")
+    if (deleted_at := facts.mapping.rule.deleted_at) is not None:
+        conditions.append(f"t.{quote_identifier(deleted_at)} is null")
     if facts.where is not None:
         conditions.append(_where_of_target(facts, values, facts.where))
     return _side(table, shown, conditions)

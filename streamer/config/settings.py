@@ -34,6 +34,7 @@ from streamer.mapping.rules import (
     MetadataKind,
     OnColumnAdded,
     OnDdl,
+    OnDelete,
     OnError,
     OnMaxRetainedWal,
     OnTableDropped,
@@ -151,7 +152,14 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "committed_at": "commit time of the transaction at the source",
         "synced_at": "the time at which streamer wrote the row",
         "lsn": "LSN of the commit at the source",
-        "operation": "`insert` or `update`; `copy` for a row that a copy wrote",
+        "operation": "`insert` or `update`; `copy` for a row that a copy wrote; `delete` or "
+        "`truncate` for a marked row",
+        "deleted_at": "commit time of the deletion; NULL in a row that the source has",
+    },
+    "on_delete": {
+        "apply": "the target deletes the rows",
+        "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the one "
+        "that `metadata` names. An insert of the key brings the row back",
     },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",
@@ -484,7 +492,13 @@ class TableSettings(Strict):
         default={},
         title="Row metadata",
         description="Columns of the target with facts about the last change of a row, by fact: "
-        "`committed_at`, `synced_at`, `lsn` and `operation`.",
+        "`committed_at`, `synced_at`, `lsn` and `operation`; with `on_delete: mark` also "
+        "`deleted_at`.",
+    )
+    on_delete: OnDelete = Field(
+        default=OnDelete.APPLY,
+        title="When the source deletes rows",
+        description="Effect of a DELETE or TRUNCATE on the rows of a clone.",
     )
     skip_truncate: bool = Field(
         default=False,

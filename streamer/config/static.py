@@ -23,6 +23,7 @@ from streamer.mapping.rules import (
     MetadataKind,
     OnColumnAdded,
     OnDdl,
+    OnDelete,
     OnError,
     OnMaxRetainedWal,
     OnTableDropped,
@@ -263,7 +264,7 @@ class MappingBuilder:
             raise self._error(
                 (*place, "on_table_dropped"), "`close` ends versions, which only a history has"
             )
-        self._check_metadata(table, place)
+        named = self._metadata(table, place)
         return TableRule(
             pattern=pattern,
             target=target,
@@ -280,17 +281,25 @@ class MappingBuilder:
             verify_interval=table.verify_interval,
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,
-            metadata=tuple(
-                (kind, table.metadata[kind]) for kind in MetadataKind if kind in table.metadata
-            ),
+            metadata=tuple((kind, named[kind]) for kind in MetadataKind if kind in named),
+            on_delete=table.on_delete,
             priority=table.priority,
             create=table.create or create,
         )
 
-    def _check_metadata(self, table: TableSettings, place: Location) -> None:
-        """Check the columns of `metadata` as far as the rules alone show it."""
-        if not table.metadata:
-            return
+    def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:
+        """Return the columns of `metadata`, checked as far as the rules alone show it."""
+        named = dict(table.metadata)
+        if table.on_delete is OnDelete.MARK:
+            if table.type is not TableType.CLONE or table.filter is not None:
+                raise self._error((*place, "on_delete"), "`mark` is for clones without a `filter`")
+            named.setdefault(MetadataKind.DELETED_AT, MetadataKind.DELETED_AT.value)
+        elif MetadataKind.DELETED_AT in named:
+            raise self._error(
+                (*place, "metadata", "deleted_at"), "only `on_delete: mark` writes this fact"
+            )
+        if not named:
+            return named
         if table.type is TableType.HISTORY:
             raise self._error(
                 (*place, "metadata"),
@@ -298,7 +307,7 @@ class MappingBuilder:
                 hint="take it out, or choose another type",
             )
         taken = {*(table.columns or {}).values(), *table.set, "sid"}
-        for kind, name in table.metadata.items():
+        for kind, name in named.items():
             if name in taken:
                 raise self._error(
                     (*place, "metadata", kind.value),
@@ -311,6 +320,7 @@ class MappingBuilder:
                     f'"{name}" is no name of a column: PostgreSQL allows 1 to 63 bytes',
                 )
             taken.add(name)
+        return named
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:
         if table.filter is None:

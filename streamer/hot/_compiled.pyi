@@ -36,6 +36,7 @@ class RowFolder:
 def extend(
     payloads: list[bytes], count: int, added: int, on_insert: bytes, on_update: bytes
 ) -> list[bytes] | None: ...
+def mark_deletes(payloads: list[bytes], keys: bytes, added: int, values: bytes) -> list[bytes]: ...
 
 class RowEncoder:
     def __init__(

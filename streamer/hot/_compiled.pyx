@@ -43,6 +43,7 @@ cdef enum:
     NEW_TUPLE = 0x4E    # N
     KEY_TUPLE = 0x4B    # K
     KIND_NULL = 0x6E    # n
+    KIND_UNCHANGED = 0x75  # u
     KIND_TEXT = 0x74    # t
     KIND_BINARY = 0x62  # b
     TAB = 9
@@ -205,6 +206,72 @@ def extend(
                 out += added
             position = end
         PyList_Append(found, made)
+    return found
+
+
+def mark_deletes(
+    list payloads not None, bytes keys not None, int added, bytes values not None
+):
+    """Return row messages with each delete as an update, extended by *added* columns.
+
+    *keys* has a byte for each column of the source, other than 0 for the key. The new tuple has the
+    columns of the key, or of a whole old row, and the encoded *values*; the others are unchanged.
+    All messages are bytes. See `streamer.apply.row_metadata`.
+    """
+    cdef Py_ssize_t size, position, begin, tail_size = PyBytes_GET_SIZE(values), used
+    cdef int count = <int>PyBytes_GET_SIZE(keys), n, width
+    cdef const unsigned char *p
+    cdef const unsigned char *flags = <const unsigned char *>PyBytes_AS_STRING(keys)
+    cdef char *out
+    cdef char *start
+    cdef bint is_whole
+    cdef list found = []
+    cdef object payload
+    cdef bytes made
+    width = count + added
+    for payload in payloads:
+        p = <const unsigned char *>PyBytes_AS_STRING(payload)
+        size = PyBytes_GET_SIZE(payload)
+        if (
+            size < TUPLE_AT or p[0] != DELETE
+            or _end_of_tuple(p, size, TUPLE_AT - 1, count) != size
+        ):
+            PyList_Append(found, payload)
+            continue
+        is_whole = p[TUPLE_AT - 1] != KEY_TUPLE
+        # At most both tuples in full, and what is added to each.
+        made = PyBytes_FromStringAndSize(NULL, 2 * size + added + tail_size)
+        start = out = PyBytes_AS_STRING(made)
+        memcpy(out, p, TUPLE_AT - 1)
+        out[0] = UPDATE
+        out += TUPLE_AT - 1
+        if is_whole:
+            memcpy(out, p + TUPLE_AT - 1, size - TUPLE_AT + 1)
+            out[1] = <char>(width >> 8)
+            out[2] = <char>(width & 0xFF)
+            out += size - TUPLE_AT + 1
+            memset(out, KIND_NULL, added)
+            out += added
+        out[0] = NEW_TUPLE
+        out[1] = <char>(width >> 8)
+        out[2] = <char>(width & 0xFF)
+        out += 3
+        position = TUPLE_AT + 2
+        for n in range(count):
+            begin = position
+            position += 1
+            if p[begin] == KIND_TEXT or p[begin] == KIND_BINARY:
+                position += 4 + <Py_ssize_t>be32(p + begin + 1)
+            if is_whole or flags[n]:
+                memcpy(out, p + begin, position - begin)
+                out += position - begin
+            else:
+                out[0] = KIND_UNCHANGED
+                out += 1
+        memcpy(out, PyBytes_AS_STRING(values), tail_size)
+        out += tail_size
+        used = out - start
+        PyList_Append(found, made[:used])
     return found
 
 

@@ -81,6 +81,13 @@ class Transport(enum.StrEnum):
     BINARY = "binary"
 
 
+class OnDelete(enum.StrEnum):
+    """The effect of a DELETE or TRUNCATE of the source."""
+
+    APPLY = "apply"
+    MARK = "mark"
+
+
 class MetadataKind(enum.StrEnum):
     """Facts about the last change of a row that a column of the target may hold."""
 
@@ -88,6 +95,7 @@ class MetadataKind(enum.StrEnum):
     SYNCED_AT = "synced_at"
     LSN = "lsn"
     OPERATION = "operation"
+    DELETED_AT = "deleted_at"
 
 
 METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
@@ -96,6 +104,7 @@ METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
         MetadataKind.SYNCED_AT: "timestamp with time zone",
         MetadataKind.LSN: "pg_lsn",
         MetadataKind.OPERATION: "text",
+        MetadataKind.DELETED_AT: "timestamp with time zone",
     }
 )
 """The types of these columns, as PostgreSQL names them."""
@@ -324,10 +333,18 @@ class TableRule:
     skip_truncate: bool = False
     metadata: tuple[tuple[MetadataKind, str], ...] = ()
     """Columns of the target with facts about the last change of a row."""
+    on_delete: OnDelete = OnDelete.APPLY
     max_deleted_rows: int | None = None
     """A source transaction that deletes more rows, or truncates, waits for an operator."""
     priority: int = 0
     """Tables with a higher one are copied first."""
+
+    @property
+    def deleted_at(self) -> str | None:
+        """The column that marks deleted rows; None if the target deletes them."""
+        if self.on_delete is not OnDelete.MARK:
+            return None
+        return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
     def expressions(self) -> tuple[Expression, ...]:

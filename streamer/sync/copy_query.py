@@ -141,6 +141,7 @@ def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
         MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
         MetadataKind.LSN: f"{quote_literal(lsn)}::pg_lsn",
         MetadataKind.OPERATION: "'copy'::text",
+        MetadataKind.DELETED_AT: "null::timestamptz",
     }
     for kind, name in order.mapping.rule.metadata:
         selection.add_own(values[kind], name, is_binary=True)

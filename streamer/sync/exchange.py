@@ -42,7 +42,8 @@ class Exchange:
     no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
     The staging table has the rows of the source that it names, and may have others.
     ``fills``: if given, set only these columns, in rows that both sides have. ``stamps``: columns
-    that a written row gets, and that make no difference. ``is_history``: only
+    that a written row gets, and that make no difference. ``mark``: the column that marks a deleted
+    row, quoted, and the assignments to do so; a keyed table only. ``is_history``: only
     open versions are compared. ``at``: the source's time.
     """
 
@@ -57,6 +58,7 @@ class Exchange:
     scope: str = "true"
     fills: tuple[str, ...] | None = None
     stamps: frozenset[str] = frozenset()
+    mark: tuple[str, str] | None = None
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class Exchange:
         """
         if self.fills is not None:
             return list(self._fill())
-        if mode is WriteMode.REPLACE:
+        if mode is WriteMode.REPLACE and self.mark is None:
             delete = f"delete from {self.table} t where {self._own} and {self.scope}"
             return [delete, self._insert("true")]
         deletes = mode is not WriteMode.KEEP
@@ -169,12 +171,18 @@ class Exchange:
     def _is_gone(self) -> str:
         """The condition for rows that the source no longer has."""
         lost = f"not exists (select from {self.stage} s where {self._same_key})"
-        return f"{self._current} and {self.scope} and {lost}"
+        lives = "" if self.mark is None else f" and t.{self.mark[0]} is null"
+        return f"{self._current} and {self.scope} and {lost}{lives}"
 
     def _by_key(self, deletes: bool, by_update: bool) -> Iterator[str]:
-        if deletes:
+        if deletes and self.mark is not None:
+            yield f"update {self.table} t set {self.mark[1]} where {self._is_gone}"
+        elif deletes:
             yield f"delete from {self.table} t where {self._is_gone}"
-        changed = f"{self._same_key} and {self._current} and {self._differs}"
+        differs = self._differs
+        if self.mark is not None:  # a marked row comes back
+            differs = f"({differs} or t.{self.mark[0]} is not null)"
+        changed = f"{self._same_key} and {self._current} and {differs}"
         assignments = ", ".join(
             f"{quote_identifier(name)} = s.{quote_identifier(name)}"
             for name in self._values

@@ -30,6 +30,7 @@ from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import (
     Initial,
+    MetadataKind,
     OnColumnAdded,
     RelationMapping,
     SourceMapping,
@@ -505,7 +506,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
     # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
     # history has one open version of each.
     is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
-    is_keyed = is_keyed or copy.filled is not None
+    is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
     scope = copy.scope
     within = "true"
@@ -526,7 +527,27 @@ def exchange_of(copy: TableCopy) -> Exchange:
         scope=within,
         fills=copy.filled,
         stamps=frozenset(name for _, name in copy.mapped.mapping.rule.metadata),
+        mark=_mark_of(copy),
     )
+
+
+def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
+    """Return how a row is marked that the source has no more, as of the snapshot."""
+    rule = copy.mapped.mapping.rule
+    if rule.deleted_at is None:
+        return None
+    at = f"{quote_literal(copy.source_time)}::timestamptz"
+    values = {
+        MetadataKind.COMMITTED_AT: at,
+        MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+        MetadataKind.LSN: f"{quote_literal(str(copy.consistent_point))}::pg_lsn",
+        MetadataKind.OPERATION: "'delete'",
+        MetadataKind.DELETED_AT: at,
+    }
+    assignments = ", ".join(
+        f"{quote_identifier(name)} = {values[kind]}" for kind, name in rule.metadata
+    )
+    return quote_identifier(rule.deleted_at), assignments
 
 
 def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:

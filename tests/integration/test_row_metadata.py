@@ -6,7 +6,7 @@ from streamer.commands import quarantine
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
 from streamer.target.connection import TargetAddress
-from tests.integration.test_sync_resync import ask
+from tests.integration.test_sync_resync import ask, resync
 from tests.support.implementations import implementation  # noqa: F401
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
@@ -80,14 +80,19 @@ async def test_rows_tell_their_last_change(
         ]
         assert target.execute("select _at from logged where line = 'c'") == [last]
         await _comes_back(streamer, target)
-        comparison = Comparison(
-            TargetAddress.parse(streamer.settings.target.url),
-            streamer.settings.target.url,
-            streamer.mapping,
-            LocalProcess(),
-            Options(1),
-        )
-        assert all(result.is_equal for result in await comparison.run(ComparisonScope()))
+        await _equal(streamer)
+
+
+async def _equal(streamer: Streamer) -> None:
+    comparison = Comparison(
+        TargetAddress.parse(streamer.settings.target.url),
+        streamer.settings.target.url,
+        streamer.mapping,
+        LocalProcess(),
+        Options(1),
+    )
+    results = await comparison.run(ComparisonScope())
+    assert all(result.is_equal for result in results), results
 
 
 async def _comes_back(streamer: Streamer, target: Database) -> None:
@@ -174,3 +179,76 @@ async def test_all_ways_to_write_a_row_bring_its_facts(
             ]
 
         await streamer.eventually(is_retried, SECONDS)
+
+
+@pytest.mark.parametrize("transport", ["text", "binary"])
+async def test_deleted_rows_stay_with_a_mark(
+    transport: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        """
+        create table t (id int primary key, v text not null, big text);
+        alter table t alter big set storage external;
+        insert into t select g, 'v' || g, repeat('x', 3000) from generate_series(1, 9) g;
+        create table whole (id int primary key, v text);
+        alter table whole replica identity full;
+        insert into whole values (1, 'a'), (2, 'b')
+        """
+    )
+    rule = "{on_delete: mark, metadata: {operation: _op, deleted_at: _gone}}"
+    tables = f"t: {rule}\nwhole: {{on_delete: mark}}"
+
+    def rows() -> list[tuple[object, ...]]:
+        return target.execute("select id, v, length(big), _op, _gone from t order by id")
+
+    async with stream(tables, sid="eu", group=f"transport: {transport}") as streamer:
+        await streamer.table_state("public.t", "ready", SECONDS)
+        await streamer.table_state("public.whole", "ready", SECONDS)
+        first = _commits(
+            source,
+            "delete from whole where id = 1",
+            "insert into t values (10, 'v10', null)",
+            "update t set id = 90 where id = 9",
+            "delete from t where id in (1, 2, 10)",
+        )
+        await streamer.caught_up(SECONDS)
+        assert rows()[:2] == [(1, "v1", 3000, "delete", *first), (2, "v2", 3000, "delete", *first)]
+        assert rows()[2:] == [
+            *((n, f"v{n}", 3000, "copy", None) for n in range(3, 9)),
+            (10, "v10", None, "delete", *first),
+            (90, "v9", 3000, "update", None),
+        ]
+        assert target.execute("select id, deleted_at is null from whole order by id") == [
+            (1, False),
+            (2, True),
+        ]
+        await _equal(streamer)
+
+        # In one window, across windows, by a key that changes: an insert brings the row back.
+        source.execute("insert into t values (1, 'again', null)")
+        source.execute("delete from t where id = 3; insert into t values (3, 'again', null)")
+        source.execute("update t set id = 2 where id = 4")
+        await streamer.caught_up(SECONDS)
+        assert rows()[:3] == [
+            (1, "again", None, "insert", None),
+            (2, "v4", 3000, "update", None),
+            (3, "again", None, "insert", None),
+        ]
+        await _equal(streamer)
+
+        # A resync keeps marks, marks lost rows, and brings rows back that the source has.
+        target.execute("insert into t values ('eu', 50, 'stray', null, 'x', null)")
+        target.execute("update t set _gone = now() where id = 5")
+        for mode in ("diff", "reload"):
+            await resync(streamer, mode=mode)
+            assert target.execute("select id, _op from t where _gone is not null order by id") == [
+                (10, "delete"),
+                (50, "delete"),
+            ]
+        await _equal(streamer)
+
+        emptied = _commits(source, "truncate t")
+        await streamer.caught_up(SECONDS)
+        assert target.value("select count(*) from t where _gone is null") == 0
+        assert {row[3:] for row in rows() if row[0] not in (10, 50)} == {("truncate", *emptied)}
+        await _equal(streamer)

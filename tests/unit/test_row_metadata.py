@@ -10,7 +10,7 @@ from streamer.apply.row_metadata import RowMetadata
 from streamer.config.static import load
 from streamer.decode.pgoutput import INSERT, UPDATE
 from streamer.decode.transactions import Transaction
-from streamer.decode.tuples import UNCHANGED, is_partial, read_binary_row, read_text_row
+from streamer.decode.tuples import NULL, UNCHANGED, is_partial, read_binary_row, read_text_row
 from streamer.errors import MappingError
 from streamer.hot import choice
 from streamer.lsn import Lsn
@@ -89,12 +89,33 @@ def test_both_implementations_extend_alike(monkeypatch: pytest.MonkeyPatch) -> N
         message[chance.randrange(len(message))] = chance.choice(b"NKOtbnu\0\1\2\xff")
         broken.append(bytes(message[: chance.randrange(1, len(message) + 1)]))
     metadata = RowMetadata(KINDS, 2, binary=False)
+    marking = RowMetadata(KINDS, 2, binary=False, key=frozenset([0]))
     results = []
     for module in (None, compiled):
         monkeypatch.setattr(choice, "compiled", module)
-        results.append(metadata.extend(TRANSACTION, [*whole, *broken]))
+        messages = [*whole, *broken]
+        results.append([each.extend(TRANSACTION, messages) for each in (metadata, marking)])
         assert metadata.extend(TRANSACTION, [INSERTED, memoryview(INSERTED)]) is None  # type: ignore[list-item]
     assert results[0] == results[1]
+
+
+@pytest.mark.usefixtures("implementation")
+def test_a_delete_that_marks_is_an_update_of_the_facts() -> None:
+    kinds = (*KINDS, MetadataKind.DELETED_AT)
+    metadata = RowMetadata(kinds, 2, binary=False, key=frozenset([0]))
+    whole = _message(b"D", b"O" + _tuple(b"1", b"v"))
+    found = metadata.extend(TRANSACTION, [DELETED, whole, INSERTED])
+    assert found is not None
+    time = b"2000-01-01 00:02:03.456789+00:00"
+    facts = [time, b"1/10", b"delete", time]
+    row, end = read_text_row(found[0])
+    assert (found[0][:1], end) == (b"U", len(found[0]))
+    assert [row[0], row[1], *row[2:]] == [b"1", UNCHANGED, *facts]
+    values = _tuple(b"1", b"v", *facts)
+    assert found[1] == _message(
+        b"U", b"O" + _tuple(b"1", b"v", None, None, None, None), b"N" + values
+    )
+    assert read_text_row(found[2])[0][-1] is NULL
 
 
 def test_exact_order_gets_the_same_values() -> None:
@@ -118,6 +139,10 @@ def test_exact_order_gets_the_same_values() -> None:
         ("{metadata: {lsn: sid}}", "already gets another value"),
         ("{columns: {id: n}, metadata: {lsn: n}}", "already gets another value"),
         ("{set: {n: '1'}, metadata: {lsn: n}}", "already gets another value"),
+        ("{metadata: {deleted_at: gone}}", "only `on_delete: mark`"),
+        ("{type: append, on_delete: mark}", "for clones"),
+        ("{filter: 'x > 1', on_delete: mark}", "for clones"),
+        ("{set: {deleted_at: '1'}, on_delete: mark}", "already gets another value"),
     ],
 )
 def test_columns_that_are_taken_are_refused(rule: str, problem: str, tmp_path: Path) -> None:

@@ -681,6 +681,9 @@ end"""
             return self._missing_identity()
         if self.plan.type is TableType.APPEND:
             return "null;"
+        if self.plan.marks:
+            mark = f"update {self.plan.table} t set {self._mark} where {self._AT_FOUND};"
+            return f"{self._search()}\nif streamer_ctid is not null then {mark} end if;"
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
             f"if streamer_ctid is not null then {self._remove_found()}{self._note_delete} end if;"
@@ -691,6 +694,14 @@ end"""
         """Note a delete without a row, unless rows that stay make that normal."""
         note = "" if self.plan.may_outlive else self._note("delete_missing", self.old)
         return f" elsif not streamer_cascades then {note}" if note else ""
+
+    @property
+    def _mark(self) -> str:
+        """The assignments that mark a row as deleted."""
+        return ", ".join(
+            f"{quote_identifier(column.name)} = {self.value(column)}"
+            for column in self.plan.metadata_columns
+        )
 
     def _refuse_partial_old(self) -> str:
         """A partition with a key of its own sends that key, and NULL for the rest of the old row.
@@ -723,6 +734,12 @@ end"""
                 f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
                 f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
             )
+        truncate = self.truncate
+        if (deleted_at := self.plan.mapping.rule.deleted_at) is not None:
+            truncate = (
+                f"update {self.plan.table} t set {self._mark} "
+                f"where t.{quote_identifier(deleted_at)} is null{self._sid_matches('t')}"
+            )
         if not self.restart:
-            return self.truncate + ";"
-        return f"{self.truncate};\nif s.op = {OP_TRUNCATE_RESTART} then {self.restart}; end if;"
+            return truncate + ";"
+        return f"{truncate};\nif s.op = {OP_TRUNCATE_RESTART} then {self.restart}; end if;"
