@@ -26,8 +26,9 @@ def main() -> None:
     options = _parser().parse_args()
     # Ended by a signal, the servers stop too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    if options.markdown is not None:
-        report.check_marks(options.markdown)
+    if options.publish:
+        for page in report.PAGES:
+            report.check_marks(page)
     cases = _select(options.only)
     if options.list:
         for case in cases:
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the profiles")
     parser.add_argument("--only", default="", help="profiles to run, by name: insert,mix")
-    parser.add_argument("--changes", type=int, default=100_000, help="changes in a round")
+    parser.add_argument("--changes", type=int, default=400_000, help="changes in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of a steady load")
     parser.add_argument(
@@ -89,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, help="write JSON to a file; a full run has one in benchmarks/results"
     )
     parser.add_argument(
-        "--markdown",
-        type=Path,
-        help=f"write the table to a file, between {report.MARKS[0]} and {report.MARKS[1]}",
+        "--publish",
+        action="store_true",
+        help="write the table to docs/internals/speed.md, and a summary to README.md",
     )
     return parser
 
@@ -123,8 +124,9 @@ def _write(
     path = options.output or (report.result_path(facts) if is_full else None)
     if path is not None:
         path.write_text(text, encoding="utf-8")
-    if options.markdown is not None:
-        report.insert_markdown(options.markdown, report.markdown(found, title))
+    if options.publish:
+        for page, columns in report.PAGES.items():
+            report.insert_markdown(page, report.markdown(found, title, columns))
     if options.json:
         sys.stdout.write(text)
         return

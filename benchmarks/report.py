@@ -211,9 +211,9 @@ def table(found: Sequence[Figure], title: str) -> Table:
     return made
 
 
-def markdown(found: Sequence[Figure], title: str) -> str:
-    """Return the table in Markdown."""
-    columns = _columns(found)
+def markdown(found: Sequence[Figure], title: str, only: Sequence[str] = ()) -> str:
+    """Return the table in Markdown; *only*: of these columns."""
+    columns = {n: heading for n, heading in _columns(found).items() if not only or n in only}
     lines = [
         title,
         "",
@@ -230,6 +230,16 @@ NOTE: Final = (
     "percent of a core where the load is fixed."
 )
 WITHOUT_PGLOGICAL: Final = "pglogical was not measured: the server does not have it."
+
+
+PAGES: Final = {
+    ROOT / "docs" / "internals" / "speed.md": (
+        *("profile", "unit", "binary", "text", "native", "binary ratio"),
+        *("binary cpu", "native cpu", "memory"),
+    ),
+    ROOT / "README.md": ("profile", "unit", "binary", "native", "binary ratio"),
+}
+"""The pages with a table, and the columns that it has there."""
 
 
 def insert_markdown(path: Path, text: str) -> None:

@@ -69,6 +69,8 @@ def test_every_profile_runs_and_ends_equal(
         assert all(value.median >= 0 for value in figure.values.values()), figure.case.name
     text = report.markdown(figures, "title")
     assert all(case.title in text for case in CASES)
+    brief = report.markdown(figures, "title", ("profile", "native"))
+    assert "| profile | native, binary |" in brief
 
 
 def test_a_delay_runs_from_the_flush_of_a_position_to_its_visibility() -> None:
@@ -108,5 +110,6 @@ def test_a_page_without_marks_is_not_replaced(tmp_path: Path) -> None:
     assert page.read_text() == "a page\n"
 
 
-def test_the_readme_has_the_marks_of_the_table() -> None:
-    report.check_marks(report.ROOT / "README.md")
+def test_the_pages_have_the_marks_of_the_table() -> None:
+    for page in report.PAGES:
+        report.check_marks(page)
