@@ -202,6 +202,9 @@ class LockSession:
         if session is not None and self._is_doubted and not await self._is_at_target():
             session.terminate()
         self._is_doubted = False
+        if session is not None and session.is_outdated:
+            # A renewed password lets all sources begin again, so no lock is needed for long.
+            await session.close()
         if session is not None and not session.is_closed:
             return session
         self._held.clear()
