@@ -242,6 +242,9 @@ create table streamer.definition (
     name text not null,
     -- unwanted: the source has dropped it, and a session of streamer may have made it meanwhile.
     state text not null check (state in ('pending', 'made', 'failed', 'unmade', 'unwanted')),
+    -- unwanted, and the source has made another of that name since: once the old one is gone, this
+    -- row is pending.
+    made_again boolean not null default false,
     -- The index that the first of the statements in `online` builds concurrently.
     index_name text,
     -- Arrays of statements: for a table that no other session uses, and for one in use.

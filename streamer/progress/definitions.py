@@ -33,15 +33,19 @@ insert into streamer.definition
     (relation_id, kind, name, state, index_name, statements, online, sql, reason, referenced)
 values ($1, $2, $3, $4, $5, $6::text::json, $7::text::json, $8, $9, $10)
 on conflict (relation_id, kind, name) do update set
-    state = excluded.state, index_name = excluded.index_name, statements = excluded.statements,
+    state = case when definition.state = 'unwanted' and excluded.state = 'pending'
+                 then 'unwanted' else excluded.state end,
+    made_again = definition.state = 'unwanted' and excluded.state = 'pending',
+    index_name = excluded.index_name, statements = excluded.statements,
     online = excluded.online, sql = excluded.sql, reason = excluded.reason, attempts = 0,
     referenced = excluded.referenced
 """
 _END_SQL: Final = (
     """
-update streamer.definition d set state = 'unwanted'
+update streamer.definition d set state = 'unwanted', made_again = false
 from unnest($2::text[], $3::text[]) as e (kind, name)
-where d.relation_id = $1 and d.kind = e.kind and d.name = e.name and d.state = 'pending'
+where d.relation_id = $1 and d.kind = e.kind and d.name = e.name
+  and d.state in ('pending', 'unwanted')
 """,
     """
 delete from streamer.definition d using unnest($2::text[], $3::text[]) as e (kind, name)
@@ -164,7 +168,9 @@ async def end_plans(
 async def read_plans(connection: TargetConnection, relation_id: int) -> list[DefinitionRecord]:
     """Return the plans of a relation that no session has made yet."""
     rows = await connection.fetch(
-        _OPEN_SQL + "where d.state = 'pending' and d.relation_id = $1 order by d.id", relation_id
+        _OPEN_SQL
+        + "where (d.state = 'pending' or d.made_again) and d.relation_id = $1 order by d.id",
+        relation_id,
     )
     return [_record(row) for row in rows]
 
@@ -176,6 +182,12 @@ async def read_unwanted(connection: TargetConnection) -> list[DefinitionRecord]:
 
 
 async def forget_unwanted(connection: TargetConnection, record_id: int) -> None:
+    """Forget a plan whose result is gone, or have another of that name made."""
+    await connection.execute(
+        "update streamer.definition set state = 'pending', made_again = false"
+        " where id = $1 and state = 'unwanted' and made_again",
+        record_id,
+    )
     await connection.execute(
         "delete from streamer.definition where id = $1 and state = 'unwanted'", record_id
     )
