@@ -185,7 +185,7 @@ _HISTORY: Final = (
     " kvsz_end timestamptz not null default '9999-01-01 00:00:00+00',"
     " kvsz_deleted boolean not null default false, primary key (id, kvsz_id));"
     " create unique index on items (id)"
-    " where kvsz_end = '9999-01-01 00:00:00+00' and not kvsz_deleted;"
+    " where kvsz_end = '9999-01-01 00:00:00+00';"
 )
 _PGBENCH: Final = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
 _PGBENCH_TOUCH: Final = (

@@ -42,6 +42,7 @@ from streamer.postgres.quoting import (
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import (
     HISTORY_COLUMNS,
+    HISTORY_ID,
     HISTORY_TYPES,
     SID,
     STABLE_OIDS_END,
@@ -273,6 +274,12 @@ class ApplyPlan:
             and self.fits_stage
             and not leading.isdisjoint(self.target.leading_index_columns)
         )
+
+    @cached_property
+    def history_sequence(self) -> str | None:
+        """The sequence that numbers the versions, if streamer can take numbers from it itself."""
+        is_filled = any(column.name == HISTORY_ID for column in self.columns)
+        return None if is_filled else self.target.history_sequence
 
     @property
     def fits_stage(self) -> bool:

@@ -10,6 +10,7 @@ Pure.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 from streamer.apply.fold import Counts, NotFoldable, read_changes
@@ -38,8 +39,7 @@ class Versions:
     plan: ApplyPlan
     chains: dict[Any, Chain] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
-    _number: int = 0
-    """Of the next change."""
+    change_count: int = 0
 
     def add(self, commit_time: int, payloads: list[bytes]) -> None:
         """Add changes of one transaction, in order. Raises NotFoldable, ProtocolError."""
@@ -47,17 +47,17 @@ class Versions:
         if folder is None:
             for payload in payloads:
                 self._add(commit_time, payload)
-                self._number += 1
+                self.change_count += 1
             return
         counts = [0, 0, 0]
         done = 0
         while done < len(payloads):
             before = done
-            done = folder.chain(payloads, done, commit_time, self._number, self.chains, counts)
-            self._number += done - before
+            done = folder.chain(payloads, done, commit_time, self.change_count, self.chains, counts)
+            self.change_count += done - before
             if done < len(payloads):
                 self._add(commit_time, payloads[done])
-                self._number += 1
+                self.change_count += 1
                 done += 1
         self.counts.insert += counts[0]
         self.counts.update += counts[1]
@@ -81,8 +81,15 @@ class Versions:
             if kind == INSERT or not chain:
                 raise NotFoldable
             row = merge(row, self._read(chain[-1]))
-        chain += (commit_time, kind, self._number, row)
+        chain += (commit_time, kind, self.change_count, row)
         self.counts.count([payload])
+
+    def in_order_of_keys(self) -> list[tuple[Any, Chain]]:
+        """Return keys and chains in an order in which the target finds the keys faster."""
+        try:
+            return sorted(self.chains.items(), key=itemgetter(0))
+        except TypeError:  # keys with NULL cannot be compared
+            return list(self.chains.items())
 
     def _read(self, pending: PendingRow) -> Row:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending

@@ -7,7 +7,7 @@ staged changes in exact order.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -30,7 +30,7 @@ from streamer.apply.sql.statements import (
 )
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.transaction import TargetTransaction
-from streamer.apply.versions import Versions, new_versions
+from streamer.apply.versions import Versions
 from streamer.decode.pgoutput import INSERT, from_datetime
 from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
 from streamer.errors import (
@@ -144,33 +144,35 @@ class Writer:
         """End the open versions of all keys, and bring the new ones."""
         plan, target = versions.plan, self._transaction.target
         statements = mapped.statements(plan).versions
-        chains = in_order_of_keys({key: (key, chain) for key, chain in versions.chains.items()})
+        chains = versions.in_order_of_keys()
         self._transaction.stage(statements.statements, self._small(len(chains)))
-        columns = statements.staged_columns
-        await self.copy_rows(
+        await target.copy_in(
             statements.statements.stage,
-            columns,
-            statements.staged_rows(chains),
+            statements.staged_columns,
+            paced(statements.stage(chains)),
+            namespace="pg_temp",
             binary=plan.binary,
         )
-        closed, *known = await target.fetch_planned_now(statements.close)
-        expected = sum(chain[1] != INSERT for _, chain in chains)
+        taken = () if plan.history_sequence is None else (versions.change_count,)
+        closed, *known = await target.fetch_planned_now(statements.close, *taken)
+        expected = len(chains) - [chain[1] for chain in versions.chains.values()].count(INSERT)
         if (closed["seq"], closed["keys"], closed["same"]) != (expected, expected, 0):
             raise NotFoldable
         if any(row["is_open"] for row in known):
             raise NotFoldable
-        ends = {row["seq"]: row["last_end"] for row in known if row["last_end"] is not None}
-        rows = sorted(  # so that the numbers of versions follow the order of changes
-            version
-            for number, (_, chain) in enumerate(chains)
-            for version in new_versions(
-                chain, from_datetime(ends[number]) if number in ends else None
-            )
-        )
+        ends = {
+            row["seq"]: from_datetime(row["last_end"])
+            for row in known
+            if row["last_end"] is not None
+        }
+        numbers: Sequence[int] | None = None
+        if taken:
+            first = closed["first"]
+            numbers = closed["numbers"] or range(first, first + versions.change_count)
         await target.copy_in(
             plan.target.name.name,
             statements.columns,
-            paced(statements.encode(rows)),
+            paced(statements.encode(chains, ends, numbers)),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
             then=statements.statements.require_types if plan.binary else "",

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 SOURCE_CRC: int
@@ -44,6 +45,28 @@ class RowEncoder:
     ) -> None: ...
     def encode(self, head: bytes, rows: list[Any], leads: list[bytes] | None = None) -> bytes: ...
 
+def lead_chains(
+    chains: list[tuple[Any, list[Any]]],
+    start: int,
+    stop: int,
+    heads: dict[int, tuple[bytes, bytes]],
+    times: dict[int, bytes],
+    *,
+    binary: bool,
+) -> list[bytes]: ...
+def lead_versions(
+    chains: list[tuple[Any, list[Any]]],
+    start: int,
+    stop: int,
+    ends: dict[int, int],
+    numbers: Sequence[int],
+    times: dict[int, bytes],
+    ended: tuple[bytes, bytes],
+    begin_time: int,
+    open_time: int,
+    *,
+    binary: bool,
+) -> tuple[list[bytes], list[Any]]: ...
 def gather(
     payloads: list[bytes],
     start: int,

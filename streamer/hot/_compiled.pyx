@@ -16,6 +16,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
 from libc.string cimport memcpy, memset
 
 cdef extern from *:
@@ -626,6 +627,147 @@ cdef class RowEncoder(_Tuples):
             )
         return 0
 
+
+# ---- versions of a history table ---------------------------------------------------------------
+
+cdef enum:
+    NUMBER_MAX = 24     # bytes of an int64 as COPY data, at most
+
+
+cdef Py_ssize_t write_number(
+    unsigned char *out, int64_t value, int size, bint binary
+) noexcept nogil:
+    """Write an integer of *size* bytes as COPY data, with the tab behind it; return its length."""
+    cdef int n
+    if not binary:
+        return snprintf(<char *>out, NUMBER_MAX, "%lld\t", <long long>value)
+    out[0] = out[1] = out[2] = 0
+    out[3] = size
+    for n in range(size):
+        out[3 + size - n] = value & 0xFF
+        value >>= 8
+    return 4 + size
+
+
+def lead_chains(
+    list chains not None, Py_ssize_t start, Py_ssize_t stop, dict heads not None, object times, *,
+    bint binary
+):
+    """Return the leads of the staged rows for chains from number *start* to before *stop*.
+
+    See `streamer.apply.sql.versions.VersionStatements.stage`.
+    """
+    cdef _Buffer buffer = _Buffer()
+    cdef list leads = [], chain
+    cdef tuple pair, both
+    cdef bytes head
+    cdef Py_ssize_t n, m
+    cdef bint matters
+    for n in range(start, stop):
+        pair = chains[n]
+        chain = pair[1]
+        matters = chain[1] == INSERT
+        for m in range(5, len(chain), 4):
+            matters = matters or chain[m] == INSERT
+        both = heads[chain[1]]
+        head = both[1 if matters else 0]
+        buffer.used = 0
+        buffer.used = write_number(buffer.reserve(NUMBER_MAX), n, 4, binary)
+        append(buffer, head)
+        if binary:
+            buffer.used += write_number(buffer.reserve(NUMBER_MAX), chain[0], 8, binary)
+        else:
+            append(buffer, times[chain[0]])
+        if PyBytes_CheckExact(pair[0]):
+            append_value(buffer, pair[0], binary)
+        else:
+            for m, item in enumerate(pair[0]):
+                if m and not binary:
+                    append(buffer, b"\t")
+                append_value(buffer, item, binary)
+        leads.append(PyBytes_FromStringAndSize(<const char *>buffer.data, buffer.used))
+    return leads
+
+
+cdef int append(_Buffer buffer, bytes data) except -1:
+    cdef Py_ssize_t size = len(data)
+    memcpy(buffer.reserve(size), PyBytes_AS_STRING(data), size)
+    buffer.used += size
+    return 0
+
+
+cdef int append_value(_Buffer buffer, object item, bint binary) except -1:
+    """Append an item of a row as COPY data."""
+    if not PyBytes_CheckExact(item):
+        return append(buffer, bytes(item))  # NULL
+    if binary:
+        return append(buffer, item)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(item)
+    buffer.used += write_text(
+        buffer.reserve(2 * size), <const unsigned char *>PyBytes_AS_STRING(item), size
+    )
+    return 0
+
+
+cdef object version_lead(
+    object number, int64_t since, int64_t until, bytes ended, object times, bint binary
+):
+    cdef unsigned char lead[41]
+    if not binary:
+        return b"%d\t" % number + times[since] + times[until] + ended
+    write_number(lead, number, 8, True)
+    write_number(lead + 12, since, 8, True)
+    write_number(lead + 24, until, 8, True)
+    memcpy(lead + 36, PyBytes_AS_STRING(ended), 5)
+    return PyBytes_FromStringAndSize(<const char *>lead, 41)
+
+
+def lead_versions(
+    list chains not None, Py_ssize_t start, Py_ssize_t stop, dict ends not None, object numbers,
+    object times, tuple ended not None, int64_t begin_time, int64_t open_time, *, bint binary
+):
+    """Return the leads and rows of the versions that begin with chains from number *start* to before
+    *stop*, as `streamer.apply.versions.new_versions` finds them.
+    """
+    cdef list leads = [], rows = [], chain
+    cdef Py_ssize_t n, m
+    cdef int64_t since, until, time, last_end
+    cdef int kind
+    cdef bint has_ended, is_deleted
+    cdef object row, number, end
+    cdef bytes still = ended[0], gone = ended[1]
+    if binary and (len(still) != 5 or len(gone) != 5):
+        raise ValueError("a boolean has one byte")
+    for n in range(start, stop):
+        chain = (<tuple?>chains[n])[1]
+        end = ends.get(n)
+        has_ended = end is not None
+        last_end = end if has_ended else begin_time
+        since, kind, number = chain[0], chain[1], chain[2]
+        if kind == INSERT:
+            since = max(since, last_end) if has_ended else begin_time
+        until = since
+        row = None if kind == DELETE else chain[3]
+        for m in range(4, len(chain), 4):
+            time, kind = chain[m], chain[m + 1]
+            until = max(until, time)
+            if kind == INSERT and has_ended:
+                until = max(until, last_end)
+            is_deleted = kind == DELETE
+            if row is not None:
+                leads.append(version_lead(
+                    numbers[number], since, until, gone if is_deleted else still, times, binary
+                ))
+                rows.append(row)
+            since, number = until, chain[m + 2]
+            row = None if is_deleted else chain[m + 3]
+        if row is not None:
+            leads.append(version_lead(numbers[number], since, open_time, still, times, binary))
+            rows.append(row)
+    return leads, rows
+
+
+# ---- transactions ------------------------------------------------------------------------------
 
 def gather(
     list payloads not None, Py_ssize_t start, object block not None, dict touched not None,

@@ -44,7 +44,8 @@ class TargetRelation:
     changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
     here, so TRUNCATE fails. ``references``: OIDs of other tables that its foreign keys refer to.
     ``sequences``: quoted names of the sequences that its columns own, those that the role may
-    restart.
+    restart. ``history_sequence``: the quoted name of the sequence of the identity column
+    ``kvsz_id``, if it counts by one and the role may use it.
     """
 
     oid: int
@@ -60,6 +61,7 @@ class TargetRelation:
     is_writable: bool
     references: frozenset[int] = frozenset()
     sequences: tuple[str, ...] = ()
+    history_sequence: str | None = None
 
     @property
     def has_sid(self) -> bool:
@@ -92,6 +94,18 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
                 and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                 and s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'usage')
               order by 1) as sequences,
+       (select pg_catalog.format('%I.%I', m.nspname, s.relname)
+          from pg_catalog.pg_attribute a
+          join pg_catalog.pg_depend d on d.refobjid = a.attrelid and d.refobjsubid = a.attnum
+           and d.deptype = 'i' and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+           and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+          join pg_catalog.pg_sequence q on q.seqrelid = d.objid
+          join pg_catalog.pg_class s on s.oid = d.objid
+          join pg_catalog.pg_namespace m on m.oid = s.relnamespace
+         where a.attrelid = c.oid and a.attname = 'kvsz_id' and a.attidentity <> ''
+           and a.atttypid = 'int8'::pg_catalog.regtype
+           and q.seqincrement = 1 and not q.seqcycle
+           and pg_catalog.has_sequence_privilege(s.oid, 'usage')) as history_sequence,
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')

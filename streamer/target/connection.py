@@ -501,12 +501,12 @@ class TargetConnection:
             rows: list[Record] = await self._connection.fetch(sql, *parameters)
         return rows
 
-    async def fetch_planned_now(self, sql: str) -> list[Record]:
-        """Run a query without parameters by a plan for the tables as they are now."""
+    async def fetch_planned_now(self, sql: str, *parameters: Any) -> list[Record]:
+        """Run a query by a plan for the tables as they are now."""
         with translating(), self._watch.waiting():
             await self._send_before()
             statement = await self._connection.prepare(sql)
-            rows: list[Record] = await statement.fetch()
+            rows: list[Record] = await statement.fetch(*parameters)
         return rows
 
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:

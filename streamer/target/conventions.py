@@ -7,6 +7,8 @@ row's version in a history table, as kuvasz-streamer defines them.
 from typing import Final
 
 SID: Final = "sid"
+HISTORY_ID: Final = "kvsz_id"
+"""Orders the versions of a key; streamer makes it an identity column."""
 HISTORY_COLUMNS: Final = ("kvsz_start", "kvsz_end", "kvsz_deleted")
 HISTORY_TYPES: Final = {
     "kvsz_start": "timestamp with time zone",

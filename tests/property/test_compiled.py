@@ -3,6 +3,7 @@ them.
 """
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.versions import VersionStatements
 from streamer.apply.versions import Versions
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError
 from streamer.hot import choice
+from streamer.mapping.rules import TableType
 from tests.property import encode
 from tests.support.compiled import compiled, needs_compiled
 from tests.unit.build import apply_plan
@@ -123,14 +127,22 @@ def test_positions_outside_a_row_are_refused() -> None:
             compiled.RowEncoder(count, (), binary=False, null=NULL)
 
 
+def history(key: tuple[str, ...], *, binary: bool) -> VersionStatements:
+    """Statements for a history table whose versions streamer numbers."""
+    plan = apply_plan(COLUMNS, key, table_type=TableType.HISTORY, binary=binary)
+    target = replace(plan.target, history_sequence="public.s")
+    return VersionStatements(Statements(replace(plan, target=target)))
+
+
 def chained(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
-    """The chains of the messages with encoded rows, or the error."""
+    """The chains of the messages with COPY data for them, or the error."""
     with pytest.MonkeyPatch.context() as patch:
         with_implementation(module, patch)
-        versions = Versions(apply_plan(COLUMNS, ("a",), binary=binary))
+        statements = history(("a",), binary=binary)
+        versions = Versions(statements.plan)
         layout = RowLayout(len(COLUMNS), binary, (2, 0, 1))
         try:
-            for time in (7, 8):
+            for time in (7, -8):
                 versions.add(time, list(payloads))
         except (NotFoldable, ProtocolError, IdentityError) as exc:
             return type(exc), str(exc)
@@ -141,7 +153,14 @@ def chained(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
             ]
             for key, chain in versions.chains.items()
         }
-        return chains, versions.counts
+        ordered = versions.in_order_of_keys()
+        numbers = [100 * n for n in range(versions.change_count)]
+        written = [
+            statements.stage(ordered),
+            statements.encode(ordered, {0: 9, 2: -(2**50)}, numbers),
+            statements.encode(ordered, {}, range(2**40, 2**40 + len(numbers))),
+        ]
+        return chains, versions.counts, [b"".join(data) for data in written]
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -150,3 +169,18 @@ def test_compiled_chains_are_those_of_pure_python(binary: bool, data: st.DataObj
     payloads = data.draw(st.lists(messages(binary), max_size=6))
     pure = chained(payloads, binary=binary, module=None)
     assert chained(payloads, binary=binary, module=compiled) == pure
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_compiled_code_stages_keys_of_several_columns_like_pure_python(binary: bool) -> None:
+    payload = encode.insert(RELID, [b"a\tb", b"\\N", b"c"], binary=binary)
+    staged = []
+    for module in (None, compiled):
+        with pytest.MonkeyPatch.context() as patch:
+            with_implementation(module, patch)
+            statements = history(("a", "b"), binary=binary)
+            versions = Versions(statements.plan)
+            versions.add(7, [payload])
+            staged.append(b"".join(statements.stage(versions.in_order_of_keys())))
+    assert staged[0] == staged[1]
+    assert binary or staged[0].endswith(b"\ta\\tb\t\\\\N\n")

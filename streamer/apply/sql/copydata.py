@@ -9,7 +9,6 @@ every chunk. Pure.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -136,17 +135,17 @@ def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes
         yield _BINARY_TRAILER
 
 
-def encode_led_rows(rows: Iterable[tuple[bytes, PendingRow]], layout: RowLayout) -> Iterator[bytes]:
+def encode_led_rows(
+    chunks: Iterable[tuple[list[bytes], list[PendingRow]]], layout: RowLayout
+) -> Iterator[bytes]:
     """Yield COPY data for rows, each behind its lead: COPY data of ``lead_count`` columns.
 
-    In text a lead ends with a tab. No row holds a large value.
+    A chunk has the leads of its rows, and the rows. In text a lead ends with a tab if its row has
+    values. No row holds a large value.
     """
     if layout.binary:
         yield _BINARY_HEADER
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, CHUNK_ROWS)):
-        leads = [lead for lead, _ in chunk]
-        pending = [row for _, row in chunk]
+    for leads, pending in chunks:
         if layout.encoder is not None:
             yield layout.encoder.encode(layout.head, pending, leads)
             continue

@@ -17,7 +17,13 @@ from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
 from streamer.mapping.rules import TableType
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
-from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_OPEN, SID
+from streamer.target.conventions import (
+    HISTORY_BEGIN,
+    HISTORY_COLUMNS,
+    HISTORY_ID,
+    HISTORY_OPEN,
+    SID,
+)
 
 OP_DELETE: Final = 1
 OP_UPDATE: Final = 2
@@ -138,6 +144,8 @@ class Statements:
         columns = [column.target for column in self.plan.columns]
         if self.plan.type is TableType.HISTORY:
             columns += [self.plan.target.columns[name] for name in HISTORY_COLUMNS]
+            if self.plan.history_sequence is not None:
+                columns.append(self.plan.target.columns[HISTORY_ID])
         names = ", ".join(quote_literal(column.name) for column in columns)
         oids = ", ".join(str(column.type_oid) for column in columns)
         return (
