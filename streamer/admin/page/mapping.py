@@ -186,7 +186,7 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
             given=given,
             failure=failure,
             faulty=_faulty(failure, fields, "url", "sid"),
-            is_unfolded=failure is not None or _says_much(fields, row),
+            is_unfolded=failure is not None or _says_much(kind, fields, row),
         )
 
     @router.get(f"/{kind}s/{{number}}", name=f"page_{kind}")
@@ -221,9 +221,9 @@ def as_given(fields: list[forms.Field], row: Row) -> Row:
     }
 
 
-def _says_much(fields: list[forms.Field], row: Row) -> bool:
+def _says_much(kind: str, fields: list[forms.Field], row: Row) -> bool:
     """Whether a row has settings outside the ones that a form shows at once."""
-    usual = models.default_settings("table") | models.default_settings("url")
+    usual = models.default_settings(kind)
     return any(field.is_seldom and row.get(field.name) != usual.get(field.name) for field in fields)
 
 
