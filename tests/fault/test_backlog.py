@@ -519,9 +519,9 @@ async def test_a_copy_that_takes_long_does_not_keep_wal(
     throttled: list[bool] = []
     begin = Pace.begin
 
-    def recorded(self: Pace, *, is_throttled: bool) -> None:
+    def recorded(self: Pace, *, is_throttled: bool, rounds: int = 1) -> None:
         throttled.append(is_throttled)
-        begin(self, is_throttled=is_throttled)
+        begin(self, is_throttled=is_throttled, rounds=rounds)
 
     monkeypatch.setattr(Pace, "begin", recorded)
     monkeypatch.setattr(parts, "THROTTLED_TIMES", 1)
