@@ -132,6 +132,7 @@ async def test_connections_to_two_servers_never_pass_for_one(
             await asyncio.to_thread(servers.second.cut)
             await asyncio.to_thread(servers.second.promote)
             proxy.move(servers.second)
+            await streamer.connect_again()
             servers.first.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 f" where application_name like '{moved}'"

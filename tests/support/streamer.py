@@ -90,6 +90,10 @@ class Streamer:
         if missing is not None:
             raise AssertionError(f"{missing}\n{await self.dump()}")
 
+    async def connect_again(self) -> None:
+        """Let the next `caught_up` connect anew: its address leads to another server by now."""
+        await self._bookkeeping.close()
+
     async def status(self) -> dict[str, Any]:
         """Return the status of the only source, as JSON."""
         return (await self.statuses())[0]
