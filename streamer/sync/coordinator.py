@@ -144,6 +144,8 @@ class SyncCoordinator:
             self._queue.end(batch)
             if self._queue.can_begin:  # failed copies, or more rounds than can run
                 self._wanted.set()
+        if not self.is_copying:  # rounds that only declare their tables take no snapshot
+            await self.close()
         with contextlib.suppress(StreamerError):  # the next round stores it
             await self._share_rate()
 

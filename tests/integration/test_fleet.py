@@ -11,7 +11,7 @@ import pytest
 from streamer.apply import slow_lanes, worker
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
-from tests.support.streamer import Streamer, copy_in_threads
+from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
@@ -218,3 +218,18 @@ async def test_a_table_with_slow_batches_soon_delays_no_other_source(
         await streamer.caught_up(SECONDS)
         for table in ("slow", "fast", "other"):
             assert_same(source, target, table)
+
+
+async def test_a_source_whose_tables_are_only_declared_leaves_no_snapshot_open(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """An open one keeps dead rows, and CREATE INDEX CONCURRENTLY waits for it."""
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+    held = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and backend_type = 'walsender' and backend_xmin is not null"
+    )
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        await until(lambda: source.value(held) == 0, "the snapshot of the slot is closed")
