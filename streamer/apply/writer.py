@@ -142,6 +142,8 @@ class Writer:
 
     async def _write_versions(self, mapped: MappedRelation, versions: Versions) -> None:
         """End the open versions of all keys, and bring the new ones."""
+        if not versions.chains:  # a large value comes in a piece of its own
+            return
         plan, target = versions.plan, self._transaction.target
         statements = mapped.statements(plan).versions
         chains = versions.in_order_of_keys()

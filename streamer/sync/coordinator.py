@@ -129,6 +129,8 @@ class SyncCoordinator:
                         )
                         if self._queue.can_begin:
                             self._wanted.set()
+                    elif not self.is_copying:  # all of them were given up before
+                        await self.close()
         finally:
             await self.close()
 
@@ -156,8 +158,8 @@ class SyncCoordinator:
             if not batch[0].is_to_declare:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._take_turn(batch)
-                exported, self._snapshot = self._snapshot, None
                 await self._share_rate()
+                exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)
             copying = Round(context, self._queue, self._reports, self._finisher)
             await copying.run(batch, exported, self._rounds)
