@@ -86,21 +86,45 @@ def server_directory() -> Iterator[Path]:
         yield path
 
 
+def own_directory(directory: Path) -> Path:
+    """Make a directory that no other server has or had, beside *directory* and named after it.
+
+    With `--dist worksteal`, a process can get tests of a module at several times. pytest then tears
+    down the module's fixtures in between and sets them up again.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=directory.parent))
+
+
+@contextlib.contextmanager
+def kept_running(server: Server) -> Iterator[None]:
+    """Make *server*, run it for the length of a block, and remove it. If the block fails, the files
+    stay for a search: the owner of the parent directory removes them.
+
+    Raises ServerError with the last lines of the log if the server does not start.
+    """
+    try:
+        server.create()
+        server.start()
+    except BaseException:
+        server.remove()
+        raise
+    try:
+        yield
+    except BaseException:
+        server.stop("immediate")
+        raise
+    server.remove()
+
+
 @contextlib.contextmanager
 def running(
     directory: Path, binaries: Path, settings: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """Run a server for the length of a block."""
-    server = Server(directory, binaries, SETTINGS | (settings or {}))
-    try:
-        server.create()
-        server.start()
-    except Exception as exc:  # noqa: BLE001  # no test can run without it
-        pytest.exit(f"PostgreSQL does not start: {exc}", 3)
-    try:
+    """Run a server for the length of a block, in a directory of its own beside *directory*."""
+    server = Server(own_directory(directory), binaries, SETTINGS | (settings or {}))
+    with kept_running(server):
         yield server
-    finally:
-        server.stop("immediate")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer.commands.embedded import Server
-from tests.support.postgres import SETTINGS, Database, versions
+from tests.support.postgres import SETTINGS, Database, kept_running, own_directory, versions
 from tests.support.waiting import eventually
 
 
@@ -69,14 +69,10 @@ class Standby(Server):
 @contextlib.contextmanager
 def standby(primary: Server, directory: Path, major: str = "18") -> Iterator[Standby]:
     """Run a standby of *primary* for the length of a block."""
-    server = Standby(primary, directory, major)
-    server.create()
-    server.start()
-    try:
+    server = Standby(primary, own_directory(directory), major)
+    with kept_running(server):
         server.wait()
         yield server
-    finally:
-        server.stop("immediate")
 
 
 class OnEither(Database):
