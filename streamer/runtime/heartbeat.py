@@ -6,29 +6,48 @@ comes through slot and stream like any other, and counts as arrived when everyth
 durable in the target. Only one is on its way at a time, so streamer writes nothing to a stalled
 stream. The age of the present one shows how long the stream has stalled.
 
+The sources of a process that are databases of one server share their heartbeats. One WAL serves all
+databases, so the walsender of each passes the commit of any of them. If 200 sources sent their own
+ones, each walsender would wake up forty times a second.
+
 Times are those of this machine's clock, because the clocks of the two servers may differ. They
 begin before the request for the commit: on an idle source the heartbeat may arrive before the
 answer to that request.
 """
 
 import asyncio
+import math
 import time
 from typing import Final
 
 import structlog
 
 from streamer.errors import Retry, SourceConnectionError, SourceError
-from streamer.lsn import NOTHING
+from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.services import Services
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
-from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
+from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle, read_server_start
 
 log = structlog.get_logger()
 
 OVERDUE_SECONDS: Final = 5.0
+
+
+class ServerBeats:
+    """The heartbeats of the sources that are databases of one server."""
+
+    def __init__(self) -> None:
+        self.began_at = -math.inf
+        """When sending the last one began, in monotonic time."""
+        self.receivers: dict[Heartbeat, ProgressTracker] = {}
+
+    def sent(self, lsn: Lsn, began_at: float) -> None:
+        """Each source that waits for none now waits for the one at *lsn*."""
+        for heartbeat, tracker in self.receivers.items():
+            heartbeat.sent(lsn, began_at, tracker)
 
 
 class Heartbeat:
@@ -41,6 +60,7 @@ class Heartbeat:
         own = source.heartbeat_interval
         self._interval = services.heartbeat_interval if own is None else own
         self._told = services.without_heartbeat
+        self._by_server = services.heartbeats
         self._target = services.target
         self.confirmed_at: float | None = None
         """The time of sending of the last heartbeat that arrived, in monotonic time."""
@@ -59,16 +79,27 @@ class Heartbeat:
         if obstacle is not None:
             self._say_off(obstacle)
             return
+        key = (*server.place, await read_server_start(plain, self._source.label))
+        beats = self._by_server.setdefault(key, ServerBeats())
+        beats.receivers[self] = tracker
+        try:
+            await self._share(plain, beats)
+        except SourceError as exc:
+            if isinstance(exc, SourceConnectionError) or exc.retry is Retry.TIMED:
+                raise
+            self._say_off(str(exc))
+        finally:
+            del beats.receivers[self]
+            if not beats.receivers:
+                self._by_server.pop(key, None)
+
+    async def _share(self, plain: Connection, beats: ServerBeats) -> None:
+        """Send a heartbeat for all sources of the server, unless another of them just has."""
         while True:
-            if self._sent_at is None:
-                try:
-                    await self._beat(plain, tracker)
-                except SourceError as exc:
-                    if isinstance(exc, SourceConnectionError) or exc.retry is Retry.TIMED:
-                        raise
-                    self._say_off(str(exc))
-                    return
-            await asyncio.sleep(self._interval)
+            wait = beats.began_at + self._interval - time.monotonic()
+            if wait <= 0 and self._sent_at is None:
+                await self._beat(plain, beats)
+            await asyncio.sleep(wait if wait > 0 else self._interval)
 
     def _say_off(self, obstacle: str) -> None:
         if self._source.label in self._told:
@@ -76,10 +107,15 @@ class Heartbeat:
         self._told.add(self._source.label)
         log.warning("no heartbeats", source=self._source.label, reason=obstacle)
 
-    async def _beat(self, plain: Connection, tracker: ProgressTracker) -> None:
-        began = time.monotonic()
-        self._lsn, self._sent_at = await emit_heartbeat(plain, self._source.label), began
-        self.look(tracker)
+    async def _beat(self, plain: Connection, beats: ServerBeats) -> None:
+        beats.began_at = began = time.monotonic()
+        beats.sent(await emit_heartbeat(plain, self._source.label), began)
+
+    def sent(self, lsn: Lsn, began_at: float, tracker: ProgressTracker) -> None:
+        """A heartbeat at *lsn* is on its way, since *began_at*."""
+        if self._sent_at is None:
+            self._lsn, self._sent_at = lsn, began_at
+            self.look(tracker)
 
     def look(self, tracker: ProgressTracker) -> None:
         """Something has arrived: it may be the heartbeat."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
@@ -21,6 +21,9 @@ from streamer.sync.launcher import SparkLauncher
 from streamer.sync.turns import CopyTurns
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.runtime.heartbeat import ServerBeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Services:
     """Called with the label of a source that has new tables under its patterns."""
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
+    heartbeats: "dict[tuple[str | int, ...], ServerBeats]" = field(default_factory=dict)
+    """By server: system identifier, timeline, and time of its start."""
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications are ours from the next start on."""
 

@@ -14,6 +14,9 @@ from pg_catalog.pg_proc
 where pronamespace = 'pg_catalog'::pg_catalog.regnamespace and proname = 'pg_logical_emit_message'
   and proargtypes[2] = 'text'::pg_catalog.regtype
 """
+_STARTED_SQL: Final = """
+select extract(epoch from pg_catalog.pg_postmaster_start_time())::text as started
+"""
 # One transaction. The source flushes it, because the stream would otherwise get it only from the
 # WAL writer. It does not wait for a synchronous standby, because the heartbeat does not measure
 # that.
@@ -30,6 +33,15 @@ async def heartbeat_obstacle(plain: Connection, server: SourceServer) -> str | N
     if not (await fetch_one(plain, _MAY_SQL))["may_emit"]:
         return "the role may not execute pg_logical_emit_message"
     return None
+
+
+async def read_server_start(plain: Connection, label: str) -> str:
+    """Return when the server started, in microseconds: no two servers share it, clones neither.
+
+    Raises SourceError.
+    """
+    with translating(label):
+        return str((await fetch_one(plain, _STARTED_SQL))["started"])
 
 
 async def emit_heartbeat(plain: Connection, label: str) -> Lsn:

@@ -1,5 +1,6 @@
 """How long the present heartbeat has been on its way."""
 
+import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.runtime import heartbeat as module
-from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.heartbeat import Heartbeat, ServerBeats
 from streamer.runtime.target_watch import TargetHealth
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_interval=5)
@@ -26,12 +27,14 @@ class Beating:
         services: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set(), target=self.target)
         self.heartbeat = Heartbeat(SOURCE, services)
         self.tracker = ProgressTracker(Lsn(1))
+        self.server = ServerBeats()
+        self.server.receivers[self.heartbeat] = self.tracker
         self.now = 100.0
         self.beats: list[Lsn] = []
 
     async def beat(self, message: int) -> None:
         self.beats.append(Lsn(message))
-        await self.heartbeat._beat(None, self.tracker)  # type: ignore[arg-type]
+        await self.heartbeat._beat(None, self.server)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,3 +76,64 @@ async def test_a_position_at_its_message_is_not_yet_past_its_commit(beating: Bea
     beating.tracker.keepalive(Lsn(1064))
     beating.heartbeat.look(beating.tracker)
     assert beating.heartbeat.arrived_seconds is None
+
+
+class Fleet:
+    """Sources of one process; each is a database of a server."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.services: Any = mock.Mock(
+            without_heartbeat=set(), heartbeats={}, target=TargetHealth(), heartbeat_interval=0
+        )
+
+    async def beat(self, servers: list[str], *, stalled: frozenset[int] = frozenset()) -> list[str]:
+        """Run one heartbeat for each of *servers*; return the servers that one was sent to."""
+
+        async def emit(plain: str, label: str) -> Lsn:
+            self.sent.append(plain)
+            await asyncio.sleep(0)  # the others come to their turns meanwhile
+            return Lsn(500)
+
+        async def read_start(plain: str, label: str) -> str:
+            return f"start of {plain}"
+
+        beats = [Heartbeat(SOURCE, self.services) for _ in servers]
+        trackers = [ProgressTracker(Lsn(1)) for _ in servers]
+        for number in stalled:
+            beats[number].sent(Lsn(300), 1.0, trackers[number])
+        server: Any = SimpleNamespace(place=("7301", 1))
+        with (
+            mock.patch.object(module, "emit_heartbeat", emit),
+            mock.patch.object(module, "read_server_start", read_start),
+            mock.patch.object(module, "heartbeat_obstacle", mock.AsyncMock(return_value=None)),
+        ):
+            plains: Any = servers
+            tasks = [
+                asyncio.create_task(heartbeat.run(plain, server, tracker))
+                for heartbeat, plain, tracker in zip(beats, plains, trackers, strict=True)
+            ]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            for number, (heartbeat, tracker) in enumerate(zip(beats, trackers, strict=True)):
+                tracker.keepalive(Lsn(400 if number in stalled else 600))
+                heartbeat.look(tracker)
+                assert heartbeat.arrived_seconds is not None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert self.services.heartbeats == {}
+        return sorted(self.sent)
+
+
+async def test_databases_of_one_server_share_a_heartbeat() -> None:
+    assert await Fleet().beat(["eu", "eu", "eu"]) == ["eu"]
+
+
+async def test_clones_of_one_server_share_none() -> None:
+    assert await Fleet().beat(["eu", "us", "us"]) == ["eu", "us"]
+
+
+async def test_a_stalled_source_writes_none_and_waits_for_its_own() -> None:
+    assert await Fleet().beat(["eu", "eu"], stalled=frozenset({0})) == ["eu"]
+    assert await Fleet().beat(["eu"], stalled=frozenset({0})) == []
