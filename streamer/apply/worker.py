@@ -65,6 +65,8 @@ class Window:
     opened_at: float = 0.0
     share_count: int = 0
     change_count: int = 0
+    version_count: int = 0
+    """The changes among them that end one version of a row and begin another."""
     size: int = 0
 
     def add(self, lane: Lane, share: LaneTransaction, plans: list[ApplyPlan | None]) -> None:
@@ -80,10 +82,15 @@ class Window:
             window.add(share, plans)
         finally:
             self.change_count += window.change_count - before
+        for (_, changes), plan in zip(share.changes, plans, strict=True):
+            if plan is not None and plan.takes_versions:
+                self.version_count += len(changes.payloads)
 
     @property
     def is_full(self) -> bool:
-        return self.change_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
+        # A version writes two rows, and takes the memory of both.
+        row_count = self.change_count + self.version_count
+        return row_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
     @property
     def facts(self) -> WindowFacts:

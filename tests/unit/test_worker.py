@@ -3,14 +3,21 @@
 import asyncio
 from typing import Any, cast
 
+import pytest
+
+from streamer.apply import worker as module
 from streamer.apply.budget import Budget
 from streamer.apply.lane import Lane
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.pace import CommitPace
-from streamer.apply.worker import Worker
-from streamer.decode.transactions import Transaction
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.worker import Window, Worker
+from streamer.decode.transactions import Changes, Transaction
 from streamer.lsn import Lsn
+from streamer.mapping.rules import TableType
 from streamer.observability.metrics import Metrics
+from tests.property import encode
+from tests.unit import build
 
 
 class _NoTarget:
@@ -76,3 +83,23 @@ async def test_a_lane_is_dropped_when_the_window_that_has_it_is_committed() -> N
     await asyncio.wait_for(asyncio.gather(*droppers), 30)
     running.cancel()
     await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(
+    ("table_type", "is_full"), [(TableType.CLONE, False), (TableType.HISTORY, True)]
+)
+def test_a_version_takes_the_room_of_two_rows(
+    table_type: TableType, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WINDOW_CHANGES_MAX", 6)
+    if is_full:
+        monkeypatch.setattr(ApplyPlan, "takes_versions", True)
+    plan = build.apply_plan(["id", "v"], ["id"], table_type=table_type)
+    mapped = build.mapped_relation(table_type=table_type)
+    payloads = [encode.insert(plan.relation.relid, [b"%d" % n, b"v"]) for n in range(3)]
+    changes = Changes(plan.relation, payloads)
+    share = LaneTransaction(Transaction(7, Lsn(100), 0), [(mapped, changes)], Lsn(110), 10)
+    window = Window()
+    window.add(cast("Lane", None), share, [plan])
+    assert window.facts.change_count == 3
+    assert window.is_full == is_full
