@@ -7,6 +7,7 @@ list of tables, only their positions count, so other tables may stand still.
 import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from streamer.commands.scope import ALL, Scope
@@ -16,14 +17,18 @@ from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
-from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
 from streamer.progress.schema import is_installed
-from streamer.progress.sources import read_source_records
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
 from streamer.target.connection import TargetAddress
 
-POLL_SECONDS: Final = 0.05
+POLL_SECONDS: Final = 0.02
+POLL_SECONDS_MAX: Final = 0.25
+POLL_GROWTH: Final = 1.25
+"""Each pause between two polls is longer than the one before, so a short wait ends early and a long
+one costs the target little.
+"""
 NOTIFY_SECONDS: Final = 1.0
 SOURCE_RETRY_SECONDS: Final = 1.0
 _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
@@ -44,13 +49,24 @@ async def wait(
         await bookkeeping.close()
 
 
+async def read_end(source: SourceMapping) -> Lsn:
+    """Return the position behind everything that *source* has committed. Raises SourceError."""
+    async with connection(source) as plain:
+        return await flush_wal(plain)
+
+
 async def wait_over(
-    bookkeeping: Bookkeeping, mapping: Mapping, seconds: float, scope: Scope = ALL
+    bookkeeping: Bookkeeping,
+    mapping: Mapping,
+    seconds: float,
+    scope: Scope = ALL,
+    read_end: Callable[[SourceMapping], Awaitable[Lsn]] = read_end,
 ) -> str | None:
     """Wait until everything committed now is visible and every table ready; return the obstacle, if
     any.
 
-    Raises StreamerError for a failure that an operator must fix.
+    *read_end*: asks a source for the position to wait for. Raises StreamerError for a failure that
+    an operator must fix.
     """
     wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
     makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
@@ -58,7 +74,9 @@ async def wait_over(
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for source in scope.sources(mapping):
-                group.create_task(_find_position(source, wanted), name=f"position {source.label}")
+                group.create_task(
+                    _find_position(source, wanted, read_end), name=f"position {source.label}"
+                )
             group.create_task(waiting.run(), name="waiting")
     except TimeoutError:
         return f"after {seconds:g} s: {waiting.missing}"
@@ -67,12 +85,13 @@ async def wait_over(
     return None
 
 
-async def _find_position(source: SourceMapping, wanted: Wanted) -> None:
+async def _find_position(
+    source: SourceMapping, wanted: Wanted, read_end: Callable[[SourceMapping], Awaitable[Lsn]]
+) -> None:
     while True:
         try:
-            async with connection(source) as plain:
-                wanted[source.label] = await flush_wal(plain)
-                return
+            wanted[source.label] = await read_end(source)
+            return
         except SourceError as exc:
             if exc.retry is not Retry.TIMED:
                 raise
@@ -90,11 +109,12 @@ class _Waiting:
         self._scope = scope
         self._wanted = wanted
         self._makes_definitions = makes_definitions
+        self._is_installed = False
         self.missing = _NOT_SET_UP
 
     async def run(self) -> None:
         """Return when nothing is missing."""
-        asked_at = -math.inf
+        asked_at, pause = -math.inf, POLL_SECONDS
         while True:
             try:
                 found = await self._look()
@@ -107,32 +127,35 @@ class _Waiting:
                 raise
             except StreamerError as exc:  # the target may restart; there is time
                 found = [str(exc)]
+                self._is_installed = False  # it may be another server
             if not found:
                 return
             self.missing = "; ".join(found)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(POLL_SECONDS_MAX, pause * POLL_GROWTH)
 
     async def _look(self) -> list[str]:
         """Return the present obstacles, one line for each source."""
         bookkeeping = self._bookkeeping
-        if not await is_installed(bookkeeping):
-            return [_NOT_SET_UP]
-        records = {record.label: record for record in await read_source_records(bookkeeping)}
+        if not self._is_installed:
+            self._is_installed = await is_installed(bookkeeping)
+            if not self._is_installed:
+                return [_NOT_SET_UP]
+        positions = await read_positions(bookkeeping)
         missing = []
         has_table = False
         for label, wanted in self._wanted.items():
-            record = records.get(label)
+            position = positions.get(label)
             if isinstance(wanted, SourceError):
                 missing.append(str(wanted))
-            elif record is None:
+            elif position is None:
                 missing.append(f'source "{label}" was never started')
             elif wanted is None:
                 missing.append(f'source "{label}" has not answered')
             else:
-                records_of_it = await read_relation_records(bookkeeping, record.source_id)
-                relations = self._scope.of((each.source, each) for each in records_of_it)
+                relations = self._scope.of((each.source, each) for each in position.relations)
                 has_table = has_table or bool(relations)
-                if what := self._missing_of(label, relations, record.acknowledged_lsn, wanted):
+                if what := self._missing_of(position, relations, wanted):
                     missing.append(what)
                 elif self._makes_definitions:
                     missing += await _pending(bookkeeping, label, relations)
@@ -141,8 +164,9 @@ class _Waiting:
         return missing
 
     def _missing_of(
-        self, label: str, relations: list[RelationRecord], acknowledged_lsn: Lsn, wanted: Lsn
+        self, position: SourcePosition, relations: list[RelationPosition], wanted: Lsn
     ) -> str | None:
+        label, acknowledged_lsn = position.label, position.acknowledged_lsn
         for relation in relations:
             if relation.state != "ready":
                 return f'table "{relation.source}" of "{label}" is {relation.state}'
@@ -159,7 +183,7 @@ class _Waiting:
 
 
 async def _pending(
-    bookkeeping: Bookkeeping, label: str, relations: list[RelationRecord]
+    bookkeeping: Bookkeeping, label: str, relations: list[RelationPosition]
 ) -> list[str]:
     """Return the definitions that a process is still to make; those it gave up do not count."""
     found = await read_definitions(bookkeeping)

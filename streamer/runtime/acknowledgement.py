@@ -32,6 +32,12 @@ PAUSE_SECONDS: Final = 0.1
 Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
 """
 
+ASKED_SECONDS: Final = 1.5
+"""How long a request for positions holds; a client that waits repeats it every second.
+
+The position for which it waits may come after others, and with the next keepalive only.
+"""
+
 
 class Acknowledgement:
     """The stored position of one source, for one attempt to stream it."""
@@ -51,7 +57,7 @@ class Acknowledgement:
         self.stored_at = 0.0
         """When it last was done."""
         self.is_wanted = False
-        """A table has advanced, or a waiter needs the position."""
+        """A table has advanced, or the pipeline needs the position."""
         self.is_urgent = asyncio.Event()
         """An operator or the source waits for the position."""
         self.is_awaited = False
@@ -65,6 +71,7 @@ class Acknowledgement:
         """
         self._visible_time: datetime | None = None
         self._storing = asyncio.Lock()
+        self._asked_until = 0.0
 
     async def store(self, durable_time: int) -> None:
         """Store the position that streamer may acknowledge.
@@ -95,9 +102,15 @@ class Acknowledgement:
             self._visible_time = visible_time
 
     def ask(self) -> None:
-        """Store the next position at once: an operator or the source waits for it."""
+        """Store the next positions at once: an operator or the source waits for one of them."""
         self.is_wanted = True
+        self._asked_until = time.monotonic() + ASKED_SECONDS
         self.is_urgent.set()
+
+    @property
+    def is_due_soon(self) -> bool:
+        """Whether to store a position although it has moved without a change for us."""
+        return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
 
     async def pause(self) -> None:
         """Let positions gather after one was stored; an urgent one ends the pause."""
@@ -110,4 +123,5 @@ class Acknowledgement:
         if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:
             return False
         is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
-        return self.is_wanted or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES
+        is_asked = time.monotonic() < self._asked_until
+        return self.is_wanted or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES

@@ -31,14 +31,7 @@ from streamer.containment import enduring
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.indexes.builder import IndexBuilder
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import (
-    Mapping,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    find_source,
-)
+from streamer.mapping.rules import Mapping, RelationName, SourceMapping, find_source
 from streamer.observability.metrics import Metrics
 from streamer.postgres.credentials import (
     password_generation,
@@ -56,6 +49,7 @@ from streamer.progress.sources import forget_source, read_source_records
 from streamer.runtime.definitions import DefinitionBuilder
 from streamer.runtime.gauges import ScrapeFacts, families, read_facts
 from streamer.runtime.installation import Installation
+from streamer.runtime.questions import SourceQuestions
 from streamer.runtime.readiness import (
     Reason,
     reason_fields,
@@ -71,17 +65,12 @@ from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.verification import Verification, VerificationSettings
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.catalog import SourceRelation, ask_relations
-from streamer.source.columns import ColumnNow, ask_columns
 from streamer.source.connection import connection
-from streamer.source.expressions import read_expressions
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
-from streamer.source.types import read_type_names
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.turns import CopyTurns
-from streamer.target.add_columns import TypeKey
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -167,12 +156,13 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
+        questions = SourceQuestions(self._source_of)
         planner = Planner(
             self._address,
-            self._name_types,
-            self._describe_expressions,
-            self._ask_columns,
-            self._ask_relations,
+            questions.name_types,
+            questions.describe_expressions,
+            questions.read_columns,
+            questions.read_relations,
         )
         try:
             async with asyncio.TaskGroup() as guarding:
@@ -204,6 +194,7 @@ class Engine:
             if self._services is not None:
                 await self._services.locks.close()
             await planner.close()
+            await questions.close()
             await bookkeeping.close()
             spools.close()
 
@@ -212,32 +203,6 @@ class Engine:
 
     def _source_of(self, database: str, sid: str | None) -> SourceMapping | None:
         return find_source((each.source for each in self.supervisors), database, sid)
-
-    async def _name_types(
-        self, database: str, sid: str | None, keys: Sequence[TypeKey]
-    ) -> dict[TypeKey, str]:
-        source = self._source_of(database, sid)
-        return {} if source is None else await read_type_names(source, keys)
-
-    async def _describe_expressions(
-        self, database: str, sid: str | None, mapping: RelationMapping
-    ) -> ExpressionFacts:
-        source = self._source_of(database, sid)
-        return (
-            ExpressionFacts({}, {}) if source is None else await read_expressions(source, mapping)
-        )
-
-    async def _ask_columns(
-        self, database: str, sid: str | None, name: RelationName
-    ) -> dict[str, ColumnNow]:
-        source = self._source_of(database, sid)
-        return {} if source is None else await ask_columns(source, name)
-
-    async def _ask_relations(
-        self, database: str, sid: str | None, names: Sequence[RelationName]
-    ) -> dict[RelationName, SourceRelation]:
-        source = self._source_of(database, sid)
-        return {} if source is None else await ask_relations(source, names)
 
     async def _migrate(self, bookkeeping: Bookkeeping) -> None:
         backoff = Backoff()

@@ -177,6 +177,7 @@ class Pipeline:
         self.health.state, self.health.error = "streaming", None
         self._session = session
         self.requested.set()  # operators may have asked for something before
+        session.acknowledgement.ask()
         log.info(
             "streaming",
             source=source.label,
@@ -354,7 +355,7 @@ class Pipeline:
         """The position has moved without changes for us."""
         acknowledgement = session.acknowledgement
         is_due = time.monotonic() - acknowledgement.tried_at >= QUIET_SECONDS
-        if is_due or acknowledgement.is_wanted or acknowledgement.is_awaited:
+        if is_due or acknowledgement.is_due_soon:
             session.tables.advanced.set()
 
     # ---- acknowledging -------------------------------------------------------------------------
@@ -412,7 +413,7 @@ class Pipeline:
         return self._session is not None and await change_rules(self._session, source)
 
     def store_position(self, *, of_tables: bool) -> None:
-        """Store the durable position, and the next one as soon as it moves."""
+        """Store the durable position, and the next ones as soon as they move."""
         if (session := self._session) is None:
             return
         if of_tables:

@@ -307,7 +307,7 @@ class _Opening:
         chosen = await choose_transport(
             source,
             server,
-            self._services.address,
+            bookkeeping,
             mappings,
             found,
             known_obstacle=self._attempt.binary_obstacle if journal is None else IS_JOURNAL,

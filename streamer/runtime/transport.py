@@ -14,10 +14,10 @@ import structlog
 
 from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, Transport
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.sync.tables import published_relation
 from streamer.target.catalog import read_relations
-from streamer.target.connection import TargetAddress, target_connection
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class ChosenTransport:
 async def choose_transport(
     source: SourceMapping,
     server: SourceServer,
-    address: TargetAddress,
+    bookkeeping: Bookkeeping,
     mappings: Iterable[RelationMapping],
     relations: dict[RelationName, SourceRelation],
     *,
@@ -77,7 +77,7 @@ async def choose_transport(
         chosen = ChosenTransport(TEXT, known_obstacle)
     else:
         known = [m for m in mappings if m.source in relations]
-        chosen = await _look_for_obstacles(source, server, address, known, relations)
+        chosen = await _look_for_obstacles(source, server, bookkeeping, known, relations)
     if chosen.obstacle is not None:
         say = log.warning if source.transport is Transport.BINARY else log.info
         say("text transport instead of binary", source=source.label, because=chosen.obstacle)
@@ -87,27 +87,28 @@ async def choose_transport(
 async def _look_for_obstacles(
     source: SourceMapping,
     server: SourceServer,
-    address: TargetAddress,
+    bookkeeping: Bookkeeping,
     mappings: Sequence[RelationMapping],
     relations: dict[RelationName, SourceRelation],
 ) -> ChosenTransport:
     obstacles: dict[RelationName, str] = {}
-    async with target_connection(address, "streamer transport") as target:
+    async with bookkeeping.connection() as target:
         types = binary_types(server.version, target.server_version)
-        for some in _batches(mappings):
+    for some in _batches(mappings):
+        async with bookkeeping.connection() as target:
             there = await read_relations(target, [mapping.target for mapping in some])
-            for mapping in some:
-                relation = relations[mapping.source]
-                obstacle = binary_obstacle(
-                    published_relation(relation),
-                    mapping,
-                    there.get(mapping.target),
-                    sid=source.sid,
-                    types=types,
-                    type_names={column.name: column.type for column in relation.columns},
-                )
-                if obstacle is not None:
-                    obstacles[mapping.source] = obstacle
+        for mapping in some:
+            relation = relations[mapping.source]
+            obstacle = binary_obstacle(
+                published_relation(relation),
+                mapping,
+                there.get(mapping.target),
+                sid=source.sid,
+                types=types,
+                type_names={column.name: column.type for column in relation.columns},
+            )
+            if obstacle is not None:
+                obstacles[mapping.source] = obstacle
     if not obstacles:
         return ChosenTransport(types)
     return ChosenTransport(TEXT, next(iter(obstacles.values())), obstacles)

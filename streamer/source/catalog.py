@@ -3,7 +3,6 @@
 Queries use names qualified with pg_catalog, because sessions run with an empty search_path.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +13,6 @@ from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, USED_TYPES
 from streamer.source.connection import Connection, fetch_all, fetch_one
-from streamer.source.connection import connection as own_connection
 from streamer.source.guard_facts import read_identities
 from streamer.source.identity import RelationIdentity
 from streamer.source.place import Place
@@ -331,14 +329,6 @@ async def read_relations(
         row["types"] = tuple(map(DefinedType.of, row["types"] or ()))
         relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
-
-
-async def ask_relations(
-    source: SourceMapping, names: Sequence[RelationName]
-) -> dict[RelationName, SourceRelation]:
-    """Return the definitions of tables of *source*, over a connection of its own."""
-    async with own_connection(source) as plain:
-        return await read_relations(plain, list(names))
 
 
 FLUSH_LSN_SQL: Final = (

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import RelationName, SourceMapping
-from streamer.source.connection import Connection, connection, fetch_all
+from streamer.mapping.rules import RelationName
+from streamer.source.connection import Connection, fetch_all
 
 _COLUMNS_SQL: Final = """
 select w.namespace, w.name, a.attname as column, a.attnum::int4 as number,
@@ -49,9 +49,3 @@ async def read_columns(
         columns = found.setdefault(RelationName(row["namespace"], row["name"]), {})
         columns[row["column"]] = ColumnNow(row["number"], row["fill"], row["is_computed"])
     return found
-
-
-async def ask_columns(source: SourceMapping, name: RelationName) -> dict[str, ColumnNow]:
-    """Return the columns of a table of *source*, over a connection of its own."""
-    async with connection(source) as plain:
-        return (await read_columns(plain, [name])).get(name, {})

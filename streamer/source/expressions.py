@@ -12,19 +12,18 @@ from streamer.mapping.expressions import (
     check_functions,
     functions_sql,
 )
-from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.source.catalog import SourceRelation, read_relations
-from streamer.source.connection import Connection, connection, fetch_all, first_line
+from streamer.source.connection import Connection, fetch_all, first_line
 
 
-async def read_expressions(source: SourceMapping, mapping: RelationMapping) -> ExpressionFacts:
-    """Ask *source* about the expressions of *mapping*. Raises MappingError, SourceError."""
-    async with connection(source) as plain:
-        relations = await read_relations(plain, [mapping.source])
-        if mapping.source not in relations:
-            raise SyncError(f'table "{mapping.source}" is not in the source')
-        return await describe_expressions(plain, mapping, relations[mapping.source])
+async def read_expressions(plain: Connection, mapping: RelationMapping) -> ExpressionFacts:
+    """Ask the source about the expressions of *mapping*. Raises MappingError, SyncError."""
+    relations = await read_relations(plain, [mapping.source])
+    if mapping.source not in relations:
+        raise SyncError(f'table "{mapping.source}" is not in the source')
+    return await describe_expressions(plain, mapping, relations[mapping.source])
 
 
 async def describe_expressions(

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.source.connection import Connection, connection, fetch_all
+from streamer.source.connection import Connection, fetch_all
 
 FIRST_USER_OID: Final = 16384
 """FirstNormalObjectId in access/transam.h: below it are the objects that every server has."""
@@ -103,19 +103,18 @@ async def read_types(connection: Connection, oids: set[int], version: int) -> li
 
 
 async def read_type_names(
-    source: SourceMapping, keys: Iterable[tuple[int, int]]
+    plain: Connection, keys: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], str]:
-    """Return the names of types in *source*, by OID and modifier; missing types are left out."""
+    """Return the names of types at the source, by OID and modifier, as far as they are there."""
     pairs = list(keys)
-    async with connection(source) as plain:
-        rows = await fetch_all(
-            plain,
-            "select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name"
-            " from unnest(%s::int8[], %s::int4[]) k (oid, modifier)"
-            " join pg_catalog.pg_type t on t.oid = k.oid::oid",
-            [oid for oid, _ in pairs],
-            [modifier for _, modifier in pairs],
-        )
+    rows = await fetch_all(
+        plain,
+        "select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name"
+        " from unnest(%s::int8[], %s::int4[]) k (oid, modifier)"
+        " join pg_catalog.pg_type t on t.oid = k.oid::oid",
+        [oid for oid, _ in pairs],
+        [modifier for _, modifier in pairs],
+    )
     return {(row["oid"], row["modifier"]): row["name"] for row in rows}
 
 

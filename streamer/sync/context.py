@@ -149,10 +149,14 @@ class CopyContext:
         """
         spared = [task_name(self.source_id, number) for number in running]
         prefix = task_name(self.source_id, None)
-        async with target_connection(self.address, "streamer") as target:
-            async with asyncio.timeout(TERMINATE_SECONDS):
-                while await target.fetch_value(_END_TASKS_SQL, prefix, spared):  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+        async with asyncio.timeout(TERMINATE_SECONDS):
+            while await self._ends_tasks(prefix, spared):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    async def _ends_tasks(self, prefix: str, spared: list[str]) -> int:
+        """Return how many backends were there to end."""
+        async with self.bookkeeping.connection() as target:
+            return int(await target.fetch_value(_END_TASKS_SQL, prefix, spared))
 
 
 def task_name(source_id: int, round_number: int | None) -> str:

@@ -15,6 +15,7 @@ from streamer.runtime import acknowledgement
 from streamer.runtime import heartbeat as heartbeats
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import until
 
 TABLE = "t: {initial: none}"
 FAST = "heartbeat_interval: 0.2"
@@ -79,6 +80,7 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
         assert pipeline is not None
         assert pipeline.session is not None
         stored = pipeline.session.acknowledgement
+        await until(lambda: not stored.is_due_soon, "nobody waits for a position any more")
         seen: set[object] = set()
         beats: set[float | None] = set()
 

@@ -1,7 +1,6 @@
 """The cost of many tables and many sources."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import register_relations
 from streamer.progress.requests import CHANNEL, has_requests
 from streamer.progress.schema import migrate
-from streamer.runtime import engine, target_watch
-from streamer.source.catalog import ask_relations
-from streamer.source.connection import connection
+from streamer.runtime import questions, target_watch
+from streamer.source.catalog import read_relations
+from streamer.source.connection import Connection, connection
 from streamer.source.guard_look import read_guard_facts
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
@@ -123,11 +122,11 @@ async def test_tables_that_change_first_at_one_time_are_described_together(
     target.execute(tables)
     asked: list[list[str]] = []
 
-    async def asking(mapping: SourceMapping, wanted: Sequence[RelationName]) -> Any:
+    async def asking(plain: Connection, wanted: list[RelationName]) -> Any:
         asked.append([name.name for name in wanted])
-        return await ask_relations(mapping, wanted)
+        return await read_relations(plain, wanted)
 
-    monkeypatch.setattr(engine, "ask_relations", asking)
+    monkeypatch.setattr(questions, "read_relations", asking)
     rules = "\n".join(f"{name}: {{initial: none}}" for name in names)
     async with stream(rules) as streamer:
         await streamer.caught_up()

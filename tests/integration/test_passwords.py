@@ -107,6 +107,7 @@ async def test_passwords_change_without_a_restart(
         before = sessions("reader") | sessions("writer")
         await streamer.apply()
         await streamer.engine.renew_passwords(streamer.settings.target.url)
+        await streamer.connect_again()  # the test's own sessions are among them
         await arrives(4)
 
         async def are_new() -> bool:

@@ -7,6 +7,7 @@ binary).
 
 import asyncio
 import contextlib
+import math
 import os
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,9 +20,12 @@ from streamer.backoff import Backoff
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
-from streamer.mapping.rules import Mapping
+from streamer.lsn import Lsn
+from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.source.catalog import flush_wal
+from streamer.source.kept import KeptConnections
 from streamer.sync import round as round_module
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
@@ -42,6 +46,8 @@ class Streamer:
         self._bookkeeping = Bookkeeping(
             TargetAddress.parse(self.settings.target.url), "streamer wait"
         )
+        # A test waits some five times, and a connection costs more than the rest of a wait.
+        self._sources = KeptConnections(math.inf)
         self._has_run = False
         self._task: asyncio.Task[None] | None = None
 
@@ -58,7 +64,7 @@ class Streamer:
 
     async def stop(self) -> None:
         """Stop in order."""
-        await self._bookkeeping.close()
+        await self.connect_again()
         if self._task is not None:
             self.engine.stop()
             await self._task
@@ -68,7 +74,7 @@ class Streamer:
         """Cancel everything at once. The result is that of a killed process, without the
         process.
         """
-        await self._bookkeeping.close()
+        await self.connect_again()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -78,7 +84,9 @@ class Streamer:
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until everything committed now is visible."""
         waiting = asyncio.create_task(
-            wait_command.wait_over(self._bookkeeping, self.mapping, seconds)
+            wait_command.wait_over(
+                self._bookkeeping, self.mapping, seconds, read_end=self._read_end
+            )
         )
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -90,9 +98,14 @@ class Streamer:
         if missing is not None:
             raise AssertionError(f"{missing}\n{await self.dump()}")
 
+    async def _read_end(self, source: SourceMapping) -> Lsn:
+        async with self._sources.connection(source) as plain:
+            return await flush_wal(plain)
+
     async def connect_again(self) -> None:
-        """Let the next `caught_up` connect anew: its address leads to another server by now."""
+        """Let the next `caught_up` connect anew: an address leads to another server by now."""
         await self._bookkeeping.close()
+        await self._sources.close()
 
     async def status(self) -> dict[str, Any]:
         """Return the status of the only source, as JSON."""

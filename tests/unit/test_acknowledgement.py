@@ -8,7 +8,12 @@ import pytest
 from streamer.lsn import Lsn
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime import acknowledgement as module
-from streamer.runtime.acknowledgement import SMALL_BYTES, STORE_SECONDS, Acknowledgement
+from streamer.runtime.acknowledgement import (
+    ASKED_SECONDS,
+    SMALL_BYTES,
+    STORE_SECONDS,
+    Acknowledgement,
+)
 from streamer.source.history import HistoryCheck
 
 START = 1000
@@ -64,6 +69,18 @@ async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Sto
     storing.acknowledgement.is_wanted = True
     assert await storing.moves_to(START + 200)
     assert not await storing.moves_to(START + 300)
+
+
+async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: Storing) -> None:
+    """The one that it waits for can be the second to come."""
+    assert not storing.acknowledgement.is_due_soon
+    storing.acknowledgement.ask()
+    for lsn in (200, 300):
+        assert storing.acknowledgement.is_due_soon
+        assert await storing.moves_to(START + lsn)
+    storing.now += ASKED_SECONDS
+    assert not storing.acknowledgement.is_due_soon
+    assert not await storing.moves_to(START + 400)
 
 
 async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storing) -> None:
