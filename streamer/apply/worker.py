@@ -49,6 +49,8 @@ log = structlog.get_logger()
 
 WINDOW_CHANGES_MAX: Final = 50_000
 WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+HOT_PART: Final = 0.75
+"""A lane with this part of a window's changes is hot: the window is open for its sake."""
 LOCK_SECONDS: Final = 3.0
 """How long a worker waits for a lock before it gives the lane to a drainer."""
 SLOW_SECONDS: Final = 3.0
@@ -292,7 +294,7 @@ class Worker:
                 time.monotonic(),
                 window.opened_at,
                 window.facts,
-                is_growing=is_growing,
+                is_growing=is_growing and not self._delays_others(window),
             )
             if not seconds:
                 break
@@ -303,6 +305,15 @@ class Worker:
         self._due.clear()
         self._taken.set()
         return window
+
+    def _delays_others(self, window: Window) -> bool:
+        """Whether other lanes would wait for a hot one that is not in a backlog."""
+        counts = [lane_window.change_count for lane_window in window.lanes.values()]
+        return (
+            len(counts) > 1
+            and max(counts) >= HOT_PART * window.change_count
+            and all(self._budget.has_room(lane.owner) for lane in window.lanes)
+        )
 
     async def _connect_ahead(self) -> None:
         """Connect while the first shares are planned. A commit handles errors, and connects."""

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.apply import worker as module
 from streamer.apply.budget import Budget
-from streamer.apply.lane import Lane
+from streamer.apply.lane import Lane, LaneWindow
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.pace import CommitPace
 from streamer.apply.plan import ApplyPlan
@@ -103,3 +103,28 @@ def test_a_version_takes_the_room_of_two_rows(
     window.add(cast("Lane", None), share, [plan])
     assert window.facts.change_count == 3
     assert window.is_full == is_full
+
+
+@pytest.mark.parametrize(
+    ("counts", "has_room", "delays"),
+    [
+        ([9000, 3], True, True),
+        ([9000], True, False),
+        ([9000, 3], False, False),
+        ([500] * 10, True, False),
+    ],
+    ids=["hot", "alone", "backlog", "even"],
+)
+def test_a_window_is_not_kept_open_for_a_hot_lane_while_others_wait(
+    counts: list[int], has_room: bool, delays: bool
+) -> None:
+    owner, nothing = _NoOwner(), cast("Any", None)
+    budget = Budget(1000, source_min=0)
+    worker = Worker(0, cast("Any", _NoTarget()), nothing, budget, nothing, CommitPace(0, 0.2))
+    window = Window()
+    for number, count in enumerate(counts):
+        lane = Lane(f"lane {number}", worker, cast("Any", owner), nothing)
+        window.lanes[lane] = LaneWindow(lane, change_count=count)
+        window.change_count += count
+        budget.take(lane, 1 if has_room else 1000)
+    assert worker._delays_others(window) == delays

@@ -85,7 +85,7 @@ class Gatherer:
                 self._newer_relations[payload[1:5]] = payload
                 self._add(payload)
             elif kind == pgoutput.MESSAGE and not payload[1]:
-                pass  # not transactional, so not ours
+                continue  # streamer's own messages are transactional
             elif self._transaction is None or kind not in _INSIDE:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} out of place")
             elif not self._is_known:
