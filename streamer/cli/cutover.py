@@ -25,8 +25,11 @@ def cutover(
     ] = StopWrites.READ_ONLY,
     compare: Annotated[
         FinalComparison,
-        typer.Option(help="Comparison after the stop: all rows, or their numbers only."),
-    ] = FinalComparison.FULL,
+        typer.Option(
+            help="Comparison after the stop: the changes since the check, all rows, or their"
+            " numbers only."
+        ),
+    ] = FinalComparison.CHANGES,
     reverse: Annotated[
         Path | None,
         typer.Option(

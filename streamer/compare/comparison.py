@@ -104,6 +104,9 @@ class Options:
     """Comparisons with another purpose do not go on with each other's ranges."""
     definitions: bool = False
     """Compare the definitions of tables, too."""
+    since: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By row of streamer.relation: transactions of source and target from which on rows may have
+    changed. An earlier comparison has found the others equal."""
 
 
 class JobRunner(Protocol):
@@ -328,7 +331,8 @@ class Comparison:
                                 others=rules.values(),
                             )
                         one.rows = await estimate_rows(plain, facts.relation)
-                        one.table = build_table(facts, kind, count_buckets(one.rows))
+                        table = build_table(facts, kind, count_buckets(one.rows))
+                        one.table = table.since(*self._options.since.get(table.relation_id, ()))
                         self._check_statements(one.table)
                     except StreamerError as exc:
                         one.result.error = str(exc)

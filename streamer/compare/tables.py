@@ -6,7 +6,7 @@ Both servers write rows with the columns of the target, in the same order
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 from streamer.compare.hashes import HashKind, bucket_sql, pair_sql, prepared_sql, value_sql
@@ -19,20 +19,38 @@ _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text 
 class Side:
     """The table of one server. ``values``: the SQL of the values to compare. ``where``: that of
     the rows, or nothing. Both may call the table t.
+
+    ``since``: an earlier comparison has found the rows equal that only transactions below this one
+    have written. It has 64 bits, with the epoch.
     """
 
     table: str
     values: tuple[str, ...]
     where: str
+    since: int | None = None
 
     def rows(self, clause: str = "") -> str:
         """Return a query of the rows, in parentheses, under the name that other queries use.
 
         It has the values as v1, v2 …, and place, which is another one after each change of a row.
-        *clause* comes after the table.
+        *clause* comes after the table. With ``since`` it has known, true for a row that was equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
-        return f"(select {_PLACE}, {listed} from {self.table} t {clause} {self.where}) b"
+        known = "" if self.since is None else f"{_known_sql(self.since)} as known, "
+        return f"(select {_PLACE}, {known}{listed} from {self.table} t {clause} {self.where}) b"
+
+
+def _known_sql(since: int) -> str:
+    """Return the condition for a row that no transaction from *since* on has written. Pure.
+
+    The row shows 32 bits of xmin, also if it is frozen. The transaction is a later one if it is
+    between *since* and the next one of the server, modulo 2³². An old row whose bits happen to be
+    in there counts as changed.
+    """
+    return (
+        f"((t.xmin::text::int8 - {since}) & 4294967295) >= (select"
+        f" pg_catalog.txid_snapshot_xmax(pg_catalog.txid_current_snapshot()) - {since})"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,14 @@ class ComparedTable:
             }
         )
 
+    def since(self, here: int | None = None, there: int | None = None) -> "ComparedTable":
+        """Return the table with the transactions from which on rows may have changed."""
+        return replace(
+            self,
+            source=replace(self.source, since=here),
+            target=replace(self.target, since=there),
+        )
+
     @property
     def keeps_more(self) -> bool:
         """Whether rows that only the target has are no difference."""
@@ -127,6 +153,17 @@ class ComparedTable:
     def _row(self) -> str:
         return f"row({', '.join(self._values)})::text"
 
+    def _digested(self, side: Side) -> str:
+        """Return the text of a row that goes into a digest.
+
+        That of a row which was equal is its key. Both sides have such rows with the same keys, or
+        the digests differ. Then the rows are fetched as a whole.
+        """
+        if side.since is None or not self.key:
+            return self._row
+        key = ", ".join(f"b.v{i + 1}" for i in self.key)
+        return f"(case when b.known then row({key})::text else {self._row} end)"
+
     def _where(self, unit: KeyRange) -> str:
         names = [f"b.v{i + 1}" for i in self.key]
         return range_sql(unit, names, self.key_types)
@@ -153,7 +190,7 @@ class ComparedTable:
         rows whose hash ends in zeros, about once a second.
         """
         first, second = pair_sql(self.hash, "r.r")
-        prepared = prepared_sql(self.hash, self._row)
+        prepared = prepared_sql(self.hash, self._digested(side))
         bucket = "0" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
         # OFFSET keeps PostgreSQL from computing the text of a row twice.
         rows = (

@@ -31,6 +31,7 @@ class StopWrites(enum.StrEnum):
 class FinalComparison(enum.StrEnum):
     """How the rows are compared once writes have stopped."""
 
+    CHANGES = "changes"
     FULL = "full"
     COUNTS = "counts"
 
@@ -44,7 +45,7 @@ class CutoverOptions:
     """
 
     stop_writes: StopWrites = StopWrites.READ_ONLY
-    comparison: FinalComparison = FinalComparison.FULL
+    comparison: FinalComparison = FinalComparison.CHANGES
     reverse: Path | None = None
     seconds: float = 60.0
 
@@ -93,8 +94,10 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
             return "wait until the target has everything that was committed"
         case Step.COMPARE if options.comparison is FinalComparison.COUNTS:
             return "count the rows of every table on both sides"
-        case Step.COMPARE:
+        case Step.COMPARE if options.comparison is FinalComparison.FULL:
             return "compare every table again"
+        case Step.COMPARE:
+            return "compare again every table that has changed since the check"
         case Step.SEQUENCES:
             return "give every sequence of the target the value of the source"
         case Step.REVERSE:

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from streamer.commands.compare import describe as describe_result
-from streamer.commands.compare import spark
 from streamer.commands.cutover import reverse
+from streamer.commands.cutover.equality import Equality, uncountable
 from streamer.commands.cutover.plan import (
     CutoverOptions,
     FinalComparison,
@@ -26,7 +25,7 @@ from streamer.commands.cutover.plan import (
 )
 from streamer.commands.scope import Scope
 from streamer.commands.wait import wait
-from streamer.compare.comparison import Comparison, ComparisonScope, Options
+from streamer.compare.marks import Marks
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError, MappingError, StreamerError
 from streamer.failpoints import failpoint
@@ -36,9 +35,7 @@ from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
     SourceMapping,
-    TableType,
     find_source,
-    resolve,
 )
 from streamer.mapping.sequences import places
 from streamer.postgres.quoting import quote_qualified
@@ -55,7 +52,7 @@ from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
 from streamer.runtime.sequences import obstacle_of
-from streamer.source.catalog import flush_wal, read_relation_names
+from streamer.source.catalog import flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
 from streamer.source.sequences import SourceSequence, read_exact, read_sequences
 from streamer.source.writes import (
@@ -69,12 +66,7 @@ from streamer.target.connection import TargetAddress
 from streamer.target.sequences import TargetSequence, find_sequences, set_exact
 from streamer.target.writes import allow_writes
 
-if TYPE_CHECKING:
-    from streamer.sync.launcher import SparkLauncher
-
 POLL_SECONDS: Final = 0.2
-
-_COUNT_SQL: Final = "select pg_catalog.count(*) as number from {}"
 
 Report = Callable[[str, str], None]
 """Called with a step and its outcome, in words."""
@@ -118,11 +110,15 @@ class Cutover:
         self._bookkeeping = Bookkeeping(self._address, "streamer cutover")
         self._source_id = 0
         self._record: CutoverRecord | None = None
-        self._launcher: SparkLauncher | None = None
+        self._equality = Equality(settings, mapping, source, self._bookkeeping)
+        self._marks: Marks | None = None
+        """From before the comparison that found everything equal."""
+        self._compared_seconds = 0.0
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Cutover":
         self._stack.push_async_callback(self._bookkeeping.close)
+        await self._stack.enter_async_context(self._equality)
         return self
 
     async def __aexit__(self, *details: Any) -> None:
@@ -164,14 +160,17 @@ class Cutover:
             facts = await read_write_facts(plain)
             stops = self._options.stop_writes is StopWrites.READ_ONLY
             found += facts.obstacles(stops=stops)
-            mappings = await self._mappings(plain)
+            mappings = await self._equality.mappings(plain)
             found += await self._check_sequences(plain, mappings)
         if self._options.reverse is not None:
             found += reverse.obstacles(self._source, mappings)
         if self._options.comparison is FinalComparison.COUNTS:
-            found += _uncountable(self._source, mappings)
+            found += uncountable(self._source, mappings)
         if not found:
-            found += await self._compare()
+            marks = await self._equality.read_marks(self._source_id)
+            answer = await self._equality.compare_all()
+            found += answer.problems()
+            self._marks, self._compared_seconds = marks, answer.seconds
         return found
 
     async def run(self) -> None:
@@ -207,7 +206,11 @@ class Cutover:
             found = await self.check()
             if found:
                 raise CutoverError("; ".join(found))
-            self._report(step.value, "every table is ready and equal, every sequence is known")
+            self._report(
+                step.value,
+                "every table is ready and equal, every sequence is known; "
+                f"compared in {self._compared_seconds:.1f} s",
+            )
             return
         work = {
             Step.STOP_WRITES: self._stop_writes,
@@ -246,12 +249,16 @@ class Cutover:
             if obstacles := facts.obstacles(stops=stops):
                 raise CutoverError("; ".join(obstacles))
             details = {"setting": facts.setting, "has_stopped": stops, **self._options.to_json()}
+            details["marks"] = None if self._marks is None else self._marks.to_json()
             if self._record is not None:  # the value of before is that of the first time
                 details |= self._record.details
             await self._store(Step.STOP_WRITES, details)
             if stops:
                 await plain.execute(stop_sql(facts.database).encode())
                 failpoint("cutover.writes_stopped")
+                now = await fetch_one(plain, "select pg_catalog.clock_timestamp()::text as now")
+                details["stopped_at"] = now["now"]
+                await self._store(Step.STOP_WRITES, details)
             await self._until_no_writer(plain, ends=stops)
             marker = await flush_wal(plain)
         await store_marker(self._bookkeeping, self._source_id, marker)
@@ -286,16 +293,22 @@ class Cutover:
 
     async def _compare_again(self) -> str:
         if self._options.comparison is FinalComparison.COUNTS:
-            found = await self._count()
+            if found := await self._equality.count():
+                raise CutoverError("; ".join(found))
+            return "every table has the same number of rows"
+        details, equality = self._details, self._equality
+        if self._options.comparison is FinalComparison.FULL or details["marks"] is None:
+            answer = await equality.compare_all()
         else:
-            found = await self._compare()
-        if found:
+            before, stopped_at = Marks.from_json(details["marks"]), details.get("stopped_at")
+            answer = await equality.compare_changes(self._source_id, before, stopped_at)
+        if found := answer.problems():
             raise CutoverError("; ".join(found))
-        return "every table is equal"
+        return answer.describe()
 
     async def _set_sequences(self) -> str:
         async with connection(self._source) as plain:
-            mappings = await self._mappings(plain)
+            mappings = await self._equality.mappings(plain)
             if found := await self._check_sequences(plain, mappings):
                 raise CutoverError("; ".join(found))
             pairs = await self._sequences(plain, mappings)
@@ -312,7 +325,7 @@ class Cutover:
         path = self._options.reverse
         assert path is not None
         async with connection(self._source) as plain:
-            mappings = await self._mappings(plain)
+            mappings = await self._equality.mappings(plain)
         reverse.write(path, reverse.document(self._settings, self._source, mappings))
         await reverse.prepare(path)
         failpoint("cutover.reversed")
@@ -344,11 +357,6 @@ class Cutover:
     def _scope(self) -> Scope:
         return Scope(database=self._source.database, sid=self._source.sid)
 
-    async def _mappings(self, plain: Connection) -> list[RelationMapping]:
-        source = self._source
-        names = {*await read_relation_names(plain), *source.exact_names}
-        return resolve(source, names, self._settings.target.schema_)
-
     async def _sequences(
         self, plain: Connection, mappings: list[RelationMapping]
     ) -> list[tuple[SourceSequence, TargetSequence | None]]:
@@ -375,51 +383,3 @@ class Cutover:
             elif (obstacle := obstacle_of(sequence, there)) is not None:
                 problems.append(f'sequence "{sequence.name}": {obstacle}')
         return problems
-
-    async def _compare(self) -> list[str]:
-        """Compare every table; return those that are not equal. Spark starts once."""
-        if self._launcher is None:
-            self._launcher = await self._stack.enter_async_context(spark(self._settings))
-        sync = self._settings.sync
-        comparison = Comparison(
-            self._address,
-            self._settings.target.url,
-            self._mapping,
-            self._launcher,
-            Options(jobs=sync.jobs, restart=True),
-        )
-        scope = ComparisonScope(database=self._source.database, sid=self._source.sid)
-        return [
-            f'table "{result.source}": {describe_result(result)}'
-            for result in await comparison.run(scope)
-            if not result.is_equal
-        ]
-
-    async def _count(self) -> list[str]:
-        different = []
-        async with connection(self._source) as plain:
-            mappings = await self._mappings(plain)
-            if uncountable := _uncountable(self._source, mappings):
-                return uncountable
-            for mapping in mappings:
-                here = quote_qualified(mapping.source.namespace, mapping.source.name)
-                there = quote_qualified(mapping.target.namespace, mapping.target.name)
-                row = await fetch_one(plain, _COUNT_SQL.format(here))
-                async with self._bookkeeping.connection() as target:
-                    number = await target.fetch_value(_COUNT_SQL.format(there))
-                if row["number"] != number:
-                    different.append(
-                        f'table "{mapping.source}" has {row["number"]} rows, the target {number}'
-                    )
-        return different
-
-
-def _uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
-    """Return the tables whose rows at the target are not one for each row of the source. Pure."""
-    return [
-        f'rows of table "{mapping.source}" cannot be counted; use --compare full'
-        for mapping in mappings
-        if mapping.type is not TableType.CLONE
-        or mapping.rule.filter is not None
-        or source.sid is not None
-    ]

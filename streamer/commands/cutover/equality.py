@@ -1,0 +1,213 @@
+"""Whether the target of a cut-over has the rows of its source.
+
+All rows are compared while programs write. Marks of both servers come before that
+(`streamer.compare.marks`). So the comparison in the downtime reads only the changes since.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.commands.compare import describe as describe_result
+from streamer.commands.compare import spark
+from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
+from streamer.compare.marks import (
+    Extent,
+    Marks,
+    ServerMark,
+    extent_of,
+    late_sql,
+    server_sql,
+    table_marks,
+    tables_sql,
+)
+from streamer.config.settings import Settings
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableType, resolve
+from streamer.postgres.quoting import quote_qualified
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.source.catalog import read_relation_names
+from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.sync.launcher import SparkLauncher
+
+_COUNT_SQL: Final = "select pg_catalog.count(*) as number from {}"
+NAMED_MAX: Final = 20
+"""The tables that an outcome names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tables that were compared, with their results; those without a change were skipped.
+
+    ``seconds``: of the comparison. ``skip_seconds``: of reading the marks of all tables.
+    """
+
+    compared: list[tuple[TableResult, Extent]]
+    skipped: list[str]
+    skip_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def problems(self) -> list[str]:
+        """Return the tables that are not equal."""
+        return [
+            f'table "{result.source}": {describe_result(result)}'
+            for result, _ in self.compared
+            if not result.is_equal
+        ]
+
+    def describe(self) -> str:
+        """Return the outcome in words."""
+        said = []
+        for extent, what in ((Extent.CHANGES, "changes"), (Extent.WHOLE, "all rows")):
+            if names := [result.source for result, each in self.compared if each is extent]:
+                said.append(f"{what} of {_named(names)}")
+        parts = [f"compared in {self.seconds:.1f} s: {', '.join(said)}"] if said else []
+        if self.skipped:
+            parts.append(
+                f"no change since the check, seen in {self.skip_seconds:.1f} s: "
+                f"{_named(self.skipped)}"
+            )
+        return f"every table is equal; {'; '.join(parts)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    listed = ", ".join(sorted(names)[:NAMED_MAX])
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return f"{len(names)} table{'' if len(names) == 1 else 's'} ({listed}{more})"
+
+
+class Equality:
+    """Compares the tables of one source. Spark starts once. Use it as a context manager."""
+
+    def __init__(
+        self, settings: Settings, mapping: Mapping, source: SourceMapping, bookkeeping: Bookkeeping
+    ) -> None:
+        self._settings = settings
+        self._mapping = mapping
+        self._source = source
+        self._bookkeeping = bookkeeping
+        self._launcher: SparkLauncher | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Equality":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def mappings(self, plain: Connection) -> list[RelationMapping]:
+        """Return the tables of the source and their targets."""
+        source = self._source
+        names = {*await read_relation_names(plain), *source.exact_names}
+        return resolve(source, names, self._settings.target.schema_)
+
+    # ---- rows ----------------------------------------------------------------------------------
+
+    async def compare_all(self) -> Answer:
+        """Compare all rows of every table."""
+        began = time.monotonic()
+        scope = ComparisonScope(database=self._source.database, sid=self._source.sid)
+        results = await self._compare(scope)
+        found = [(result, Extent.WHOLE) for result in results]
+        return Answer(found, [], seconds=time.monotonic() - began)
+
+    async def compare_changes(
+        self, source_id: int, before: Marks, stopped_at: str | None
+    ) -> Answer:
+        """Compare the changes since *before*, a moment before a comparison found all rows equal.
+
+        *stopped_at*: a time from which new sessions of the source cannot write, if they cannot.
+        """
+        began = time.monotonic()
+        now = await self.read_marks(source_id, stopped_at)
+        records = await read_relation_records(self._bookkeeping, source_id)
+        extents = {record.relation_id: extent_of(record.source, before, now) for record in records}
+        skipped = [r.source for r in records if extents[r.relation_id] is Extent.NOTHING]
+        left = [record for record in records if extents[record.relation_id] is not Extent.NOTHING]
+        skip_seconds = time.monotonic() - began
+        if not left:
+            return Answer([], skipped, skip_seconds)
+        horizons = before.source.horizon, before.target.horizon
+        scope = ComparisonScope(
+            database=self._source.database,
+            sid=self._source.sid,
+            relation_ids=frozenset(record.relation_id for record in left),
+        )
+        changed = (each for each, found in extents.items() if found is Extent.CHANGES)
+        results = await self._compare(scope, dict.fromkeys(changed, horizons))
+        compared = [(result, extents[result.relation_id]) for result in results]
+        return Answer(compared, skipped, skip_seconds, time.monotonic() - began - skip_seconds)
+
+    async def _compare(
+        self, scope: ComparisonScope, since: dict[int, tuple[int, int]] | None = None
+    ) -> list[TableResult]:
+        if self._launcher is None:
+            self._launcher = await self._stack.enter_async_context(spark(self._settings))
+        comparison = Comparison(
+            TargetAddress.parse(self._settings.target.url),
+            self._settings.target.url,
+            self._mapping,
+            self._launcher,
+            Options(jobs=self._settings.sync.jobs, restart=True, since=since or {}),
+        )
+        return await comparison.run(scope)
+
+    async def count(self) -> list[str]:
+        """Return the tables that have other numbers of rows."""
+        different = []
+        async with connection(self._source) as plain:
+            mappings = await self.mappings(plain)
+            if found := uncountable(self._source, mappings):
+                return found
+            for mapping in mappings:
+                here = quote_qualified(mapping.source.namespace, mapping.source.name)
+                there = quote_qualified(mapping.target.namespace, mapping.target.name)
+                row = await fetch_one(plain, _COUNT_SQL.format(here))
+                async with self._bookkeeping.connection() as target:
+                    number = await target.fetch_value(_COUNT_SQL.format(there))
+                if row["number"] != number:
+                    different.append(
+                        f'table "{mapping.source}" has {row["number"]} rows, the target {number}'
+                    )
+        return different
+
+    # ---- marks ---------------------------------------------------------------------------------
+
+    async def read_marks(self, source_id: int, stopped_at: str | None = None) -> Marks:
+        """Return the marks of all tables. Raises SourceError, TargetError."""
+        records = await read_relation_records(self._bookkeeping, source_id)
+        positions = {record.source: str(record.end_lsn) for record in records}
+        async with connection(self._source) as plain, self._bookkeeping.connection() as target:
+            mappings = await self.mappings(plain)
+            names = [mapping.source for mapping in mappings]
+            targets = [mapping.target for mapping in mappings]
+            # First: a session that is not late has its changes in the counts read after this.
+            is_late = (await fetch_one(plain, late_sql(stopped_at).encode()))["late"]
+            is_late = is_late or await target.fetch_value(late_sql(None))
+            here = await fetch_one(plain, server_sql().encode())
+            there = dict((await target.fetch(server_sql()))[0])
+            rows = await fetch_all(plain, tables_sql(names).encode())
+            target_rows = await target.fetch(tables_sql(targets))
+        marks = table_marks(
+            mappings,
+            positions,
+            [(row["number"], row["definition"], row["changes"]) for row in rows],
+            [(row["number"], row["definition"], row["changes"]) for row in target_rows],
+        )
+        return Marks(ServerMark(**here), ServerMark(**there), marks, not is_late)
+
+
+def uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
+    """Return the tables whose rows at the target are not one for each row of the source. Pure."""
+    return [
+        f'rows of table "{mapping.source}" cannot be counted; use --compare changes'
+        for mapping in mappings
+        if mapping.type is not TableType.CLONE
+        or mapping.rule.filter is not None
+        or source.sid is not None
+    ]

@@ -1,0 +1,203 @@
+"""What a server itself knows about the changes of its tables since an earlier moment.
+
+A cut-over compares all rows while programs write, and a second time after they have stopped. The
+second comparison relies on the first one for rows that no transaction has touched in between. Its
+proof is not the stream, whose work it is to compare:
+
+- The statistics of both servers count the rows that were inserted, updated and deleted. A table
+  with the same counts and the same files has not changed (PostgreSQL documentation, "The Cumulative
+  Statistics System"). Before version 15 the server may lose counts, so they prove nothing there.
+- ``xmin`` of a row is the transaction that wrote this version of it. Each transaction below the
+  oldest one that ran at the first mark was finished then. A row with a lower xmin is the one that
+  the first comparison read.
+
+A mark holds nothing that a restart of the server leaves unsure. After a restart, the time of the
+start differs, and the whole of each table is compared.
+"""
+
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.postgres.quoting import quote_literal, quote_qualified
+
+COUNTS_MIN: Final = 15_00_00
+"""Since this version the statistics are in shared memory; before, the server sent them as UDP."""
+LATE_SECONDS: Final = 15
+"""An idle session has reported its counts after ten seconds (PGSTAT_IDLE_INTERVAL in pgstat.c)."""
+
+SERVER_SQL: Final = """
+select pg_catalog.pg_postmaster_start_time()::text as started,
+       pg_catalog.txid_snapshot_xmin(pg_catalog.txid_current_snapshot()) as horizon,
+       case when pg_catalog.current_setting('server_version_num')::int4 >= {version}
+                 and pg_catalog.current_setting('track_counts')::bool
+            then (select coalesce(s.stats_reset::text, 'never')
+                    from pg_catalog.pg_stat_database s
+                   where s.datname = pg_catalog.current_database()) end as counts_since,
+       (select pg_catalog.md5(coalesce(pg_catalog.string_agg(k.part, ',' order by k.part), ''))
+          from (select pg_catalog.concat_ws(' ', e.enumtypid, e.enumsortorder, e.enumlabel)
+                  from pg_catalog.pg_enum e
+                union all
+                select pg_catalog.concat_ws(' ', a.attrelid, a.attnum, a.attname, a.atttypid,
+                                            a.atttypmod, a.attisdropped)
+                  from pg_catalog.pg_attribute a
+                  join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind = 'c'
+               ) k (part)) as types
+"""
+"""A type's definition decides about the text of values that no transaction touches."""
+
+_TABLES_SQL: Final = """
+with recursive leaf (number, oid) as (
+    select n.number, pg_catalog.to_regclass(n.name)::oid
+      from pg_catalog.unnest(array[{names}]::text[]) with ordinality n (name, number)
+    union all
+    select l.number, i.inhrelid from leaf l join pg_catalog.pg_inherits i on i.inhparent = l.oid
+)
+select l.number::int4 as number,
+       pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', l.oid, (
+           select pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, a.attname, a.atttypid,
+                                        a.atttypmod, a.attisdropped), ',' order by a.attnum)
+             from pg_catalog.pg_attribute a where a.attrelid = l.oid and a.attnum > 0
+       )), ',' order by l.oid)) as definition,
+       pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', l.oid,
+           (select c.relfilenode from pg_catalog.pg_class c where c.oid = l.oid),
+           pg_catalog.pg_stat_get_tuples_inserted(l.oid),
+           pg_catalog.pg_stat_get_tuples_updated(l.oid),
+           pg_catalog.pg_stat_get_tuples_deleted(l.oid)), ',' order by l.oid)) as changes
+from leaf l where l.oid is not null group by l.number
+"""
+# The sessions of streamer do not write at a source, and the positions of tables show their changes
+# at the target. Sessions of a source that began after writes were stopped cannot write.
+_LATE_SQL: Final = f"""
+select exists (
+    select from pg_catalog.pg_stat_activity a
+     where a.datname = pg_catalog.current_database() and a.backend_type = 'client backend'
+       and a.pid <> pg_catalog.pg_backend_pid() and a.application_name not like 'streamer%'
+       and ({{stopped_at}}::timestamptz is null or a.backend_start < {{stopped_at}}::timestamptz)
+       and (a.state is distinct from 'idle'
+            or a.state_change > pg_catalog.clock_timestamp() - interval '{LATE_SECONDS} s')) as late
+"""
+
+
+class Extent(enum.StrEnum):
+    """How much of a table the second comparison has to read."""
+
+    NOTHING = "nothing"
+    CHANGES = "changes"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMark:
+    """A server at one moment. ``horizon``: every transaction below it was finished then.
+    ``counts_since``: the last reset of the statistics; None if they prove nothing.
+    """
+
+    started: str
+    horizon: int
+    counts_since: str | None
+    types: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableMark:
+    """A table and its target at one moment. ``rule``: a hash of its mapping. ``position``: that of
+    the stream. Definitions and changes are hashes, of the source and of the target.
+    """
+
+    rule: str
+    position: str
+    definitions: tuple[str, str]
+    changes: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """All tables of a source at one moment, by name. ``is_settled``: no session may have changes
+    that the statistics do not count yet.
+    """
+
+    source: ServerMark
+    target: ServerMark
+    tables: dict[str, TableMark]
+    is_settled: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        tables = {
+            name: TableMark(
+                **table | {each: tuple(table[each]) for each in ("definitions", "changes")}
+            )
+            for name, table in fields["tables"].items()
+        }
+        servers = {name: ServerMark(**fields[name]) for name in ("source", "target")}
+        return cls(tables=tables, is_settled=fields["is_settled"], **servers)
+
+
+def server_sql() -> str:
+    """Return the query of a `ServerMark`. Pure."""
+    return SERVER_SQL.format(version=COUNTS_MIN)
+
+
+def tables_sql(names: Sequence[RelationName]) -> str:
+    """Return a query of number, definition and changes of tables, which are numbered from 1. Pure.
+
+    A table that is not there has no row.
+    """
+    listed = (quote_literal(quote_qualified(name.namespace, name.name)) for name in names)
+    return _TABLES_SQL.format(names=", ".join(listed))
+
+
+def late_sql(stopped_at: str | None) -> str:
+    """Return a query of whether sessions may have changes that the server does not count yet.
+
+    *stopped_at*: a time from which new sessions cannot write; None if they can. Pure.
+    """
+    quoted = "null" if stopped_at is None else quote_literal(stopped_at)
+    return _LATE_SQL.format(stopped_at=quoted)
+
+
+def table_marks(
+    mappings: Sequence[RelationMapping],
+    positions: dict[str, str],
+    here: Iterable[tuple[int, str, str]],
+    there: Iterable[tuple[int, str, str]],
+) -> dict[str, TableMark]:
+    """Put the answers of both servers to `tables_sql` together. Pure.
+
+    A table that one of them lacks has no mark.
+    """
+    sources = {number: facts for number, *facts in here}
+    targets = {number: facts for number, *facts in there}
+    found = {}
+    for number, mapping in enumerate(mappings, 1):
+        if number not in sources or number not in targets:
+            continue
+        pairs = tuple(zip(sources[number], targets[number], strict=True))
+        rule = hashlib.sha256(repr((mapping.target, mapping.rule)).encode()).hexdigest()[:16]
+        name = str(mapping.source)
+        found[name] = TableMark(rule, positions.get(name, ""), *pairs)
+    return found
+
+
+def extent_of(name: str, before: Marks, now: Marks) -> Extent:
+    """Return how much of a table may have changed between two marks. Pure."""
+    pairs = ((before.source, now.source), (before.target, now.target))
+    if any(old.started != new.started or old.types != new.types for old, new in pairs):
+        return Extent.WHOLE
+    old, new = before.tables.get(name), now.tables.get(name)
+    if old is None or new is None:
+        return Extent.WHOLE
+    if (old.rule, old.definitions) != (new.rule, new.definitions):
+        return Extent.WHOLE
+    has_counts = all(a.counts_since and a.counts_since == b.counts_since for a, b in pairs)
+    is_same = (old.position, old.changes) == (new.position, new.changes)
+    if has_counts and now.is_settled and is_same:
+        return Extent.NOTHING
+    return Extent.CHANGES
