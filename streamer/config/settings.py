@@ -590,9 +590,8 @@ class SourceSettings(Strict):
     ddl: Annotated[DdlCapture, BeforeValidator(_off_is_a_word)] = Field(
         default=DdlCapture.OFF,
         title="Capture changes of definitions",
-        description="Changes of table definitions at the source. Needs PostgreSQL 14 or later, and "
-        "an event trigger there, which only a superuser may create: `streamer check` prints the "
-        "SQL.",
+        description="Changes of table definitions at the source. Needs an event trigger there, "
+        "which only a superuser may create: `streamer check` prints the SQL.",
     )
     on_ddl: dict[DdlKind, OnDdl] = Field(
         default={},

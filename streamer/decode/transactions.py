@@ -32,6 +32,7 @@ from streamer.hot import choice
 from streamer.lsn import Lsn
 
 if TYPE_CHECKING:
+    from streamer.decode.table_messages import TableMessages
     from streamer.decode.text_conversion import TextConversion
 
 _ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
@@ -165,6 +166,7 @@ class TransactionAssembler:
 
     *wanted* tells for each piece whether the mapping includes a relation; the assembler drops other
     changes. *forward_origins*: keep transactions that the source received by replication.
+    *messages*: finds the logical messages of a source that sends them as rows of a table.
     """
 
     def __init__(
@@ -174,7 +176,9 @@ class TransactionAssembler:
         *,
         piece_bytes_max: int,
         forward_origins: bool = False,
+        messages: "TableMessages | None" = None,
     ) -> None:
+        self._messages = messages
         self._wanted = wanted
         self._open_spool = open_spool
         self._piece_bytes_max = piece_bytes_max
@@ -208,6 +212,8 @@ class TransactionAssembler:
         self._transaction = self._in_stream = None
         self._kept.clear()
         self._relations.clear()
+        if self._messages is not None:
+            self._messages.reset()
         self._in_pieces = False
         self._start_block()
         self._size = 0
@@ -221,6 +227,8 @@ class TransactionAssembler:
         A burst bounds a block, and how far a piece may exceed ``piece_bytes_max``. Raises
         ProtocolError for anything unknown, truncated or out of order.
         """
+        if self._messages is not None:
+            payloads = list(self._messages.replace(payloads))
         compiled = choice.compiled
         row_kinds, begin, commit = _ROW_KINDS, pgoutput.BEGIN, pgoutput.COMMIT
         number, count = 0, len(payloads)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from streamer.apply.lane import MappedRelation, until_idle
 from streamer.apply.spool import StreamedSpool
 from streamer.compare.at_point import find_differences
+from streamer.decode.pgoutput import DDL_PREFIX
+from streamer.decode.table_messages import TableMessages
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.errors import SourceContentionError
@@ -49,7 +51,13 @@ from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.table_events import TableEvents
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.capture import ensure_capture, send_baseline
+from streamer.source.capture import (
+    ensure_capture,
+    message_table,
+    publish_messages,
+    send_baseline,
+    uses_table,
+)
 from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
 from streamer.source.connection import Connection, connection
 from streamer.source.encoding import read_conversion
@@ -350,6 +358,8 @@ class _Opening:
         await slot_check.check()
         await watch.begin(plain)
         await mark_publications(plain, source, installation)
+        if ddl_token is not None and uses_table(source, server.version):
+            await publish_messages(plain, source)
         start_lsn, snapshot = await slot_check.open_slot(plain)
         if ddl_token is not None:
             await self._send_baseline(plain)
@@ -382,6 +392,7 @@ class _Opening:
             lambda xid: StreamedSpool(services.spools),
             piece_bytes_max=PIECE_BYTES_MAX,
             forward_origins=source.forward_origins,
+            messages=_table_messages(source, server) if settled.ddl_token is not None else None,
         )
         assembler.conversion = settled.transport.conversion
         coordinator = SyncCoordinator(
@@ -469,6 +480,14 @@ async def remove_relation(
     lane.close()
     dispatcher.forget(lane)
     tables.advanced.set()
+
+
+def _table_messages(source: SourceMapping, server: SourceServer) -> TableMessages | None:
+    """Return how to read the messages of a source that sends them as rows; else None."""
+    if not uses_table(source, server.version):
+        return None
+    table = message_table(source)
+    return TableMessages(table.namespace, table.name, DDL_PREFIX)
 
 
 async def _register(

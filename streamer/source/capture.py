@@ -3,7 +3,8 @@
 An event trigger runs after each command that changes a definition. Its function writes the state of
 every affected table into the WAL, between the changes before and behind the command. That is a
 transactional logical message, so it rolls back with its transaction (PostgreSQL documentation,
-"pg_logical_emit_message"). The function reads catalogs only, and turns its errors into warnings: it
+"pg_logical_emit_message"). On PostgreSQL 12 and 13, which do not send these, it is a row of a
+published table (`streamer.decode.table_messages`). The function turns its errors into warnings: it
 never makes a command of the application fail.
 
 Everything is in one schema with the name of the slot. Every role may write logical messages. So
@@ -23,7 +24,7 @@ import structlog
 from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.errors import SyncError
 from streamer.mapping.definition import BASELINE, DefinitionMessage
-from streamer.mapping.rules import RelationName, SourceMapping, source_object_name
+from streamer.mapping.rules import DdlCapture, RelationName, SourceMapping, source_object_name
 from streamer.postgres.describing import CONSTRAINTS, INDEXES, MARKED_OBJECTS, USED_TYPES
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.catalog import CAPTURE_MARK
@@ -37,8 +38,10 @@ from streamer.source.connection import (
 
 log = structlog.get_logger()
 
-VERSION_MIN: Final = 14_00_00
-"""pgoutput sends messages from here on."""
+MESSAGES_MIN: Final = 14_00_00
+"""pgoutput sends logical messages from here on."""
+MESSAGE_TABLE: Final = "message"
+"""On older servers its inserts are published, and stand for the messages."""
 _QUERY_MAX: Final = 10_000
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
@@ -85,6 +88,11 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
 """
 
 _NEW_TOKEN_SQL: Final = "select pg_catalog.gen_random_uuid() where not exists"
+# PostgreSQL 12 has no gen_random_uuid(). There the right to write to the table is the proof.
+_NEW_TOKEN_12_SQL: Final = (
+    "select pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text)"
+    " where not exists"
+)
 
 # A command that changes a type concerns the tables with a column of it, or of a type that has it as
 # a part.
@@ -146,6 +154,20 @@ select l.relation from pg_catalog.pg_locks l
 # Decoding orders the changes of subtransactions by position, and that of a message is its end,
 # where the next record begins (logicalmsg_decode in decode.c). The empty message keeps the two
 # apart.
+_EMIT_MESSAGE_SQL: Final = """
+            perform pg_catalog.pg_logical_emit_message(
+                true, {prefix}, pg_catalog.convert_to(content, 'UTF8'));
+            perform pg_catalog.pg_logical_emit_message(true, '', '');
+"""
+# Decoding reads the row from the WAL, so it can go at once. The publication publishes inserts only.
+_EMIT_ROW_SQL: Final = """
+            begin
+                insert into {schema}.message values (pg_catalog.convert_to(content, 'UTF8'));
+                delete from {schema}.message;
+            exception when others then
+                raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+            end;
+"""
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog as $function$
@@ -162,9 +184,7 @@ begin
     end;
     foreach content in array coalesce(contents, '{{}}') loop
         if content is not null then
-            perform pg_catalog.pg_logical_emit_message(
-                true, {prefix}, pg_catalog.convert_to(content, 'UTF8'));
-            perform pg_catalog.pg_logical_emit_message(true, '', '');
+            {emit}
         end if;
     end loop;
 end
@@ -191,8 +211,21 @@ def schema_of(source: SourceMapping) -> str:
     return source_object_name(source.database, source.sid)
 
 
-def create_sql(source: SourceMapping, role: str) -> list[str]:
-    """Return the statements that create the capture; each may run again. Pure."""
+def uses_table(source: SourceMapping, version: int) -> bool:
+    """Whether the messages of *source* travel as rows of a published table. Pure."""
+    return source.ddl is DdlCapture.CAPTURE and version < MESSAGES_MIN
+
+
+def message_table(source: SourceMapping) -> RelationName:
+    """Return the name of the published table. Pure."""
+    return RelationName(schema_of(source), MESSAGE_TABLE)
+
+
+def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
+    """Return the statements that create the capture; each may run again. Pure.
+
+    *role* is streamer's. It owns the published table, so that it can add it to its publication.
+    """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
     describe = _DESCRIBE_SQL.format(
         query_max=_QUERY_MAX,
@@ -202,6 +235,7 @@ def create_sql(source: SourceMapping, role: str) -> list[str]:
         indexes=INDEXES,
         constraints=CONSTRAINTS,
     )
+    new_token = _NEW_TOKEN_SQL if version >= 13_00_00 else _NEW_TOKEN_12_SQL
     function = f"{schema}.describe(relation oid, tag text, query text) returns text"
     body = f"language sql stable set search_path = pg_catalog as $function${describe}$function$"
     statements = [
@@ -209,17 +243,26 @@ def create_sql(source: SourceMapping, role: str) -> list[str]:
         f"grant usage on schema {schema} {to_role}",
         f"create table if not exists {schema}.token (token text not null)",
         f"grant select on {schema}.token {to_role}",
-        f"insert into {schema}.token {_NEW_TOKEN_SQL} (select from {schema}.token)",
+        f"insert into {schema}.token {new_token} (select from {schema}.token)",
         f"create or replace function {function} {body}",
     ]
+    emit = _EMIT_MESSAGE_SQL.format(prefix=quote_literal(DDL_PREFIX))
+    if version < MESSAGES_MIN:
+        table = f"{schema}.{MESSAGE_TABLE}"
+        emit = _EMIT_ROW_SQL.format(schema=schema)
+        statements += [
+            f"create table if not exists {table} (content bytea not null)",
+            # Any publication may then publish its deletes.
+            f"alter table {table} replica identity full",
+            f"alter table {table} owner {to_role}",
+        ]
     for name, event, found in (
         ("changed", "ddl_command_end", _CHANGED_SQL),
         ("cut", "sql_drop", _CUT_SQL),
     ):
         trigger = quote_identifier(_trigger_name(source, name))
-        prefix = quote_literal(DDL_PREFIX)
         statements += [
-            _TRIGGER_SQL.format(schema=schema, name=name, found=found, prefix=prefix).strip(),
+            _TRIGGER_SQL.format(schema=schema, name=name, found=found, emit=emit.strip()).strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event} execute function {schema}.{name}()",
         ]
@@ -236,8 +279,12 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
     return source_object_name(source.database, source.sid, f"_{name}")
 
 
+_NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
+"""They name the role, or change nothing a second time."""
+
+
 def _mark(statements: Sequence[str]) -> str:
-    text = "\n".join(each for each in statements if not each.startswith(("grant ", "comment ")))
+    text = "\n".join(each for each in statements if not each.startswith(_NOT_MARKED))
     return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]
 
 
@@ -272,7 +319,8 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     if found["is_readable"]:
         tokens = await fetch_all(plain, f"select token from {quote_identifier(schema)}.token")
         token = tokens[0]["token"] if tokens else None
-    is_current = found["mark"] == _mark(create_sql(source, role["name"]))
+    statements = create_sql(source, role["name"], plain.info.server_version)
+    is_current = found["mark"] == _mark(statements)
     return Capture(
         is_there=True,
         is_current=bool(is_whole and is_current and token),
@@ -286,12 +334,6 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
 
     Without it, streamer judges definitions by RELATION messages, as with `ddl: off`.
     """
-    if plain.info.server_version < VERSION_MIN:
-        log.warning(
-            "changes of definitions are not captured: this needs PostgreSQL 14",
-            source=source.label,
-        )
-        return None
     capture = await read_capture(plain, source)
     if capture.is_current:
         return capture.token
@@ -304,7 +346,7 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
         return capture.token
     try:
         async with plain.transaction():
-            for statement in create_sql(source, plain.info.user):
+            for statement in create_sql(source, plain.info.user, plain.info.server_version):
                 await plain.execute(statement.encode())
     except psycopg.Error as exc:
         log.warning(
@@ -317,6 +359,35 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
     return (await read_capture(plain, source)).token
 
 
+_PUBLISHED_SQL: Final = """
+select exists (select from pg_catalog.pg_publication_tables t
+                where t.pubname = any (%s) and t.schemaname = %s and t.tablename = %s) as found
+"""
+
+
+async def publish_messages(plain: Connection, source: SourceMapping) -> None:
+    """Publish the table of the messages, which an older server has in place of these.
+
+    Publications have to be there. Without the right to, definitions are not captured.
+    """
+    table, name = message_table(source), source.publication_inserts
+    names = [source.publication, name]
+    row = await fetch_one(plain, _PUBLISHED_SQL, names, table.namespace, table.name)
+    if row["found"]:
+        return
+    quoted = quote_qualified(table.namespace, table.name)
+    sql = f"alter publication {quote_identifier(name)} add table {quoted}"
+    try:
+        await plain.execute(sql.encode())
+    except psycopg.Error as exc:
+        log.warning(
+            "changes of definitions are not captured: their table is not published",
+            source=source.label,
+            error=first_line(exc),
+            remedy=sql,
+        )
+
+
 async def send_baseline(
     plain: Connection, source: SourceMapping, names: Sequence[RelationName]
 ) -> None:
@@ -325,19 +396,24 @@ async def send_baseline(
     A lock keeps the definition from changing until the message is committed. A table that stays
     locked is left for the next start.
     """
-    describe = f"{quote_identifier(schema_of(source))}.describe"
+    schema = quote_identifier(schema_of(source))
+    uses_rows = uses_table(source, plain.info.server_version)
+    content = "pg_catalog.convert_to(d.content, 'UTF8')"
+    emit = (
+        f"insert into {schema}.{MESSAGE_TABLE} select {content}"
+        if uses_rows
+        else f"select pg_catalog.pg_logical_emit_message(true, '{DDL_PREFIX}', {content})"
+    )
+    emit += f" from {schema}.describe(%s::regclass, %s, '') d (content)"
+    emit += " where d.content is not null"
     for name in names:
         table = quote_qualified(name.namespace, name.name)
         try:
             async with plain.transaction():
                 await plain.execute(f"lock table {table} in access share mode".encode())
-                await plain.execute(
-                    "select pg_catalog.pg_logical_emit_message("
-                    "true, %s, pg_catalog.convert_to(d.content, 'UTF8'))"
-                    f" from {describe}(%s::regclass, %s, '') d (content)"
-                    " where d.content is not null".encode(),
-                    (DDL_PREFIX, table, BASELINE),
-                )
+                await plain.execute(emit.encode(), (table, BASELINE))
+                if uses_rows:
+                    await plain.execute(f"delete from {schema}.{MESSAGE_TABLE}".encode())
         except psycopg.Error as exc:
             log.warning(
                 "the definition of a table is not known yet, so its changes are not applied",

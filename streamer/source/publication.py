@@ -21,6 +21,7 @@ import structlog
 from streamer.errors import SourceContentionError, SourceRejectedError, UnpublishedError
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.source.capture import message_table
 from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.identity import RelationIdentity
 
@@ -318,7 +319,7 @@ def publication_changes(
         narrowed = {table for table, member in members.items() if member.is_narrowed}
         changing = narrowed.union(filters).intersection(fresh) | narrowed.intersection(unfit)
         changing &= tables & members.keys()
-        strangers = members.keys() - tables
+        strangers = members.keys() - tables - {message_table(source)}
         # Its updates would fail at the source.
         harmed = strangers & mapped if name == source.publication else set[RelationName]()
         missing = {table for table in tables if not publication.has(table)}

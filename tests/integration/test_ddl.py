@@ -12,6 +12,7 @@ from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
+from streamer.source import capture
 from streamer.source.teardown import teardown_source
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
@@ -190,6 +191,22 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
         await streamer.eventually(are_equal)
 
 
+@pytest.fixture(params=["messages", "rows"])
+def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How definitions travel: on PostgreSQL 12 and 13 as rows of a published table."""
+    if request.param == "rows":
+        monkeypatch.setattr(capture, "MESSAGES_MIN", 99_00_00)
+    return str(request.param)
+
+
+def assert_carried(source: Database, carrier: str) -> None:
+    """Check that definitions travelled that way, and that no message stays at the source."""
+    published = "select count(*) from pg_publication_tables where tablename = 'message'"
+    assert source.value(published) == (carrier == "rows")
+    if carrier == "rows":
+        assert source.value("select count(*) from streamer_shop.message") == 0
+
+
 async def streamed(source: Database) -> None:
     """Wait until the source has sent everything that sessions have written so far."""
     source.execute("create table if not exists flushed (); insert into flushed default values")
@@ -203,7 +220,7 @@ async def streamed(source: Database) -> None:
 
 
 async def test_savepoints_and_streamed_transactions(
-    source: Database, target: Database, stream: MakeStreamer
+    carrier: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     both(source, target)
     source.parameters = "options=-c%20debug_logical_replication_streaming%3Dimmediate"
@@ -234,6 +251,7 @@ async def test_savepoints_and_streamed_transactions(
         assert [change for record in done for change in record.changes] == [
             f'add_column "{name}"' for name in ("kept", "nested", "last")
         ]
+        assert_carried(source, carrier)
 
 
 async def test_two_tenants_share_a_table(
@@ -290,7 +308,7 @@ async def test_two_tenants_share_a_table(
 
 
 async def test_a_role_without_the_right_gets_the_statements(
-    source: Database, target: Database, stream: MakeStreamer
+    carrier: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     both(source, target)
     role = f"reader_{source.name}"
@@ -322,6 +340,7 @@ async def test_a_role_without_the_right_gets_the_statements(
             source.execute("alter table t add column late int; insert into t values (2)")
             await streamer.caught_up()
             assert_equal(source, target)
+            assert_carried(source, carrier)
         # The role may not drop the capture, so teardown prints the statement that does.
         installation = str(target.value("select id from streamer.installation"))
         result = await teardown_source(mapped, installation)

@@ -2,20 +2,16 @@
 
 from collections.abc import Iterable
 
-from streamer.commands.check.findings import Finding, Place, at_source, in_words, warning
+from streamer.commands.check.findings import Finding, Place, at_source, warning
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.rules import DdlCapture
-from streamer.source.capture import VERSION_MIN, create_sql
+from streamer.source.capture import create_sql
 
 
 def check_capture(facts: SourceFacts) -> Iterable[Finding]:
     """Print the statements that create the capture where the role may not run them."""
     capture, server, place = facts.capture, facts.server, Place(facts.label)
     if facts.source.ddl is not DdlCapture.CAPTURE or server is None:
-        return
-    if server.version < VERSION_MIN:
-        problem = f"`ddl: capture` needs PostgreSQL 14, and this is {server.version_text}"
-        yield warning(place, problem, in_words("set `ddl: off`, or upgrade the server"))
         return
     if capture is None or capture.is_current or capture.may_create:
         return
@@ -24,6 +20,6 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
         if capture.is_there
         else "changes of definitions are not captured: the event triggers are missing"
     )
-    statements = ";\n".join(create_sql(facts.source, server.role))
+    statements = ";\n".join(create_sql(facts.source, server.role, server.version))
     words = "as a superuser, who alone may create event triggers; streamer teardown removes them"
     yield warning(place, problem, at_source(statements, words=words))
