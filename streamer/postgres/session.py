@@ -86,9 +86,17 @@ PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 # role's search_path runs as this role. Every later statement finds names in pg_catalog only.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
-# An older server does not know every setting. The view pg_settings would tell, but it computes all
-# of some 400 settings, which takes longer than the rest of a connection.
-_PIN_SQL: Final = """
+_SINCE: Final = {
+    "jit": 11_00_00,
+    "tcp_user_timeout": 12_00_00,
+    "idle_session_timeout": 14_00_00,
+    "transaction_timeout": 17_00_00,
+}
+"""The server_version_num with which a pinned setting came."""
+
+# For a server or a role that is not known. The view pg_settings would tell, but it computes all of
+# some 400 settings, which takes longer than the rest of a connection.
+_PIN_IF_POSSIBLE_SQL: Final = """
 select pg_catalog.set_config(p.name, p.value, false)
 from unnest(array[{names}], array[{values}]) as p (name, value)
 where pg_catalog.current_setting(p.name, true) is not null
@@ -103,13 +111,32 @@ APPLY: Final[dict[str, str]] = {
 }
 
 
-def pin_sql(settings: Mapping[str, str] = PINNED) -> str:
+def pin_sql(
+    settings: Mapping[str, str] = PINNED,
+    *,
+    version: int | None = None,
+    is_superuser: bool | None = None,
+) -> str:
     """Return statements without parameters that pin *settings*: the first of every connection.
 
     They are one simple query, and PostgreSQL analyses each statement after the one before it has
-    run. A walsender takes them too. The values are constants of this module.
+    run. A walsender takes them too. The values are constants of this module. *version*:
+    server_version_num. Without it, and without *is_superuser*, the server looks for the settings
+    that it may lack, or that the role may not set. SET takes a third of the server's time.
     """
-    names = ", ".join(f"'{name}'" for name in settings)
-    superuser = ", ".join(f"'{name}'" for name in sorted(SUPERUSER))
-    values = ", ".join(f"'{value}'" for value in settings.values())
-    return f"{HIDE_SCHEMAS_SQL}; {_PIN_SQL.format(names=names, values=values, superuser=superuser)}"
+    sets, unsure = [HIDE_SCHEMAS_SQL], {}
+    for name, value in settings.items():
+        if name == "search_path":
+            continue
+        if (name in _SINCE and version is None) or (name in SUPERUSER and is_superuser is None):
+            unsure[name] = value
+        elif (version or 0) >= _SINCE.get(name, 0) and (is_superuser or name not in SUPERUSER):
+            sets.append(f"set {name} = '{value}'")
+    if unsure:
+        names = ", ".join(f"'{name}'" for name in unsure)
+        superuser = ", ".join(f"'{name}'" for name in sorted(SUPERUSER))
+        values = ", ".join(f"'{value}'" for value in unsure.values())
+        sets.append(
+            _PIN_IF_POSSIBLE_SQL.format(names=names, values=values, superuser=superuser).strip()
+        )
+    return "; ".join(sets)

@@ -196,6 +196,12 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
         raise
 
 
+def _pin_sql(connection: Connection) -> str:
+    info = connection.info
+    is_superuser = info.parameter_status("is_superuser") == "on"
+    return session.pin_sql(version=info.server_version, is_superuser=is_superuser)
+
+
 async def connect(source: SourceMapping, *, replication: bool = False) -> Connection:
     """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
 
@@ -217,7 +223,7 @@ async def connect(source: SourceMapping, *, replication: bool = False) -> Connec
             except psycopg.OperationalError as again:
                 raise _password_error(source, first_line(again)) from again
         try:
-            await connection.execute(f"{session.pin_sql()}; {COMMIT_AT_ONCE_SQL}".encode())
+            await connection.execute(f"{_pin_sql(connection)}; {COMMIT_AT_ONCE_SQL}".encode())
         except BaseException:
             await connection.close()
             raise

@@ -79,7 +79,10 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
     parameters = defaults | own | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
-        connection.execute(session.pin_sql().encode())
+        info = connection.info
+        is_superuser = info.parameter_status("is_superuser") == "on"
+        pinned = session.pin_sql(version=info.server_version, is_superuser=is_superuser)
+        connection.execute(pinned.encode())
         yield connection
 
 

@@ -410,7 +410,9 @@ class TargetConnection:
         settings = dict(session.PINNED)
         if applies:
             settings |= session.APPLY
-        await self._connection.execute(session.pin_sql(settings))
+        is_superuser = self._connection.get_settings().is_superuser == "on"
+        pinned = session.pin_sql(settings, version=self.server_version, is_superuser=is_superuser)
+        await self._connection.execute(pinned)
         # A setting stronger than "on" stays; a weaker one could lose acknowledged changes.
         self.backend_pid = await self._connection.fetchval(
             "select pg_backend_pid(), case when current_setting('synchronous_commit') <>"

@@ -1,5 +1,6 @@
 """What a session costs and pins, on every version."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,14 @@ from streamer.commands.embedded import Server
 from streamer.postgres import session
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress, _DriverConnection, target_connection
-from tests.support.postgres import Database, operator, versions
+from tests.support.postgres import Database, versions
 
 
 @pytest.mark.parametrize("major", sorted(versions()))
 def test_only_the_named_settings_need_a_superuser(
     servers: Callable[[str], Server], major: str
 ) -> None:
-    with operator(servers(major)) as connection:
+    with Database(servers(major), "postgres").connect() as connection:
         rows = connection.execute("select lower(name), context from pg_settings").fetchall()
     known = {str(name): context for name, context in rows}
     pinned = {name: known[name] for name in session.PINNED if name in known}
@@ -31,10 +32,15 @@ def test_every_setting_that_the_server_knows_is_pinned(
 ) -> None:
     shown = "select lower(name), setting from pg_settings where lower(name) = any (%s)"
     server = servers(major)
-    for role in ("postgres", "pg_read_all_stats"):
-        with operator(server) as connection:
+    cases = itertools.product(("postgres", "pg_read_all_stats"), (True, False))
+    for role, is_told in cases:
+        with Database(server, "postgres").connect() as connection:
             connection.execute(f"set role {role}".encode())
-            connection.execute(session.pin_sql().encode())
+            version, is_superuser = connection.info.server_version, role == "postgres"
+            told: dict[str, Any] = (
+                {"version": version, "is_superuser": is_superuser} if is_told else {}
+            )
+            connection.execute(session.pin_sql(**told).encode())
             found = connection.execute(shown, (list(session.PINNED),)).fetchall()
             values = {str(name): str(value) for name, value in found}
         wanted = {name: value for name, value in session.PINNED.items() if name in values}

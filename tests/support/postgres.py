@@ -137,10 +137,16 @@ def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
     started: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
 
+        def close_operators(server: Server) -> None:
+            for connection in _operators.pop(server):
+                connection.close()
+
         def server(major: str) -> Server:
             if major not in started:
                 server = running(server_directory / f"shared-{major}", versions()[major])
                 started[major] = stack.enter_context(server)
+                _operators[started[major]] = []
+                stack.callback(close_operators, started[major])
             return started[major]
 
         yield server
@@ -211,15 +217,7 @@ class Database:
 
     def _reuse(self) -> Connection | None:
         """Return a connection that no other thread uses and that is alive."""
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            says_something, _, _ = select.select([connection.fileno()], [], [], 0)
-            if not says_something:
-                return connection
-            connection.close()  # that can only be its end
+        return _pop_live(self._idle)
 
     def close(self) -> None:
         self.keeps_connections = False
@@ -261,20 +259,44 @@ _COPIES_CHEAPLY_SQL = """
 """
 
 
+_operators: dict[Server, list[Connection]] = {}
+"""Idle connections to the servers that tests share: each test makes and drops two databases."""
+
+
 @contextlib.contextmanager
 def operator(server: Server) -> Iterator[Connection]:
     """Connect as superuser for the length of a block; each statement commits."""
-    with psycopg.connect(server.url(), autocommit=True) as connection:
+    idle = _operators.get(server)
+    connection = None if idle is None else _pop_live(idle)
+    if connection is None:
+        connection = psycopg.connect(server.url(), autocommit=True)
+    try:
         yield connection
+    except BaseException:
+        connection.close()
+        raise
+    if idle is None:
+        connection.close()
+    else:
+        idle.append(connection)
+
+
+def _pop_live(idle: list[Connection]) -> Connection | None:
+    """Take a connection out of *idle* that no other thread uses and that is alive."""
+    while idle:
+        try:
+            connection = idle.pop()
+        except IndexError:
+            return None
+        says_something, _, _ = select.select([connection.fileno()], [], [], 0)
+        if not says_something:
+            return connection
+        connection.close()  # that can only be its end
+    return None
 
 
 def drop_database(server: Server, name: str) -> None:
     with operator(server) as connection:
-        connection.execute(
-            "select pg_terminate_backend(active_pid) from pg_replication_slots"
-            " where database = %s and active_pid is not null",
-            (name,),
-        )
         prepared = "select gid from pg_prepared_xacts where database = %s"
         for (gid,) in connection.execute(prepared, (name,)).fetchall():
             server.execute(f"rollback prepared {quote_literal(str(gid))}", name)
@@ -292,15 +314,17 @@ def drop_database(server: Server, name: str) -> None:
 
 
 def _drop_slots(connection: Connection, database: str) -> None:
-    """Drop a database's slots as their walsenders end."""
+    """Drop a database's slots, and end their walsenders."""
+    listed = "select slot_name, active_pid from pg_replication_slots where database = %s"
     for _ in polls(_DROP_SECONDS):
-        connection.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where database = %s and not active",
-            (database,),
-        )
-        left = "select 1 from pg_replication_slots where database = %s"
-        if connection.execute(left, (database,)).fetchone() is None:
+        slots = connection.execute(listed, (database,)).fetchall()
+        for slot, pid in slots:
+            if pid is not None:
+                connection.execute("select pg_terminate_backend(%s)", (pid,))
+                continue
+            with contextlib.suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse):
+                connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+        if not slots:
             return
 
 

@@ -1,5 +1,7 @@
 """The pinned settings of every connection."""
 
+from typing import Any
+
 import pytest
 
 from streamer.postgres import session
@@ -27,6 +29,19 @@ def test_no_name_is_found_through_a_search_path() -> None:
 def test_the_first_statement_of_a_connection_looks_nothing_up() -> None:
     first, _, _ = session.pin_sql().partition(";")
     assert first == "set search_path to ''"
+
+
+def test_a_server_is_asked_for_nothing_that_is_known_of_it() -> None:
+    def names(**known: Any) -> str:
+        sql = session.pin_sql(version=13_00_05, **known)
+        assert sql.count(";") == sql.count("set ") - 1, "each statement is a SET"
+        return sql
+
+    own = names(is_superuser=True)
+    assert "set lc_messages = 'C'" in own
+    assert "tcp_user_timeout" in own
+    assert "idle_session_timeout" not in own, "which came with PostgreSQL 14"
+    assert "lc_messages" not in names(is_superuser=False)
 
 
 def test_no_time_out_of_the_server_ends_a_copy() -> None:
