@@ -14,7 +14,7 @@ hot_tests := tests/unit/test_frame_reader.py tests/unit/test_fold.py tests/unit/
 	tests/property/test_fold.py tests/property/test_copydata.py
 build_tools := uv hatchling editables setuptools Cython
 
-.PHONY: help demo test matrix torture sanitize nightly check fix reference docs bench lock
+.PHONY: help demo test matrix torture fleet sanitize nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
@@ -22,8 +22,9 @@ help:
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
+	@echo "make fleet      shares tenants of two clusters among replicas and kills them; SOURCES=60 REPLICAS=3"
 	@echo "make sanitize   tests the extension module with bounds checks and an address sanitizer"
-	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the sanitizer, the matrix, and torture"
+	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the sanitizer, the matrix, torture, and the fleet"
 	@echo "make check      checks lint, format and types"
 	@echo "make fix        fixes lint and format where the tools can"
 	@echo "make docs       builds the documentation as a site, in build/docs"
@@ -45,6 +46,10 @@ torture: $(installed)
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(STREAMING),--streaming $(STREAMING)) \
 		$(if $(POSTGRES),--postgres $(POSTGRES)) $(ARGS)
 
+fleet: $(installed)
+	@scripts/with_java.sh $(python) -m tests.fleet $(if $(SOURCES),--sources $(SOURCES)) \
+		$(if $(REPLICAS),--replicas $(REPLICAS)) $(ARGS)
+
 # The extension module with bounds checks, under gcc's address sanitizer; the fast one comes back.
 sanitize: $(installed)
 	@$(python) hatch_build.py --checked >/dev/null
@@ -63,6 +68,7 @@ nightly: $(installed)
 	$(MAKE) sanitize || failed=1; \
 	$(MAKE) matrix || failed=1; \
 	$(MAKE) torture SECONDS=600 || failed=1; \
+	$(MAKE) fleet || failed=1; \
 	exit $$failed
 
 check: $(installed)

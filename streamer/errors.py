@@ -189,6 +189,15 @@ class SlotInUseError(SourceError):
     advice = "Stop the other process."
 
 
+class NoReplicaError(SourceError):
+    """No replica runs the source: each has the number of sources that `--max-sources` allows."""
+
+    code = "no_replica"
+    runbook = "no-replica"
+    retry = Retry.TIMED
+    advice = "Start another replica, or raise `--max-sources`."
+
+
 class SlotWaitError(SourceError):
     """A transaction at the source has been open for a quarter of an hour, and PostgreSQL creates a
     slot only after it ends.

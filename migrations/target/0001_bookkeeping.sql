@@ -42,6 +42,27 @@ create table streamer.source (
 );
 create unique index source_key on streamer.source (database, coalesce(sid, ''));
 
+-- Processes of `streamer run` that share the sources. The session that holds the locks of a process's
+-- sources holds the advisory lock of its row, too; without that lock the process has ended.
+create table streamer.replica (
+    id integer generated always as identity primary key,
+    -- Host and pid.
+    name text not null,
+    backend_pid integer not null,
+    -- The address of its page and metrics.
+    address text,
+    -- The sources that it may run, and those whose journal is on its disk: DATABASE or DATABASE:SID.
+    sources text[] not null default '{}',
+    journals text[] not null default '{}',
+    max_sources integer,
+    -- It is about to end, and takes no sources.
+    is_stopping boolean not null default false,
+    -- Counted up every second. If it stands still, other replicas end the sessions of this one.
+    beat bigint not null default 0,
+    started_at timestamptz not null default now(),
+    seen_at timestamptz not null default now()
+);
+
 create table streamer.relation (
     id bigint generated always as identity primary key,
     source_id bigint not null references streamer.source on delete cascade,

@@ -380,6 +380,7 @@ class AdminService:
             "target": report.target.to_json(),
             "mapping": replace(report, mapping=self.trouble or report.mapping).to_json()["mapping"],
             "sources": [_redacted(status.to_json()) for status in report.sources],
+            "replicas": report.to_json()["replicas"],
         }
 
     async def discover(

@@ -163,8 +163,19 @@ def run(
             metavar="DATABASE[:SID]",
         ),
     ] = None,
+    max_sources: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run at most so many sources, and leave the others to other processes.",
+            metavar="N",
+        ),
+    ] = None,
 ) -> None:
     """Copy the tables and stream their changes until a signal arrives.
+
+    Several processes with the same configuration share the sources evenly. If one ends, the others
+    take its sources over within seconds.
 
     On SIGTERM or SIGINT, streamer reads nothing more, commits the changes it has, reports them to
     the sources and exits within 10 seconds. A second signal ends it at once.
@@ -189,7 +200,9 @@ def run(
             )
     condition = StopCondition(lsn, stop_when_caught_up)
     run_to_end(
-        run_command.run(GLOBALS.config, GLOBALS.overrides, only or [], condition, take_over or [])
+        run_command.run(
+            GLOBALS.config, GLOBALS.overrides, only or [], condition, take_over or [], max_sources
+        )
     )
 
 

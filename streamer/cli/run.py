@@ -47,6 +47,7 @@ async def run(
     only: list[str],
     condition: StopCondition,
     take_over: Collection[str] = (),
+    max_sources: int | None = None,
     on_started: Callable[[Engine], None] | None = None,
 ) -> None:
     """Run until a signal, or until *condition* holds. Raises StreamerError for an error that ends
@@ -71,7 +72,14 @@ async def run(
                 "--stop-at-lsn is a position of one source", hint="name it with --only"
             )
         _log_start(path, settings, mapping)
-        engine = Engine(settings, mapping, condition, is_partial=bool(only), take_over=take_over)
+        engine = Engine(
+            settings,
+            mapping,
+            condition,
+            is_partial=bool(only),
+            take_over=take_over,
+            max_sources=max_sources,
+        )
         app = make_app(
             engine.metrics.render,
             lambda: [*admin.reasons(), *engine.readiness()],

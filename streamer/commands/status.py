@@ -20,6 +20,7 @@ from streamer.progress.definitions import DefinitionRecord, read_definitions
 from streamer.progress.held import HeldRecord, read_held
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.replicas import ReplicaRecord, read_replicas
 from streamer.progress.schema import is_installed
 from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
@@ -169,6 +170,8 @@ class StatusReport:
     target: TargetHealth
     sources: list[SourceStatus]
     mapping: MappingTrouble | None = None
+    replicas: list[ReplicaRecord] = field(default_factory=list)
+    """The processes that share the sources."""
     fine: int = 0
     """Sources without a problem that the report leaves out."""
 
@@ -179,6 +182,19 @@ class StatusReport:
             if self.mapping is None
             else self.mapping.to_json(),
             "sources": [status.to_json() for status in self.sources],
+            "replicas": [self._replica(each) for each in self.replicas],
+        }
+
+    def _replica(self, replica: ReplicaRecord) -> dict[str, Any]:
+        processes = [status.process for status in self.sources]
+        return {
+            "process": replica.name,
+            "address": replica.address,
+            "sources": processes.count(replica.name),
+            "max_sources": replica.max_sources,
+            "is_stopping": replica.is_stopping,
+            "started_at": replica.started_at.isoformat(timespec="seconds"),
+            "seen_at": replica.seen_at.isoformat(timespec="milliseconds"),
         }
 
     @property
@@ -225,7 +241,8 @@ async def read_report(
             trouble = state.trouble
             if trouble is None and is_empty:
                 trouble = await _find_lost(address, state.missing)
-            return StatusReport(target, _only_tables(statuses, scope), trouble)
+            replicas = await _read_replicas(address)
+            return StatusReport(target, _only_tables(statuses, scope), trouble, replicas)
         except TargetError as exc:
             target.judge(exc, address)
     statuses = [
@@ -249,6 +266,17 @@ def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatu
     for status in statuses:
         status.tables = scope.of((table.source, table) for table in status.tables)
     return [status for status in statuses if status.tables]
+
+
+async def _read_replicas(address: TargetAddress) -> list[ReplicaRecord]:
+    bookkeeping = Bookkeeping(address, "streamer status")
+    try:
+        if not await is_installed(bookkeeping):
+            return []
+        async with bookkeeping.connection() as target:
+            return [each for each in await read_replicas(target) if each.is_alive]
+    finally:
+        await bookkeeping.close()
 
 
 async def _find_lost(address: TargetAddress, missing: Path | None) -> MappingTrouble | None:

@@ -62,6 +62,10 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         _summary(report.sources),
         _fine_line(summarize(report)),
     ]
+    if len(report.replicas) > 1:
+        processes = [status.process for status in report.sources]
+        runs = [f"{each.name} runs {processes.count(each.name)}" for each in report.replicas]
+        lines.append(Text(f"{len(runs)} replicas: {', '.join(runs)}"))
     problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
     problems += [_problem_line(status, each) for status, its in found for each in its]
     if problems:

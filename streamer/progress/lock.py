@@ -6,13 +6,16 @@ holder of a lock stores a token, with which all other connections of this proces
 are on the same server (`streamer.target.claim`). Writes with an earlier token no longer count.
 
 Positions that several sources acknowledge while a statement runs are stored together by the next.
+
+A lock belongs to one attempt to stream a source. A replica reserves its sources: it keeps their
+locks between two attempts. Otherwise another replica would take a source that waits for the next.
 """
 
 import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -40,6 +43,7 @@ select id, holder from streamer.source where database = $1 and sid is not distin
 _TAKE_SQL: Final = """
 update streamer.source set lock_token = $2, holder = $3, implementation = $4 where id = $1
 """
+_RESERVE_SQL: Final = "update streamer.source set holder = $2 where id = $1"
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
@@ -99,7 +103,11 @@ class LockSession:
         self._is_doubted = False
         self._using = asyncio.Lock()
         self._held: dict[Claim, TargetConnection] = {}
-        """The locks, with the sessions that took them."""
+        """The claims, with the sessions that made them."""
+        self._locked: set[int] = set()
+        """The ids of the sources whose locks the session has."""
+        self._reserved: dict[str, int] = {}
+        """The sources, by label, whose locks stay between attempts."""
         self._waiting: _Waiting = {}
         """The positions that the next statement stores."""
         self._is_storing = False
@@ -125,6 +133,25 @@ class LockSession:
             found = await taking
             if isinstance(found, Claim):
                 await self._release(found)
+
+    async def reserve(self, source: SourceMapping) -> str | None:
+        """Take the lock of *source* and keep it until `give_up`; return None, or the process that
+        holds it.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        return await self._finish(self._reserve(source))
+
+    async def give_up(self, label: str) -> None:
+        """Let the lock of a reserved source go: now, or at the end of its attempt."""
+        await self._finish(self._give_up(label))
+
+    async def use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
+        """Run quick statements over the session, which opens if need be.
+
+        Raises what *work* raises, TargetConnectionError, TargetRejectedError.
+        """
+        return await self._finish(self._use(work))
 
     def doubt(self) -> None:
         """Another connection did not reach the server of the session: one of them has moved.
@@ -208,6 +235,7 @@ class LockSession:
         if session is not None and not session.is_closed:
             return session
         self._held.clear()
+        self._locked.clear()
         self._lost.set()
         self._session = session = await TargetConnection.connect(self._address, self._name)
         self._lost = asyncio.Event()
@@ -223,22 +251,34 @@ class LockSession:
                     return True
         return False
 
+    async def _use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
+        async with self._using:
+            return await work(await self._connected())
+
+    async def _reserve(self, source: SourceMapping) -> str | None:
+        async with self._using:
+            session = await self._connected()
+            source_id, holder = await self._lock(session, source)
+            if holder is None:
+                self._reserved[source.label] = source_id
+                await session.execute(_RESERVE_SQL, source_id, self.holder)
+            return holder
+
+    async def _give_up(self, label: str) -> None:
+        async with self._using:
+            source_id = self._reserved.pop(label, None)
+            is_claimed = any(claim.source_id == source_id for claim in self._held)
+            if source_id is not None and not is_claimed:
+                await self._unlock_source(source_id)
+
     async def _acquire(self, source: SourceMapping) -> Claim | str:
         async with self._using:
             session = await self._connected()
-            await session.execute(
-                _REGISTER_SQL, source.database, source.sid, source.slot, source.publication
-            )
-            (row,) = await session.fetch(_FIND_SQL, source.database, source.sid)
-            source_id = row["id"]
-            is_locked = await self._try_lock(session, source_id)
-            if not is_locked and self._former_pid not in (None, session.backend_pid):
-                await session.execute(_END_SESSION_SQL, self._former_pid, self._name)
-                await asyncio.sleep(ENDING_SECONDS)
-                is_locked = await self._try_lock(session, source_id)
-            if not is_locked:
-                return str(row["holder"] or "another process")
-            self._former_pid = session.backend_pid
+            source_id, holder = await self._lock(session, source)
+            if holder is not None:
+                return holder
+            for former in [claim for claim in self._held if claim.source_id == source_id]:
+                del self._held[former]  # its attempt was cancelled before it had the claim
             claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
             self._held[claim] = session
             try:
@@ -248,10 +288,31 @@ class LockSession:
                 raise
             return claim
 
+    async def _lock(
+        self, session: TargetConnection, source: SourceMapping
+    ) -> tuple[int, str | None]:
+        """Register and lock a source; return its id, and the process that has its lock."""
+        await session.execute(
+            _REGISTER_SQL, source.database, source.sid, source.slot, source.publication
+        )
+        (row,) = await session.fetch(_FIND_SQL, source.database, source.sid)
+        source_id: int = row["id"]
+        is_locked = await self._try_lock(session, source_id)
+        if not is_locked and self._former_pid not in (None, session.backend_pid):
+            await session.execute(_END_SESSION_SQL, self._former_pid, self._name)
+            await asyncio.sleep(ENDING_SECONDS)
+            is_locked = await self._try_lock(session, source_id)
+        if not is_locked:
+            return source_id, str(row["holder"] or "another process")
+        self._former_pid = session.backend_pid
+        return source_id, None
+
     async def _try_lock(self, session: TargetConnection, source_id: int) -> bool:
-        for claim in [claim for claim in self._held if claim.source_id == source_id]:
-            await self._unlock(claim)  # its attempt was cancelled before it had the claim
-        return bool(await session.fetch_value(_LOCK_SQL, _SIGNED_CLASS, source_id))
+        if source_id not in self._locked and await session.fetch_value(
+            _LOCK_SQL, _SIGNED_CLASS, source_id
+        ):
+            self._locked.add(source_id)
+        return source_id in self._locked
 
     async def _release(self, claim: Claim) -> None:
         async with self._using:
@@ -259,10 +320,15 @@ class LockSession:
 
     async def _unlock(self, claim: Claim) -> None:
         is_held = self._is_held(claim)
-        session = self._held.pop(claim, None)
-        if session is not None and is_held:
+        self._held.pop(claim, None)
+        if is_held and claim.source_id not in self._reserved.values():
+            await self._unlock_source(claim.source_id)
+
+    async def _unlock_source(self, source_id: int) -> None:
+        if self._session is not None and source_id in self._locked:
+            self._locked.discard(source_id)
             with contextlib.suppress(StreamerError):  # lost, and the lock with it
-                await session.fetch_value(_UNLOCK_SQL, _SIGNED_CLASS, claim.source_id)
+                await self._session.fetch_value(_UNLOCK_SQL, _SIGNED_CLASS, source_id)
 
     async def _is_ours(self, claim: Claim) -> bool:
         async with self._using:

@@ -31,6 +31,7 @@ TABLES: Final = (
     "former_relation",
     "relation",
     "source",
+    "replica",
     "installation",
     "migration",
 )

@@ -57,6 +57,7 @@ from streamer.runtime.readiness import (
     target_reasons,
 )
 from streamer.runtime.relations import resolve_at
+from streamer.runtime.replicas.replica import Fleet, Replica
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.starts import Starts
@@ -102,9 +103,11 @@ class Engine:
         *,
         is_partial: bool = False,
         take_over: Collection[str] = (),
+        max_sources: int | None = None,
     ) -> None:
         """*is_partial*: other processes run other sources of the same target. *take_over*: names of
         sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have used.
+        *max_sources*: how many sources this process may run; None for an even share.
         """
         self._take_over = take_over
         self.metrics = Metrics(settings.http.metrics_tables_max)
@@ -114,6 +117,9 @@ class Engine:
         self._mapping = mapping
         self._condition = condition
         self._is_partial = is_partial
+        self._max_sources = max_sources
+        self._replica: Replica | None = None
+        """This process among its replicas; None if it runs all its sources up to some point."""
         self._address = TargetAddress.parse(settings.target.url)
         self._installation = Installation(settings.spool.path, settings.target.url.reveal())
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
@@ -141,6 +147,11 @@ class Engine:
     @property
     def target(self) -> TargetHealth:
         return self._target_watch.health
+
+    @property
+    def fleet(self) -> Fleet:
+        """The replicas, as this process sees them."""
+        return Fleet() if self._replica is None else self._replica.fleet
 
     def stop(self) -> None:
         """Ask to stop in order."""
@@ -298,18 +309,31 @@ class Engine:
             common.append(
                 group.create_task(enduring("launcher", services.launcher.run), name="launcher")
             )
-            definitions = DefinitionBuilder(self._address, lambda: self._mapping, self.metrics)
+            definitions = DefinitionBuilder(self._address, self._led_mapping, self.metrics)
             common.append(
                 group.create_task(enduring("definitions", definitions.run), name="definitions")
             )
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(
-                    self._address, lambda: self._mapping, services.target_namespace, self.metrics
+                    self._address, self._led_mapping, services.target_namespace, self.metrics
                 )
                 common.append(group.create_task(enduring("indexes", builder.run), name="indexes"))
             self._services, self._group = services, group
+            if self._condition.lsn is None:
+                self._replica = Replica(
+                    services.locks,
+                    services.bookkeeping,
+                    lambda: self.supervisors,
+                    self.metrics.count_error,
+                    address=self._settings.http.listen or None,
+                    max_sources=self._max_sources,
+                )
             for source in sorted(self._mapping.sources, key=lambda each: -each.priority):
                 self._add(source)
+            if self._replica is not None:
+                common.append(
+                    group.create_task(enduring("replica", self._replica.run), name="replica")
+                )
             common.append(
                 group.create_task(enduring("new tables", self._join_tables), name="new tables")
             )
@@ -319,10 +343,23 @@ class Engine:
             )
             await self._wait_for_end()
             verifying.cancel()
+            if self._replica is not None:
+                await self._replica.stop()
             async with self._applying:
                 await self._stop(self.supervisors)
             for task in common:
                 task.cancel()
+            if self._replica is not None:
+                await self._replica.leave()
+
+    def _led_mapping(self) -> Mapping:
+        """Return the sources for which this process does the work that sources share."""
+        if (replica := self._replica) is None:
+            return self._mapping
+        return replace(
+            self._mapping,
+            sources=tuple(each for each in self._mapping.sources if replica.leads(each.label)),
+        )
 
     def _verification(self, bookkeeping: Bookkeeping) -> Verification:
         rates = (self._settings.sync.rows_per_second, self._settings.verify_rows_per_second)
@@ -479,6 +516,9 @@ class Engine:
         guard = self._guard(source)
         guard.runner = supervisor = Supervisor(source, self._services, guard)
         supervisor.stop_lsn = self._condition.lsn
+        if self._replica is not None:
+            supervisor.hand_back()  # until this process takes it
+            self._replica.wake()
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(
             supervisor.run(), name=f"source {source.label}"
@@ -508,16 +548,29 @@ class Engine:
     async def _remove(self, supervisor: Supervisor) -> None:
         """Stop a source, remove its objects there, and forget it; the target keeps its rows.
 
-        A slot without a reader would retain the source's WAL until its disk is full.
+        A slot without a reader would retain the source's WAL until its disk is full. If another
+        replica runs the source, that one removes its objects.
         """
         assert self._services is not None
+        source = supervisor.source
+        is_elsewhere = not supervisor.is_assigned and source.label in self.fleet.holders
         await self._stop([supervisor])
         self.supervisors.remove(supervisor)
-        source = supervisor.source
         guard, task = self._guards.pop(source.label)
         await guard.journaling.discard()
         task.cancel()
         await asyncio.wait([task])
+        if is_elsewhere:
+            return
+        try:
+            await self._forget(source)
+        finally:
+            if self._replica is not None:
+                await self._replica.release(source.label)
+
+    async def _forget(self, source: SourceMapping) -> None:
+        """Remove the objects of a source there, and its bookkeeping."""
+        assert self._services is not None
         installation = await read_installation(self._services.bookkeeping)
         result = await teardown_source(source, installation)
         if result.error is not None:
@@ -585,7 +638,9 @@ class Engine:
 
     def _gauge_facts(self) -> ScrapeFacts:
         guards = [guard for guard, _ in self._guards.values()]
-        return read_facts(self.supervisors, guards, self.target, self.metrics.table_detail)
+        return read_facts(
+            self.supervisors, guards, self.target, self.metrics.table_detail, self.fleet
+        )
 
     def _count_tables(self) -> int:
         return sum(len(supervisor.health.table_states) for supervisor in self.supervisors)

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from streamer.observability.metrics import gauge
 from streamer.observability.table_metrics import TableDetail
 from streamer.progress.verifications import VerificationRecord
+from streamer.runtime.replicas.replica import Fleet
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
@@ -61,6 +62,13 @@ class ScrapeFacts:
     """The number of tables that may have series of their own; None without a limit."""
     backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
     sources: list[SourceGauges] = field(default_factory=list)
+    """Of the sources that this process runs."""
+    states: Counter[str] = field(default_factory=Counter)
+    """How many sources of the fleet are in each state."""
+    holders: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The process that runs each source."""
+    replicas: dict[str, int] = field(default_factory=dict)
+    """How many sources each live replica runs."""
 
 
 def read_facts(
@@ -68,8 +76,13 @@ def read_facts(
     guards: Sequence[BacklogGuard],
     target: TargetHealth,
     detail: TableDetail,
+    fleet: Fleet,
 ) -> ScrapeFacts:
-    """Read the facts of a scrape; in the event loop, and quickly."""
+    """Read the facts of a scrape; in the event loop, and quickly.
+
+    Another replica has the details of the sources that it runs. Of a source without a process,
+    each one shows the state.
+    """
     tables_max = None if detail.is_on else detail.tables_max
     facts = ScrapeFacts(target.is_well, target.silent_seconds, tables_max)
     for guard in guards:
@@ -80,7 +93,16 @@ def read_facts(
                 "streamer_journal_bytes": float(backlog.spooled_bytes),
             }
             facts.backlogs.append((names, values))
-    facts.sources.extend(map(_source_gauges, supervisors))
+    facts.sources.extend(
+        _source_gauges(each)
+        for each in supervisors
+        if each.is_assigned or each.source.label not in fleet.holders
+    )
+    facts.states.update(each.condition[0] for each in supervisors)
+    facts.replicas.update(fleet.counts())
+    for each in supervisors:
+        if (holder := fleet.holders.get(each.source.label)) is not None:
+            facts.holders[each.source.database, each.source.sid or ""] = holder
     return facts
 
 
@@ -179,7 +201,31 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         value=facts.target_silent_seconds,
     )
     by_table = (states, quarantined, lags, verified, differing)
-    return (*made.values(), sources, tables, *by_table, up, silent)
+    return (*made.values(), sources, tables, *by_table, up, silent, *_fleet_families(facts))
+
+
+def _fleet_families(facts: ScrapeFacts) -> Iterator[Metric]:
+    """Yield the facts of the whole fleet, which every replica has."""
+    states = gauge(
+        "streamer_fleet_sources",
+        "Number of sources in a state, whichever replica runs them",
+        ("state",),
+    )
+    for state in SOURCE_STATES:
+        states.add_metric((state,), facts.states[state])
+    replicas = gauge(
+        "streamer_replica_sources", "Number of sources that a live replica runs", ("process",)
+    )
+    for name, count in facts.replicas.items():
+        replicas.add_metric((name,), count)
+    holders = gauge(
+        "streamer_source_process",
+        "1 for the process that runs a source, by its host and pid",
+        (*_SOURCE, "process"),
+    )
+    for names, holder in facts.holders.items():
+        holders.add_metric((*names, holder), 1.0)
+    yield from (states, replicas, holders)
 
 
 def _by_table(

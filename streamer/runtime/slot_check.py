@@ -23,7 +23,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.hints import resync_source
-from streamer.lsn import EVERYTHING, Lsn
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import require_resync_of_source
@@ -45,6 +45,7 @@ from streamer.source.slot import (
     check_slot,
     create_slot,
     drop_slot,
+    end_former_reader,
     read_slot,
     set_failover,
 )
@@ -160,6 +161,7 @@ class SlotCheck:
                 start_lsn = self._journal.segment_at(record.acknowledged_lsn).start_lsn
             else:
                 self._check_position(slot, start_lsn)
+                await self._end_former_reader(plain)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:
                 raise  # another program's slot: streamer neither uses nor drops it
@@ -215,6 +217,11 @@ class SlotCheck:
             f"{problem}: the target was restored to an earlier time, a session moved the slot, or "
             "another machine has the journal with the missing changes"
         )
+
+    async def _end_former_reader(self, plain: Connection) -> None:
+        # A slot that was never streamed may be read by another program.
+        if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_wanted:
+            await end_former_reader(plain, self._source.slot)
 
     def another_history(self) -> SourceDivergedError:
         """Return the error for a source that sends other transactions than before."""

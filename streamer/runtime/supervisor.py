@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -66,6 +67,8 @@ class Supervisor:
         self._attempt_ended = asyncio.Event()
         self._may_stream = asyncio.Event()
         self._may_stream.set()
+        self._assigned = asyncio.Event()
+        self._assigned.set()
 
     @property
     def retained_wal_bytes(self) -> int | None:
@@ -109,7 +112,7 @@ class Supervisor:
 
     @property
     def waits_for_another(self) -> bool:
-        return self.health.holder is not None
+        return not self.is_assigned or self.health.holder is not None
 
     @property
     def is_copying(self) -> bool:
@@ -130,6 +133,62 @@ class Supervisor:
             self._may_stream.set()
         else:
             self._may_stream.clear()
+
+    # ---- for the replica (Shared) ---------------------------------------------------------------
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether this process is to run the source. Without replicas it always is."""
+        return self._assigned.is_set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the last attempt of a source that another replica is to run has not ended."""
+        return not self.is_assigned and self.pipeline is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another replica would have to do work again that is under way."""
+        return self.is_copying or self.has_journal
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether files of this process have changes that the source no longer has."""
+        journaling = self.guard.journaling
+        return journaling.is_wanted or journaling.journal is not None
+
+    def assign(self) -> None:
+        """Run the source from now on."""
+        self.health = Health()
+        self._assigned.set()
+
+    def hand_back(self) -> None:
+        """Let the present attempt end in order, and begin no other until `assign`."""
+        self._assigned.clear()
+        self.failure = None
+        self.begin_anew()
+
+    def show(
+        self,
+        state: str,
+        error: ErrorReport | None,
+        holder: str | None,
+        tables: dict[str, tuple[str, ErrorReport | None]],
+    ) -> None:
+        """Take over the stored state of a source that another replica runs.
+
+        *tables*: those that are not ready.
+        """
+        if self.is_assigned or self.pipeline is not None:
+            return
+        self.health = Health(
+            state,
+            error,
+            holder=holder,
+            table_states={name: table_state for name, (table_state, _) in tables.items()},
+            table_errors={name: each for name, (_, each) in tables.items() if each is not None},
+            verifications=self.health.verifications,
+        )
 
     # ---- for operators --------------------------------------------------------------------------
 
@@ -193,6 +252,9 @@ class Supervisor:
         structlog.contextvars.bind_contextvars(source=self.source.label)
         backoff = Backoff()
         while not self.stop.is_set():
+            if not self.is_assigned:
+                await self._wait([self._assigned, self.stop], None)
+                continue
             try:
                 self._is_to_begin_anew = False
                 began = time.monotonic()
@@ -271,10 +333,13 @@ class Supervisor:
     async def _sleep(self, seconds: float | None) -> None:
         """Sleep, unless an operator asks for something or we are to stop."""
         self._requested.clear()
-        waiting = [
-            asyncio.create_task(self._requested.wait(), name="requested"),
-            asyncio.create_task(self.stop.wait(), name="stop"),
-        ]
+        if self.is_assigned:
+            await self._wait([self._requested, self.stop], seconds)
+
+    async def _wait(self, events: Sequence[asyncio.Event], seconds: float | None) -> None:
+        """Wait until one of *events* is set, at most *seconds*."""
+        name = f"waiting for {self.source.label}"
+        waiting = [asyncio.create_task(event.wait(), name=name) for event in events]
         try:
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -135,6 +135,13 @@ async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) 
 
 
 DROP_SECONDS: Final = 10.0
+FORMER_SECONDS: Final = 2.0
+"""How long a process that has lost the right to a slot may take to close its stream."""
+_END_READER_SQL: Final = """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.pid = %s and a.usename = current_user
+  and a.application_name = pg_catalog.current_setting('application_name')
+"""
 
 
 def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
@@ -176,6 +183,20 @@ async def drop_slot(connection: Connection, name: str) -> None:
             return
         else:
             return
+
+
+async def end_former_reader(connection: Connection, name: str) -> None:
+    """End the session of another process that still streams from the slot.
+
+    The caller has the source's lock, so that process has lost the right to the slot. If it is
+    frozen or cut off, its walsender would keep the slot until `wal_sender_timeout`.
+    """
+    deadline = asyncio.get_running_loop().time() + FORMER_SECONDS
+    while (slot := await read_slot(connection, name)) and slot.active_pid is not None:
+        if asyncio.get_running_loop().time() > deadline:
+            await fetch_all(connection, _END_READER_SQL, slot.active_pid)
+            return
+        await asyncio.sleep(0.1)
 
 
 def sync_slot_prefix(slot: str) -> str:

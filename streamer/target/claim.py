@@ -4,6 +4,10 @@ The holder of a source's advisory lock stores a token in ``streamer.source``. An
 the same server if and only if it sees that token, and that lock held by that backend. A promoted
 standby may have the token, but never the lock; a restored server has neither. Any role can see
 both, on every version and on managed servers. That is not true of system identifier and timeline.
+
+A session that proves a claim takes a shared lock, by which it is known as a session of the process
+that made the claim. If that process freezes, another one ends these sessions
+(`streamer.progress.replicas`).
 """
 
 import zlib
@@ -11,9 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 
 LOCK_CLASS: Final = zlib.crc32(b"streamer.source")
+MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
+"""Shared locks of this class are those of sessions of one process; the other half of the key is the
+backend of its lock session.
+"""
 
-PROOF_SQL: Final = """
-select exists (
+PROOF_SQL: Final = f"""
+select pg_catalog.pg_try_advisory_lock_shared(
+    {MEMBER_CLASS - (1 << 32) if MEMBER_CLASS >= 1 << 31 else MEMBER_CLASS}, $3::int4)
+  and exists (
     select from pg_catalog.pg_locks l
     where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
       and l.database = (select d.oid from pg_catalog.pg_database d

@@ -97,6 +97,7 @@ class StatusReader:
                     "lag_seconds": None,
                     "retained_wal_bytes": None,
                     "confirmed_flush_lsn": None,
+                    "process": None,
                     "tables": sorted(tables, key=lambda table: str(table["source"])),
                 }
             )

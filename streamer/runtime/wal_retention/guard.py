@@ -195,8 +195,9 @@ class BacklogGuard:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether there is a limit, or a journal from when there was one."""
-        has_limit = self.source.max_retained_wal_bytes is not None
+        """Whether there is a limit and no other replica to keep it, or a journal."""
+        is_elsewhere = self.runner is not None and self.runner.waits_for_another
+        has_limit = self.source.max_retained_wal_bytes is not None and not is_elsewhere
         return has_limit or self.journaling.journal is not None
 
     async def _watch(self) -> None:

@@ -1,0 +1,205 @@
+"""The rows of streamer.replica: processes that share the sources, each alive while it has the lock
+of its row.
+
+The session that holds the locks of a process's sources holds that lock, too. A process that is
+frozen or cut off keeps both, but counts no further beats. Another one then ends its sessions.
+"""
+
+import zlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.error_reports import ErrorReport
+from streamer.mapping.rules import SourceLabel
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.target.claim import LOCK_CLASS, MEMBER_CLASS
+from streamer.target.connection import TargetConnection, transaction
+
+REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
+KNOWN_SECONDS: Final = 600.0
+"""A replica without its lock is remembered that long, because it may only have lost its session."""
+
+_LOCKS: Final = """
+    select l.pid, l.objid::int8 as id from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database())
+      and l.classid = CLASS::int8::oid
+"""
+
+
+def _with_locks(sql: str, parameter: str = "$1") -> str:
+    """Let ``LOCKS`` in a statement be the locks of the class that *parameter* gives."""
+    return sql.replace("LOCKS", f"({_LOCKS.replace('CLASS', parameter)})")
+
+
+_JOIN_SQL: Final = """
+insert into streamer.replica (name, backend_pid, address)
+values ($1, pg_catalog.pg_backend_pid(), $2) returning id
+"""
+_LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
+_PRUNE_SQL: Final = _with_locks(
+    """
+delete from streamer.replica r where seen_at < now() - make_interval(secs => $2::float8)
+  and not exists (select from LOCKS l
+                  where l.id = r.id and l.pid = r.backend_pid)
+"""
+)
+_BEAT_SQL: Final = """
+update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestamp(),
+    sources = $2, max_sources = $3, is_stopping = $4, journals = $5
+where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
+"""
+_REPLICAS_SQL: Final = _with_locks(
+    """
+select r.id as number, r.name, r.backend_pid, r.address, r.sources, r.max_sources, r.is_stopping,
+       r.journals, r.beat, r.started_at, r.seen_at, l.id is not null as is_alive
+from streamer.replica r
+left join LOCKS l on l.id = r.id and l.pid = r.backend_pid
+order by r.id
+"""
+)
+_OWNERS_SQL: Final = _with_locks(
+    """
+select s.database, s.sid, s.holder, l.pid
+from streamer.source s left join LOCKS l on l.id = s.id
+"""
+)
+_END_SQL: Final = _with_locks(
+    """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.usename = current_user and a.pid <> pg_catalog.pg_backend_pid()
+  and (a.pid = $1 and a.application_name = pg_catalog.left('streamer lock ' || $3, 63)
+       or a.pid in (select l.pid from LOCKS l where l.id = $1))
+""",
+    "$2",
+)
+_UNREADY_SQL: Final = """
+select s.database, s.sid, r.source, r.state, r.error, r.error_code
+from streamer.relation r join streamer.source s on s.id = r.source_id where r.state <> 'ready'
+"""
+
+UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
+"""State and error of tables that are not ready, by the label of their source and their name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """A row of streamer.replica. ``is_alive``: its session has its lock."""
+
+    number: int
+    name: str
+    """Host and pid."""
+    backend_pid: int
+    address: str | None
+    """Where it serves page and metrics."""
+    sources: frozenset[str]
+    max_sources: int | None
+    is_stopping: bool
+    journals: frozenset[str]
+    beat: int
+    started_at: datetime
+    seen_at: datetime
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The session that has the lock of a source, if any, and the process that had it last."""
+
+    backend_pid: int | None
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """The replicas and the owners of sources by label, as one session sees them."""
+
+    replicas: list[ReplicaRecord]
+    owners: dict[str, Owner]
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The report of a replica with each beat."""
+
+    sources: list[str]
+    max_sources: int | None
+    is_stopping: bool
+    journals: list[str]
+
+
+async def join(session: TargetConnection, name: str, address: str | None) -> int:
+    """Register the process of *session*, which gets the lock; return the replica's number."""
+    async with transaction(session):
+        number = int(await session.fetch_value(_JOIN_SQL, name, address))
+        await session.fetch_value(_LOCK_SQL, _signed(REPLICA_CLASS), number)
+        await session.execute(_PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
+    return number
+
+
+async def beat(session: TargetConnection, number: int, presence: Presence) -> bool:
+    """Report that replica *number* works; return False if the bookkeeping does not know it."""
+    return bool(
+        await session.fetch_value(
+            _BEAT_SQL,
+            number,
+            presence.sources,
+            presence.max_sources,
+            presence.is_stopping,
+            presence.journals,
+        )
+    )
+
+
+async def read_fleet(session: TargetConnection) -> FleetRecord:
+    """Return the replicas, those without their lock included, and the owner of each source."""
+    owners: dict[str, Owner] = {
+        SourceLabel(row["database"], row["sid"]): Owner(row["pid"], row["holder"])
+        for row in await session.fetch(_OWNERS_SQL, LOCK_CLASS)
+    }
+    return FleetRecord(await read_replicas(session), owners)
+
+
+async def read_replicas(session: TargetConnection) -> list[ReplicaRecord]:
+    rows = await session.fetch(_REPLICAS_SQL, REPLICA_CLASS)
+    return [_replica(row) for row in rows]
+
+
+def _replica(row: Any) -> ReplicaRecord:
+    fields = dict(row)
+    fields["sources"] = frozenset(fields["sources"])
+    fields["journals"] = frozenset(fields["journals"])
+    return ReplicaRecord(**fields)
+
+
+async def read_unready_tables(bookkeeping: Bookkeeping) -> UnreadyTables:
+    """Return the tables of all sources that are not ready."""
+    found: UnreadyTables = {}
+    async with bookkeeping.connection() as connection:
+        for row in await connection.fetch(_UNREADY_SQL):
+            tables = found.setdefault(SourceLabel(row["database"], row["sid"]), {})
+            tables[row["source"]] = (
+                row["state"],
+                ErrorReport.stored(row["error"], row["error_code"]),
+            )
+    return found
+
+
+async def leave(session: TargetConnection, number: int) -> None:
+    """Forget a replica."""
+    await session.execute("delete from streamer.replica where id = $1", number)
+
+
+async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> None:
+    """End all sessions of a replica that no longer works, and its locks with them.
+
+    Its transactions would keep locks on rows and tables as long as it is frozen.
+    """
+    await session.fetch(_END_SQL, replica.backend_pid, MEMBER_CLASS, replica.name)
+    await leave(session, replica.number)
+
+
+def _signed(lock_class: int) -> int:
+    return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class

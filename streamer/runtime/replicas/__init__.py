@@ -1,0 +1,1 @@
+"""Several processes of one configuration: each runs a share of the sources."""

@@ -1,0 +1,439 @@
+"""This process among the replicas of its configuration: the sources that it runs.
+
+Every second it reports that it works, and reads the owner of each lock from the target. From that
+it decides alone which sources it takes and which ones it gives back, see
+`streamer.runtime.replicas.share`. It locks a source before the supervisor begins. A source that it
+gives back ends in order and is unlocked last.
+
+While the target does not answer, the process keeps its sources: their attempts wait, and take the
+locks again. If another replica was faster, this one lets the source go.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.error_reports import ErrorReport
+from streamer.errors import NoReplicaError, StreamerError
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.lock import LockSession
+from streamer.progress.replicas import (
+    FleetRecord,
+    Presence,
+    ReplicaRecord,
+    beat,
+    end_sessions,
+    join,
+    leave,
+    read_fleet,
+    read_unready_tables,
+)
+from streamer.progress.sources import read_source_records
+from streamer.runtime.replicas.share import Peer, SharePlan, decide, leads, make_plan
+from streamer.target.connection import TargetConnection
+from streamer.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 1.0
+JOIN_SECONDS: Final = 3.0
+"""After it has joined, a replica leaves sources to others that may have lost their sessions in the
+same outage, for so long.
+"""
+FROZEN_SECONDS: Final = 10.0
+"""A replica that counts no beats for so long has died, is frozen or is cut off."""
+FROZEN_LOOKS: Final = 5
+"""So many looks of this process see no beat; while the target itself is slow there are none."""
+SETTLE_SECONDS: Final = 3.0
+"""Sources are given back once no replica has come or gone for so long."""
+GIVEN_AT_ONCE: Final = 4
+"""Sources that are given back at a time."""
+REFUSED_SECONDS: Final = 10.0
+"""A replica that has not taken its source for so long leaves it to others."""
+FORGIVEN_SECONDS: Final = 60.0
+"""After so long it may have such a source again."""
+REMOVED_SECONDS: Final = 60.0
+"""A source that another replica no longer maps is not taken for so long: this process may be about
+to read the same configuration.
+"""
+SHOW_SECONDS: Final = 3.0
+STRANGER: Final = -1
+"""The owner of a lock that is no replica, such as `run --stop-when-caught-up`."""
+
+
+class Shared(Protocol):
+    """A source that replicas share: its supervisor."""
+
+    source: SourceMapping
+
+    @property
+    def is_assigned(self) -> bool: ...
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def has_journal(self) -> bool: ...
+
+    def assign(self) -> None: ...
+
+    def hand_back(self) -> None: ...
+
+    def show(
+        self,
+        state: str,
+        error: ErrorReport | None,
+        holder: str | None,
+        tables: dict[str, tuple[str, ErrorReport | None]],
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class _Beats:
+    """The beats of a replica, as this process has seen them."""
+
+    beat: int
+    since: float
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class _Free:
+    """A free source, and the replica that is to take it."""
+
+    taker: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The live replicas, and the name of the process that has the lock of each source."""
+
+    replicas: list[ReplicaRecord] = field(default_factory=list)
+    holders: dict[str, str] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many sources each live replica runs, by its name."""
+        names = list(self.holders.values())
+        return {each.name: names.count(each.name) for each in self.replicas}
+
+
+class Replica:
+    """See the module. `run` is its owner's task."""
+
+    def __init__(
+        self,
+        locks: LockSession,
+        bookkeeping: Bookkeeping,
+        read_sources: Callable[[], Sequence[Shared]],
+        count_error: Callable[[StreamerError], None],
+        *,
+        address: str | None = None,
+        max_sources: int | None = None,
+    ) -> None:
+        """*address*: where this process serves its page."""
+        self.fleet = Fleet()
+        self._locks = locks
+        self._bookkeeping = bookkeeping
+        self._read_sources = read_sources
+        self._count_error = count_error
+        self._address = address
+        self._max_sources = max_sources
+        self._number = 0
+        """The number of this replica; 0 before it has joined."""
+        self._backend_pid = 0
+        self._joined_at = 0.0
+        self._members: list[Peer] = []
+        self._beats: dict[int, _Beats] = {}
+        self._changed_at = 0.0
+        """When a replica last came or went."""
+        self._free: dict[str, _Free] = {}
+        self._refused: dict[tuple[int, str], float] = {}
+        self._removed: dict[str, float] = {}
+        """Sources that another replica has removed from its mapping, and when."""
+        self._shown_at = float("-inf")
+        self._is_stopping = False
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look now: there are other sources."""
+        self._woken.set()
+
+    def leads(self, label: str) -> bool:
+        """Whether this process does the common work at the target for source *label*."""
+        return leads(self._number, self._members, label)
+
+    async def run(self) -> None:
+        """Take and give back sources until cancelled."""
+        backoff = Backoff()
+        while True:
+            self._woken.clear()
+            try:
+                await self._look()
+                backoff = Backoff()
+                seconds = LOOK_SECONDS
+            except StreamerError as exc:
+                self._count_error(exc)
+                backoff.log(log, "sources cannot be shared now", exc)
+                seconds = min(LOOK_SECONDS, backoff.next_seconds())
+            await wait_for_event(self._woken, seconds)
+
+    async def stop(self) -> None:
+        """Leave the sources to other replicas, each as soon as it has ended here."""
+        self._is_stopping = True
+        try:
+            await self._locks.use(self._report)
+            for shared in self._read_sources():
+                await self._locks.give_up(shared.source.label)
+        except StreamerError:
+            pass  # the target is away, and the locks with it
+
+    async def release(self, label: str) -> None:
+        """Let the lock of a source go that this process has removed from its mapping."""
+        try:
+            await self._locks.use(self._report)  # first: so that no other replica takes the source
+            await self._locks.give_up(label)
+        except StreamerError:
+            pass  # the target is away, and the lock with it
+
+    async def leave(self) -> None:
+        """Let the others know that this process has ended in order."""
+        if self._number:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._locks.use(partial(leave, number=self._number))
+            except (StreamerError, TimeoutError):
+                pass  # the lock goes with the session
+
+    # ---- one look ------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        record = await self._locks.use(self._report)
+        if frozen := self._find_frozen(record.replicas):
+            for replica in frozen:
+                if replica.is_alive:
+                    log.warning("a replica does not answer; its sessions end", replica=replica.name)
+                await self._locks.use(partial(end_sessions, replica=replica))
+            record = await self._locks.use(read_fleet)
+        self._note(record)
+        if self._is_stopping:
+            return
+        sources = {shared.source.label: shared for shared in self._read_sources()}
+        await self._keep(sources, record)
+        await self._share(sources, record)
+        if time.monotonic() - self._shown_at >= SHOW_SECONDS:
+            await self._show(sources)
+            self._shown_at = time.monotonic()
+
+    async def _report(self, session: TargetConnection) -> FleetRecord:
+        """Join or count a beat; return the replicas and owners."""
+        shared = self._read_sources()
+        presence = Presence(
+            [each.source.label for each in shared],
+            self._max_sources,
+            self._is_stopping,
+            [each.source.label for each in shared if each.has_journal and each.is_assigned],
+        )
+        is_known = self._backend_pid == session.backend_pid and await beat(
+            session, self._number, presence
+        )
+        if not is_known:
+            if self._number:
+                await leave(session, self._number)
+            self._number = await join(session, self._locks.holder, self._address)
+            self._backend_pid = session.backend_pid
+            self._joined_at = time.monotonic()
+            await beat(session, self._number, presence)
+        return await read_fleet(session)
+
+    def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
+        """Return the replicas that count no beats.
+
+        One without its lock may be among them: frozen, with transactions that others wait for.
+        """
+        now = time.monotonic()
+        seen = {}
+        frozen = []
+        for replica in replicas:
+            beats = self._beats.get(replica.number)
+            if beats is None or beats.beat != replica.beat:
+                beats = _Beats(replica.beat, now)
+            beats.looks += 1
+            seen[replica.number] = beats
+            is_silent = now - beats.since >= FROZEN_SECONDS and beats.looks > FROZEN_LOOKS
+            if is_silent and replica.number != self._number:
+                frozen.append(replica)
+        self._beats = seen
+        return frozen
+
+    def _note(self, record: FleetRecord) -> None:
+        alive = [replica for replica in record.replicas if replica.is_alive]
+        members = [
+            Peer(
+                replica.number,
+                replica.sources,
+                replica.max_sources,
+                replica.is_stopping,
+                replica.journals,
+            )
+            for replica in alive
+        ]
+        if [each.number for each in members] != [each.number for each in self._members]:
+            self._changed_at = time.monotonic()
+            if self._members or len(alive) > 1:
+                names = [replica.name for replica in alive]
+                log.info("replicas have changed", replicas=names)
+        before = {each.number: each.sources for each in self._members}
+        now = time.monotonic()
+        self._removed = {
+            label: at for label, at in self._removed.items() if now - at < REMOVED_SECONDS
+        }
+        for member in members:
+            if member.number == self._number or member.number not in before:
+                continue
+            for label in before[member.number] - member.sources:
+                self._removed[label] = now
+            for label in member.sources - before[member.number]:
+                self._removed.pop(label, None)
+        self._members = members
+        self.fleet = Fleet(
+            alive,
+            {
+                label: owner.holder or "another process"
+                for label, owner in record.owners.items()
+                if owner.backend_pid is not None
+            },
+        )
+
+    async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
+        """Let go of sources that another process has, and lock those again that are ours."""
+        for label, shared in sources.items():
+            owner = record.owners.get(label)
+            if shared.is_assigned and (owner is None or owner.backend_pid != self._backend_pid):
+                await self._begin(shared)
+
+    async def _begin(self, shared: Shared) -> None:
+        """Lock a source and run it; or leave it to the process that has the lock."""
+        holder = await self._locks.reserve(shared.source)
+        if holder is None and self._is_stopping:
+            await self._locks.give_up(shared.source.label)
+            return
+        if holder is None:
+            if not shared.is_assigned:
+                shared.assign()
+            return
+        if shared.is_assigned:
+            log.warning("another replica runs this source", source=shared.source.label, by=holder)
+            shared.hand_back()
+
+    async def _share(self, sources: dict[str, Shared], record: FleetRecord) -> None:
+        now = time.monotonic()
+        numbers = {each.backend_pid: each.number for each in record.replicas if each.is_alive}
+        owners: dict[str, int | None] = {}
+        refused = {key for key, until in self._refused.items() if until > now}
+        for label in {label for member in self._members for label in member.sources}:
+            owner = record.owners.get(label)
+            pid = None if owner is None else owner.backend_pid
+            owners[label] = None if pid is None else numbers.get(pid, STRANGER)
+            shared = sources.get(label)
+            if shared is None:
+                continue
+            if shared.is_assigned:
+                owners[label] = self._number
+            elif shared.is_draining or owners[label] == self._number:
+                owners[label] = None  # it will be free soon, and not for this process
+                refused.add((self._number, label))
+        owners = dict(sorted(owners.items()))
+        plan = make_plan(self._members, owners, refused)
+        self._note_free(plan, now)
+        busy = {label for label, shared in sources.items() if shared.is_busy}
+        decision = decide(self._number, plan, self._members, owners, busy, refused)
+        await self._give(sources, decision.give, now)
+        for label in self._ordered(sources, decision.take, record, now):
+            await self._begin(sources[label])
+
+    async def _give(self, sources: dict[str, Shared], give: Sequence[str], now: float) -> None:
+        """Give back sources of *give*, a few at a time, once the fleet has settled."""
+        if now - self._changed_at < SETTLE_SECONDS:
+            return
+        draining = [label for label, shared in sources.items() if shared.is_draining]
+        for label in give[: max(0, GIVEN_AT_ONCE - len(draining))]:
+            log.info("source goes to another replica", source=label)
+            sources[label].hand_back()
+            await self._locks.give_up(label)
+
+    def _ordered(
+        self, sources: dict[str, Shared], take: Sequence[str], record: FleetRecord, now: float
+    ) -> list[str]:
+        """Return the sources of *take* that may be taken now, those with priority first."""
+        name = self._locks.holder
+        if now - self._joined_at < JOIN_SECONDS and may_return(record.replicas, name):
+            owners = record.owners
+            take = [label for label in take if label in owners and owners[label].holder == name]
+        take = [label for label in take if label not in self._removed]
+        return sorted(take, key=lambda label: -sources[label].source.priority)
+
+    def _note_free(self, plan: SharePlan, now: float) -> None:
+        """Note how long each free source waits for the replica that is to take it."""
+        self._free = {
+            label: known
+            if (known := self._free.get(label)) is not None and known.taker == taker
+            else _Free(taker, now)
+            for label, taker in plan.takers.items()
+        }
+        for label, free in self._free.items():
+            if now - free.since > REFUSED_SECONDS:
+                self._refused[free.taker, label] = now + FORGIVEN_SECONDS
+        self._refused = {key: until for key, until in self._refused.items() if until > now}
+
+    async def _show(self, sources: dict[str, Shared]) -> None:
+        """Show the stored states of sources that other replicas run."""
+        others = {label: each for label, each in sources.items() if not each.is_assigned}
+        if not others:
+            return
+        records = {record.label: record for record in await read_source_records(self._bookkeeping)}
+        tables = await read_unready_tables(self._bookkeeping)
+        for label, shared in others.items():
+            record = records.get(label)
+            holder = self.fleet.holders.get(label)
+            if record is None or holder is None:
+                shared.show("waiting", ErrorReport(_NO_ROOM, NoReplicaError.code), None, {})
+            else:
+                shared.show(record.state, record.error, holder, tables.get(label, {}))
+
+
+_NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
+
+
+def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
+    """Whether a replica that has lost its session may join again soon. *name*: of this process."""
+    return any(
+        not each.is_alive and each.name != name and not _is_known_dead(each.name)
+        for each in replicas
+    )
+
+
+def _is_known_dead(name: str) -> bool:
+    """Whether *name* is that of a process of this machine that has ended."""
+    host, _, pid = name.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

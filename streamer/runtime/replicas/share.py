@@ -1,0 +1,140 @@
+"""The share of each replica. Pure.
+
+All replicas see the same locks and decide by the same rules, so they need no coordinator. A free
+source goes to the replica with the fewest sources. A replica that has at least two sources more
+than another one gives some back. Each move makes the shares more even, so moves come to an end.
+
+The lock alone decides. Two replicas with different views may both try to take a source, and one of
+them fails.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A live replica. ``number``: by its place in the bookkeeping; a later one is greater."""
+
+    number: int
+    sources: frozenset[str]
+    """Labels of the sources that it may run."""
+    max_sources: int | None = None
+    is_stopping: bool = False
+    journals: frozenset[str] = frozenset()
+    """Labels of sources whose journal is on its disk: no other replica can continue these."""
+
+    def has_room(self, load: int) -> bool:
+        """Whether it may take a source beside *load* others."""
+        return not self.is_stopping and (self.max_sources is None or load < self.max_sources)
+
+
+@dataclass(frozen=True, slots=True)
+class SharePlan:
+    """The even share. ``takers``: the replica for each free source that one may take."""
+
+    loads: dict[int, int]
+    """The number of sources of each replica at the end."""
+    takers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The acts of one replica now."""
+
+    take: list[str]
+    give: list[str]
+
+
+Owners = Mapping[str, int | None]
+"""The replica that has the lock of each source; None if it is free. A process that is no replica
+has a number that no member has.
+"""
+Refusals = Collection[tuple[int, str]]
+"""Replicas that have not taken a source for a while, although it was theirs to take."""
+
+
+def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -> SharePlan:
+    """Return the even share that takes the fewest moves from *owners*."""
+    loads = Counter(owner for owner in owners.values() if owner is not None)
+    loads = Counter({member.number: loads[member.number] for member in members})
+    keepers = {label: member.number for member in members for label in member.journals}
+    takers = {}
+    for label in sorted(label for label, owner in owners.items() if owner is None):
+        able = [
+            member
+            for member in members
+            if label in member.sources
+            and keepers.get(label, member.number) == member.number
+            and member.has_room(loads[member.number])
+            and (member.number, label) not in refused
+        ]
+        if able:
+            taker = min(able, key=lambda each: (loads[each.number], each.number))
+            takers[label] = taker.number
+            loads[taker.number] += 1
+    movable = {
+        member.number: [
+            label
+            for label, owner in owners.items()
+            if owner == member.number and label not in keepers
+        ]
+        for member in members
+    }
+    while (move := _find_move(members, loads, movable, refused)) is not None:
+        giver, taker, label = move
+        movable[giver.number].remove(label)
+        loads[giver.number] -= 1
+        loads[taker.number] += 1
+    return SharePlan(dict(loads), takers)
+
+
+def _find_move(
+    members: Sequence[Peer],
+    loads: "Counter[int]",
+    movable: dict[int, list[str]],
+    refused: Refusals,
+) -> tuple[Peer, Peer, str] | None:
+    by_load = sorted(members, key=lambda each: (loads[each.number], each.number))
+    for giver in reversed(by_load):
+        for taker in by_load:
+            if loads[taker.number] + 1 >= loads[giver.number]:
+                break
+            if not taker.has_room(loads[taker.number]):
+                continue
+            for label in reversed(movable[giver.number]):
+                if label in taker.sources and (taker.number, label) not in refused:
+                    return giver, taker, label
+    return None
+
+
+def decide(
+    number: int,
+    plan: SharePlan,
+    members: Sequence[Peer],
+    owners: Owners,
+    busy: Collection[str] = (),
+    refused: Refusals = (),
+) -> Decision:
+    """Return the acts of replica *number* for *plan*. *busy*: its sources that it keeps."""
+    loads = Counter(owner for owner in owners.values() if owner is not None)
+    take = [label for label, taker in plan.takers.items() if taker == number]
+    excess = loads[number] + len(take) - plan.loads.get(number, 0)
+    short = [member for member in members if loads[member.number] < plan.loads[member.number]]
+    give = [
+        label
+        for label, owner in owners.items()
+        if owner == number
+        and label not in busy
+        and any(label in m.sources and (m.number, label) not in refused for m in short)
+    ]
+    return Decision(take, give[max(0, len(give) - excess) :] if excess > 0 else [])
+
+
+def leads(number: int, members: Sequence[Peer], label: str) -> bool:
+    """Whether replica *number* does the work at the target that source *label* shares with others:
+    the oldest replica that may run it.
+    """
+    able = [member.number for member in members if label in member.sources]
+    return not able or number == min(able)

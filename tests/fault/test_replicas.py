@@ -1,0 +1,161 @@
+"""Several processes with one configuration share the sources; any of them may die or freeze."""
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from streamer.commands.embedded import free_port
+from tests.support.postgres import Database, assert_same
+from tests.support.process import Process, caught_up, report, status
+from tests.support.waiting import eventually
+
+SECONDS = 90.0
+NAMES = ["a", "b", "c", "d", "e", "f"]
+
+
+class Site:
+    """Six sources with a table each, which has no key: a change that is applied twice is seen."""
+
+    def __init__(self, directory: Path, source: Database, target: Database) -> None:
+        self.directory = directory
+        self.source = source
+        self.target = target
+        self.rows = 0
+        for name in NAMES:
+            source.execute(f"create table {name} (n int)")
+            target.execute(f"create table {name} (n int)")
+
+    def config(self, number: int) -> tuple[Path, int]:
+        """Write the configuration of one process; return its path and port."""
+        directory = self.directory / str(number)
+        directory.mkdir()
+        port = free_port()
+        sources = "".join(
+            f"- {{database: {name}, urls: [{{url: '{self.source.url}'}}],"
+            f" tables: {{{name}: {{type: append, initial: none}}}}}}\n"
+            for name in NAMES
+        )
+        path = directory / "config.yaml"
+        path.write_text(
+            f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n"
+            f"workers: 2\nspool: {{directory: {directory / 'spool'}}}\nsources:\n{sources}"
+        )
+        return path, port
+
+    def write(self) -> None:
+        """Insert a row into each table."""
+        self.rows += 1
+        for name in NAMES:
+            self.source.execute(f"insert into {name} values ({self.rows})")
+
+    def are_equal(self, process: Process) -> None:
+        """Everything arrives, once."""
+        self.write()
+        caught_up(process)
+        for name in NAMES:
+            assert_same(self.source, self.target, name)
+
+
+def shares(process: Process) -> Counter[int]:
+    """Return how many sources each process streams, by its pid."""
+    found = [each for each in status(process.config) if each["state"] == "streaming"]
+    return Counter(int(str(each["process"]).rpartition(":")[2]) for each in found)
+
+
+def has_share(seen_by: Process, process: Process) -> None:
+    pid = process.process.pid
+    eventually(lambda: shares(seen_by)[pid], SECONDS, "no share")
+
+
+def is_stopped(process: Process) -> bool:
+    return psutil.Process(process.process.pid).status() == psutil.STATUS_STOPPED
+
+
+def shared(*processes: Process, write: Callable[[], None] = lambda: None) -> None:
+    """Wait until *processes* stream an even share each."""
+    wanted = {process.process.pid: len(NAMES) // len(processes) for process in processes}
+
+    def are_even() -> bool:
+        write()
+        return shares(processes[0]) == wanted
+
+    output = processes[0].config.parent
+    eventually(are_even, SECONDS, f"shared by {wanted}: see {output}")
+
+
+@pytest.mark.timeout(600)
+def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    site = Site(tmp_path, source, target)
+    with ExitStack() as stack:
+
+        def start(number: int, **environment: str) -> tuple[Process, int]:
+            config, port = site.config(number)
+            process = Process(config, spark=False, environment=environment)
+            return stack.enter_context(process), port
+
+        # GIVEN a process with all sources WHEN two more join THEN each has its share
+        first, _ = start(1)
+        shared(first)
+        second, _ = start(2)
+        third, port = start(3)
+        shared(first, second, third, write=site.write)
+        site.are_equal(first)
+        # AND each of them shows the whole fleet
+        sees_fleet(third, port, [first, second, third])
+        # WHEN one is killed THEN the others take its sources over
+        first.kill()
+        shared(second, third, write=site.write)
+        site.are_equal(second)
+        # WHEN one freezes with uncommitted rows in the target
+        frozen, _ = start(4, STREAMER_FAILPOINTS="apply.before_commit=stop")
+        has_share(second, frozen)
+        site.write()
+        eventually(lambda: is_stopped(frozen), SECONDS, "not frozen")
+        # THEN the others take over, although it still has its locks and slots
+        shared(second, third, write=site.write)
+        site.are_equal(second)
+        # AND what it commits once it goes on does not count
+        frozen.process.send_signal(signal.SIGCONT)
+        shared(second, third, frozen, write=site.write)
+        site.are_equal(second)
+        # WHEN all lose their locks at once THEN each goes on, and nothing is lost or doubled
+        target.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'streamer lock %'"
+        )
+        shared(second, third, frozen, write=site.write)
+        site.are_equal(third)
+        # WHEN one ends in order THEN the others have its sources
+        assert second.terminate() == 0
+        shared(third, frozen)
+        site.are_equal(third)
+
+
+def sees_fleet(process: Process, port: int, all_of_them: list[Process]) -> None:
+    """Status, readiness and metrics of *process* show the sources of all."""
+    pids = sorted(str(each.process.pid) for each in all_of_them)
+    replicas: list[dict[str, Any]] = report(process.config)["replicas"]
+    assert sorted(each["process"].rpartition(":")[2] for each in replicas) == pids
+    assert [each["sources"] for each in replicas] == [len(NAMES) // len(pids)] * len(pids)
+
+    def is_ready() -> bool:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).status_code == 200
+
+    eventually(is_ready, SECONDS, "readyz")
+    metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+    assert f'streamer_fleet_sources{{state="streaming"}} {len(NAMES)}.0' in metrics
+    assert metrics.count("\nstreamer_replica_sources{") == len(pids)
+    assert metrics.count("\nstreamer_source_process{") == len(NAMES)
+    # The details of a source are those of the process that runs it.
+    assert metrics.count("\nstreamer_source_state{") == 5 * len(NAMES) // len(pids)
+    page = httpx.get(f"http://127.0.0.1:{port}/", timeout=30).text
+    assert all(f":{pid}" in page for pid in pids)

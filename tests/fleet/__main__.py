@@ -1,0 +1,277 @@
+"""``make fleet SOURCES=60 REPLICAS=3``: the life of a fleet.
+
+It comes up in stages, and survives the death of each replica and a restart of each cluster. It
+shows one problem tenant, purges a tenant, and ends equal.
+"""
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psycopg
+
+from streamer.commands.embedded import Server, free_port
+from tests.support.postgres import SETTINGS, Database, running, versions
+from tests.support.process import Process, caught_up, command, report
+from tests.support.waiting import eventually, polls
+
+SECONDS: Final = 900.0
+"""The deadline of each step; the machine may be slow."""
+_BIG: Final = {"max_replication_slots": "150", "max_wal_senders": "150", "max_connections": "600"}
+_DDL: Final = """
+create table items (id int primary key, v text, n int);
+create table log (n bigint);
+insert into items select g, 'first', 0 from generate_series(1, 200) g;
+"""
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
+
+
+class Fleet:
+    """The servers, the tenants and the replicas."""
+
+    def __init__(
+        self, directory: Path, clusters: list[Server], target: Server, sources: int, *, spark: bool
+    ) -> None:
+        self.directory = directory
+        self.clusters = clusters
+        self.spark = spark
+        target.execute("create database dw")
+        self.target = Database(target, "dw")
+        self.tenants: dict[str, Database] = {}
+        for number in range(1, sources + 1):
+            sid, server = f"t{number:02}", clusters[number % len(clusters)]
+            server.execute(f"create database {sid}")
+            self.tenants[sid] = Database(server, sid)
+            self.tenants[sid].execute(_DDL)
+        self.replicas: dict[int, Process] = {}
+        self.ports: dict[int, int] = {}
+
+    # ---- replicas ------------------------------------------------------------------------------
+
+    def configure(self, number: int) -> Path:
+        """Write the configuration of a replica: the same sources, its own port and spool."""
+        directory = self.directory / f"replica-{number}"
+        directory.mkdir(exist_ok=True)
+        port = self.ports.setdefault(number, free_port())
+        urls = "\n".join(
+            f"  - {{url: '{database.url}', sid: {sid}}}" for sid, database in self.tenants.items()
+        )
+        path = directory / "config.yaml"
+        path.write_text(
+            f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n"
+            f"workers: 2\nsync: {{sources_at_once: 2, jobs: 2}}\n"
+            f"spool: {{directory: {directory / 'spool'}}}\nsources:\n- database: shop\n"
+            f"  urls:\n{urls}\n  tables:\n    items:\n    log: {{type: append}}\n"
+        )
+        return path
+
+    def start(self, number: int) -> None:
+        self.replicas[number] = Process(self.configure(number), spark=self.spark)
+
+    def end(self) -> None:
+        for process in self.replicas.values():
+            process.__exit__()
+
+    @property
+    def any(self) -> Process:
+        return next(iter(self.replicas.values()))
+
+    def report(self) -> dict[str, Any]:
+        return report(self.any.config)
+
+    def are_shared(self) -> bool:
+        """Whether all sources stream, with an even share for each replica."""
+        sources = self.report()["sources"]
+        if any(each["state"] != "streaming" for each in sources):
+            return False
+        loads = Counter(each["process"] for each in sources)
+        counts = [
+            sum(n for name, n in loads.items() if str(name).endswith(f":{process.process.pid}"))
+            for process in self.replicas.values()
+        ]
+        return sum(counts) == len(sources) and max(counts) - min(counts) <= 1
+
+    def wait_until_shared(self, what: str) -> None:
+        began = time.monotonic()
+        eventually(self.are_shared, SECONDS, what)
+        _say(f"{what}: all stream, evenly shared, after {time.monotonic() - began:.1f} s")
+
+
+@contextlib.contextmanager
+def workload(fleet: Fleet, left_out: set[str]) -> Iterator[Counter[str]]:
+    """Change rows of random tenants for the length of a block; yield the number of commits."""
+    stopping, done, chance = threading.Event(), Counter[str](), random.Random(1)
+
+    def work() -> None:
+        while not stopping.wait(0.02):
+            sid = chance.choice([each for each in fleet.tenants if each not in left_out])
+            number = chance.randrange(1, 400)
+            try:
+                fleet.tenants[sid].execute(
+                    f"begin; insert into items values ({number}, 'x', 1) on conflict (id)"
+                    f" do update set n = items.n + 1; delete from items where id = {number // 7};"
+                    f" insert into log values ({number}); commit"
+                )
+                done[sid] += 1
+            except psycopg.OperationalError:
+                continue  # its cluster restarts
+
+    thread = threading.Thread(target=work, name="workload")
+    thread.start()
+    try:
+        yield done
+    finally:
+        stopping.set()
+        thread.join()
+
+
+# ---- the steps ---------------------------------------------------------------------------------
+
+
+def come_up(fleet: Fleet, count: int) -> None:
+    """All copies end, with no more at a time than the replicas may make together."""
+    for number in range(1, count + 1):
+        fleet.start(number)
+    most = 0
+    for _ in polls(SECONDS, every=0.5):
+        sources = fleet.report()["sources"]
+        copying = {
+            each["sid"]
+            for each in sources
+            for table in each["tables"]
+            if table["state"] in ("copying", "catching_up")
+        }
+        most = max(most, len(copying))
+        if all(
+            each["state"] == "streaming"
+            and each["tables"]
+            and all(table["state"] == "ready" for table in each["tables"])
+            for each in sources
+        ):
+            break
+    else:
+        raise AssertionError(fleet.any.output)
+    _say(f"all copied; at most {most} sources at a time")
+
+
+def kill_each(fleet: Fleet) -> None:
+    for number in list(fleet.replicas):
+        process = fleet.replicas.pop(number)
+        process.kill()
+        fleet.wait_until_shared(f"replica {number} was killed")
+        fleet.start(number)
+        fleet.wait_until_shared(f"replica {number} is back")
+
+
+def restart_each(fleet: Fleet) -> None:
+    for server in [*fleet.clusters, fleet.target.server]:
+        server.stop("fast")
+        server.start()
+        fleet.wait_until_shared(f"the server on port {server.port} was restarted")
+
+
+def show_a_problem(fleet: Fleet, sid: str) -> None:
+    """The target refuses a row of one tenant: one line of the status and one problem."""
+    fleet.target.execute(f"alter table items add check (sid <> '{sid}' or v <> 'refused')")
+    fleet.tenants[sid].execute("insert into items values (1000, 'refused', 0)")
+
+    def lines() -> list[str]:
+        return command(fleet.any.config, "status", "--problems").stdout.splitlines()
+
+    count = len(fleet.tenants)
+    wanted = f"{count - 1} of {count} sources are fine; 1 needs attention: shop:{sid}"
+    eventually(lambda: wanted in lines(), SECONDS, wanted)
+    _say(wanted)
+    for number, port in fleet.ports.items():
+        answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60)
+        named = {reason.get("source") for reason in answer.json()["reasons"]}
+        assert named == {f"shop:{sid}"}, f"replica {number}: {answer.text}"
+    fleet.target.execute("alter table items drop constraint items_check")
+    healed = command(fleet.any.config, "resume", "items", "--database", "shop", "--sid", sid)
+    assert healed.returncode == 0, healed.stderr
+    fleet.wait_until_shared(f"{sid} was healed")
+
+
+def purge(fleet: Fleet, sid: str) -> None:
+    database = fleet.tenants.pop(sid)
+    for number, process in fleet.replicas.items():
+        fleet.configure(number)
+        process.process.send_signal(signal.SIGHUP)
+    rows = f"select count(*) from streamer.source where sid = '{sid}'"
+    eventually(lambda: fleet.target.value(rows) == 0, SECONDS, f"{sid} is forgotten")
+    purged = command(fleet.any.config, "tenants", "purge", "shop", "--sid", sid, "--yes")
+    assert purged.returncode == 0, purged.stderr
+    left = fleet.target.value(f"select count(*) from items where sid = '{sid}'")
+    slots = f"select count(*) from pg_replication_slots where database = '{database.name}'"
+    assert (left, database.value(slots)) == (0, 0)
+    _say(f"{sid} was purged")
+
+
+def are_equal(fleet: Fleet) -> None:
+    caught_up(fleet.any, SECONDS)
+    compared = command(fleet.any.config, "compare", seconds=SECONDS)
+    assert compared.returncode == 0, f"{compared.stdout[-3000:]}{compared.stderr}"
+    _say("streamer compare: equal")
+
+
+def run(given: argparse.Namespace, directory: Path) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def server(name: str, version: str) -> Server:
+            return stack.enter_context(
+                running(directory / name, versions()[version], SETTINGS | _BIG)
+            )
+
+        clusters = [server("one", "18"), server("two", "16")]
+        target = server("target", "18")
+        fleet = Fleet(directory, clusters, target, given.sources, spark=given.spark)
+        stack.callback(fleet.end)
+        _say(f"{given.sources} sources on two clusters, {given.replicas} replicas")
+        come_up(fleet, given.replicas)
+        fleet.wait_until_shared("after the copies")
+        problem, leaving = min(fleet.tenants), max(fleet.tenants)
+        steps: list[Callable[[], None]] = [
+            lambda: kill_each(fleet),
+            lambda: restart_each(fleet),
+        ]
+        with workload(fleet, {leaving}) as done:
+            for step in steps:
+                step()
+            show_a_problem(fleet, problem)
+            purge(fleet, leaving)
+        _say(f"{done.total()} transactions of {len(done)} tenants meanwhile")
+        are_equal(fleet)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make fleet", description=__doc__)
+    parser.add_argument("--sources", type=int, default=60)
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--spark", action="store_true", help="copy with Spark, not with threads")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers on the way out
+    directory = Path(tempfile.mkdtemp(prefix="streamer-fleet-"))
+    directory.chmod(0o755)
+    began = time.monotonic()
+    run(given, directory)
+    shutil.rmtree(directory, ignore_errors=True)  # kept for the search for the cause of a failure
+    _say(f"done in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

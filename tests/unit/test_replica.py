@@ -1,0 +1,83 @@
+"""One process among replicas: its verdict on others, and its patience with them."""
+
+import os
+import socket
+import subprocess
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from streamer.progress.replicas import ReplicaRecord
+from streamer.runtime.replicas import replica as replica_module
+from streamer.runtime.replicas.replica import FROZEN_LOOKS, FROZEN_SECONDS, Replica, may_return
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def record(
+    number: int = 2, *, beat: int = 1, is_alive: bool = True, name: str = "host:2"
+) -> ReplicaRecord:
+    sources: frozenset[str] = frozenset()
+    return ReplicaRecord(
+        number, name, 100, None, sources, None, False, sources, beat, NOW, NOW, is_alive
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(replica_module, "time", made)
+    return made
+
+
+def make() -> Any:
+    nothing: Any = None
+    return Replica(nothing, nothing, list, lambda error: None)
+
+
+def test_a_replica_without_beats_is_frozen_after_a_while(clock: Clock) -> None:
+    replica = make()
+    for second in range(int(FROZEN_SECONDS)):
+        clock.seconds = 1000.0 + second
+        assert replica._find_frozen([record()]) == []
+    clock.seconds = 1000.0 + FROZEN_SECONDS
+    assert [each.number for each in replica._find_frozen([record()])] == [2]
+
+
+def test_a_beat_begins_the_time_anew(clock: Clock) -> None:
+    replica = make()
+    for second in range(3 * int(FROZEN_SECONDS)):
+        clock.seconds = 1000.0 + second
+        assert replica._find_frozen([record(beat=second // 9)]) == []
+
+
+def test_while_this_process_cannot_look_it_judges_no_other(clock: Clock) -> None:
+    replica = make()
+    assert replica._find_frozen([record()]) == []
+    for look in range(FROZEN_LOOKS - 1):
+        clock.seconds += 10 * FROZEN_SECONDS  # the target was away
+        assert replica._find_frozen([record()]) == [], look
+    assert replica._find_frozen([record()]) != []
+
+
+def test_a_replica_that_lost_its_session_is_waited_for() -> None:
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    assert may_return([record(is_alive=False)], here)
+    assert not may_return([record(is_alive=True)], here)
+    assert not may_return([record(is_alive=False, name=here)], here)
+
+
+def test_a_dead_process_of_this_machine_is_not_waited_for() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead = record(is_alive=False, name=f"{socket.gethostname()}:{ended.pid}")
+    assert not may_return([dead], "here:1")
