@@ -11,9 +11,6 @@ import pytest
 from streamer.apply import table_change
 from streamer.commands import ddl
 from streamer.errors import TargetConnectionError
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
-from streamer.progress.requests import make_request
 from streamer.sync.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -37,23 +34,6 @@ def contents(db: Database) -> tuple[list[Any], list[Any]]:
     columns = db.execute(DEFINITION)
     # One statement: the table may change between two.
     return columns, db.execute("select to_jsonb(t)::text from t order by id")
-
-
-async def ask(streamer: Streamer, action: str, **options: Any) -> None:
-    """Make a request, and wait until the engine has taken it."""
-    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
-    try:
-        (relation,) = await read_relation_records(bookkeeping)
-        await make_request(bookkeeping, relation.relation_id, action, options)
-
-        async def is_taken() -> bool:
-            async with bookkeeping.connection() as connection:
-                sql = "select not exists (select from streamer.request)"
-                return bool(await connection.fetch_value(sql))
-
-        await streamer.eventually(is_taken)
-    finally:
-        await bookkeeping.close()
 
 
 async def is_equal(streamer: Streamer, source: Database, target: Database) -> None:
@@ -93,14 +73,14 @@ async def test_a_copy_takes_in_the_changes_in_front_of_it(
         await streamer.caught_up()
         for number, command in enumerate(COMMANDS):
             if number % 2 == 0:  # the lane has the message, and the copy drops it
-                await ask(streamer, "pause")
+                await streamer.ask("pause")
                 await streamer.table_state("public.t", "paused")
             await asyncio.to_thread(
                 source.execute,
                 f"insert into t (id) select max(id) + 1 from t; alter table t {command};"
                 "insert into t (id) select max(id) + 1 from t; update t set name = id where id = 2",
             )
-            await ask(streamer, "resync", **MODES[mode])
+            await streamer.ask("resync", **MODES[mode])
             await is_equal(streamer, source, target)
 
 
@@ -113,10 +93,10 @@ async def test_a_copy_waits_for_a_decision_as_the_stream_does(
         address = TargetAddress.parse(streamer.settings.target.url)
 
         async def stops(command: str) -> None:
-            await ask(streamer, "pause")
+            await streamer.ask("pause")
             await streamer.table_state("public.t", "paused")
             source.execute(f"alter table t {command}; insert into t select max(id) + 1 from t")
-            await ask(streamer, "resync")
+            await streamer.ask("resync")
             await streamer.table_state("public.t", "error")
             error = str((await streamer.table("public.t"))["error"])
             assert "on_ddl is stop for drop_column" in error
@@ -204,11 +184,11 @@ async def test_columns_that_are_still_to_be_brought_follow_renames_and_drops(
         await is_equal(streamer, source, target)
         await lacks()
         # A pause keeps the columns; the rename comes before the request of `resume`.
-        await ask(streamer, "pause")
+        await streamer.ask("pause")
         await streamer.table_state("public.t", "paused")
         source.execute("alter table t add column d uuid default gen_random_uuid()")
         source.execute("alter table t rename column d to e; insert into t (id) values (4)")
-        await ask(streamer, "resume")
+        await streamer.ask("resume")
         await is_equal(streamer, source, target)
         await lacks()
 
@@ -222,7 +202,7 @@ async def test_a_copy_that_ends_in_the_middle_of_a_change_makes_it_once(
     source.execute(f"{DDL}; insert into t values (1, 'a')")
     async with stream(T, group=ALL) as streamer:
         await streamer.caught_up()
-        await ask(streamer, "pause")
+        await streamer.ask("pause")
         await streamer.table_state("public.t", "paused")
         command = "add column n int default 4, alter column name type text"
         source.execute(f"alter table t {command}; alter table t rename column n to m")
@@ -236,7 +216,7 @@ async def test_a_copy_that_ends_in_the_middle_of_a_change_makes_it_once(
                 raise TargetConnectionError("the target is gone")
 
         monkeypatch.setattr(table_change, "failpoint", end)
-        await ask(streamer, "resync")
+        await streamer.ask("resync")
         await asyncio.wait_for(ended.wait(), 60)
         await streamer.kill()
         assert not target.value("select count(*) from streamer.ddl"), "all of it or nothing"

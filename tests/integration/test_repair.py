@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamer.mapping.resync import KeySet, Resync, RowScope
-from tests.integration.test_sync_resync import ask, stages
+from tests.integration.test_sync_resync import stages
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -48,7 +48,7 @@ def limited(scope: RowScope) -> dict[str, Any]:
 
 async def bring(streamer: Streamer, table: str, scope: RowScope) -> None:
     """Request the rows of *scope*, and wait until they are there."""
-    await ask(streamer, f"public.{table}", **limited(scope))
+    await streamer.ask("resync", f"public.{table}", **limited(scope))
     await streamer.caught_up()
 
 
@@ -171,7 +171,7 @@ async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
         audit = "select options -> 'scope' ->> 'keys' from streamer.audit order by id desc limit 1"
         assert target.value(audit) == "4", "the audit has no values of rows"
         target.execute("update items set v = 'wrong' where item = 7")
-        await ask(streamer, "public.keyed", **limited(keys))
+        await streamer.ask("resync", "public.keyed", **limited(keys))
         source.execute("truncate keyed; insert into keyed values (7, 'EU', 'after')")
         await streamer.caught_up()
         assert target.execute(KEYED) == [(7, "EU", "after")]
@@ -195,7 +195,7 @@ async def test_what_a_limited_resync_cannot_do_leaves_the_table_as_it_was(
         await streamer.caught_up()
 
         async def refused(table: str, scope: RowScope, reason: str) -> None:
-            await ask(streamer, f"public.{table}", **limited(scope))
+            await streamer.ask("resync", f"public.{table}", **limited(scope))
 
             async def is_refused() -> bool:
                 found = await streamer.table(f"public.{table}")
@@ -252,7 +252,7 @@ async def test_a_resync_by_difference_copies_only_the_ranges_and_buckets_that_di
         await streamer.caught_up()
         source.execute("analyze")
         for table in ("wide", "named", "mixed"):
-            await ask(streamer, f"public.{table}", mode="diff")
+            await streamer.ask("resync", f"public.{table}", mode="diff")
         await streamer.caught_up()
         for table in ("wide", "named", "mixed"):
             assert target.value(copied.format(table)) == 0, "they are equal"
@@ -274,9 +274,9 @@ async def test_a_resync_by_difference_copies_only_the_ranges_and_buckets_that_di
             """
         )
         source.execute("update wide set v = 'w' where a = 800")
-        await ask(streamer, "public.wide", mode="diff")
+        await streamer.ask("resync", "public.wide", mode="diff")
         for table in ("named", "mixed", "hist"):
-            await ask(streamer, f"public.{table}", mode="diff")
+            await streamer.ask("resync", f"public.{table}", mode="diff")
         source.execute(
             "update wide set v = 'held' where a in (4, 5); update hist set v = 'w' where id = 3;"
             "update named set v = 'held' where name in ('name 7', 'name 11');"
@@ -336,11 +336,11 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
             monkeypatch.setattr(f"streamer.{module}.failpoint", fail, raising=False)
         if name != "requests.taken":
             may_go_on.set()
-            await ask(streamer, "public.hist", **limited(EU))
+            await streamer.ask("resync", "public.hist", **limited(EU))
             await streamer.caught_up()
             may_go_on.clear()
         with writing(source):
-            await ask(streamer, "public.keyed", **limited(EU))
+            await streamer.ask("resync", "public.keyed", **limited(EU))
             await asyncio.wait_for(killed.wait(), 60)
             await streamer.kill()
             assert target.value("select count(*) from keyed where v = 'wrong'") in (1, 2)

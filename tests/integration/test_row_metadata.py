@@ -6,7 +6,7 @@ from streamer.commands import quarantine
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
 from streamer.target.connection import TargetAddress
-from tests.integration.test_sync_resync import ask, resync
+from tests.integration.test_sync_resync import resync
 from tests.support.implementations import implementation  # noqa: F401
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
@@ -99,7 +99,7 @@ async def _comes_back(streamer: Streamer, target: Database) -> None:
     """A resync by difference leaves the facts of equal rows alone."""
     before = target.execute("select id, _op, _at, _lsn from t where id <> 2 order by id")
     target.execute("update t set v = 'wrong' where id = 2")
-    await ask(streamer, "public.t", mode="diff")
+    await streamer.ask("resync", "public.t", mode="diff")
 
     async def is_right() -> bool:
         return target.execute("select v, _op from t where id = 2") == [("two!", "copy")]

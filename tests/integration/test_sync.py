@@ -296,24 +296,24 @@ async def test_a_paused_table_is_copied_when_it_is_resumed(
     monkeypatch.setattr(SparkLauncher, "submit", wait)
     async with stream("{t: {}}") as streamer:
         await streamer.table_state("public.t", "copying")
-        await ask(streamer, "public.t", "pause")
+        await streamer.ask("pause")
         await streamer.table_state("public.t", "paused")
         await streamer.kill()
         streamer.start()
         source.execute("insert into t values (2)")
-        await ask(streamer, "public.t", "resume")
+        await streamer.ask("resume")
         # Paused and resumed while the copy is made: neither a second copy, nor does it go on alone.
         await streamer.table_state("public.t", "copying")
-        await ask(streamer, "public.t", "pause")
-        await ask(streamer, "public.t", "resume")
-        await ask(streamer, "public.t", "pause")
+        await streamer.ask("pause")
+        await streamer.ask("resume")
+        await streamer.ask("pause")
         may_go.set()
         await streamer.eventually(lambda: holds(target, "t", 2))
         source.execute("insert into t values (3)")
         await streamer.eventually(lambda: is_held(streamer))
         assert (await streamer.table("public.t"))["state"] == "paused"
         assert len(contents(target, "t")) == 2
-        await ask(streamer, "public.t", "resume")
+        await streamer.ask("resume")
         await streamer.caught_up()
         assert_same(source, target, "t")
 
@@ -336,31 +336,14 @@ async def test_a_declared_table_is_copied_when_it_is_asked_for(
         await streamer.caught_up()
         source.execute("insert into t values (2, 'b')")
         await streamer.caught_up()
-        await ask(streamer, "public.t", "resync")
+        await streamer.ask("resync")
         await streamer.table_state("public.t", "error")  # no consent to lose row 7
         assert len(contents(target, "t")) == 3
         assert "truncate_target" in (await streamer.table("public.t"))["error"]
     async with stream("{t: {initial: none, truncate_target: true}}") as streamer:
-        await ask(streamer, "public.t", "resume")
+        await streamer.ask("resume")
         await streamer.caught_up()
         assert_same(source, target, "t")
-
-
-async def ask(streamer: Streamer, table: str, action: str) -> None:
-    """Send a request as the commands do, and wait until the engine takes it."""
-    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
-    try:
-        (relation,) = [r for r in await read_relation_records(bookkeeping) if r.source == table]
-        await make_request(bookkeeping, relation.relation_id, action)
-
-        async def is_taken() -> bool:
-            async with bookkeeping.connection() as connection:
-                sql = "select not exists (select from streamer.request)"
-                return bool(await connection.fetch_value(sql))
-
-        await streamer.eventually(is_taken)
-    finally:
-        await bookkeeping.close()
 
 
 @pytest.mark.parametrize("kind", ["real", "bigint"])
@@ -462,7 +445,7 @@ async def test_a_failed_copy_leaves_a_table_with_its_own_key_and_indexes(
         assert "violates check constraint" in (await streamer.table("public.t"))["error"]
         assert while_copied == [None, []]
         target.execute("alter table t drop constraint t_v_check")
-        await ask(streamer, "public.t", "resume")
+        await streamer.ask("resume")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
         assert target.value(indexes) == "t_pkey t_v"

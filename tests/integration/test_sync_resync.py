@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
-from streamer.progress.requests import make_request
 from streamer.sync import finish
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.snapshot import HeldSnapshot
 from streamer.target import connection as target_module
-from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
@@ -25,25 +21,8 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 
 async def resync(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
     """Ask for a resync as the command does, and wait until it is done."""
-    await ask(streamer, table, **options)
+    await streamer.ask("resync", table, **options)
     await streamer.caught_up()
-
-
-async def ask(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
-    """Request a resync, and wait until the engine takes it."""
-    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
-    try:
-        relation = next(r for r in await read_relation_records(bookkeeping) if r.source == table)
-        await make_request(bookkeeping, relation.relation_id, "resync", options)
-
-        async def is_taken() -> bool:
-            async with bookkeeping.connection() as connection:
-                sql = "select not exists (select from streamer.request)"
-                return bool(await connection.fetch_value(sql))
-
-        await streamer.eventually(is_taken)
-    finally:
-        await bookkeeping.close()
 
 
 def rows(db: Database, table: str = "t", where: str = "true") -> dict[Any, Any]:
@@ -110,7 +89,7 @@ async def test_readers_see_the_old_rows_or_the_new_ones(
         """
         before = target.execute(facts)
         with reading(target, "select count(*), sum(v) from t where id <= 5000") as seen:
-            await ask(streamer, **options)
+            await streamer.ask("resync", **options)
             for n in range(5001, 5300):
                 source.execute(f"insert into t values ({n}, 1); update t set v = 3 where id = {n}")
             await streamer.caught_up()
@@ -369,7 +348,7 @@ async def test_keep_leaves_alone_what_the_source_does_not_have(
         assert target.value("select v from t where id = 2") == "c"
     async with stream("{t: , k: {initial: keep}}") as streamer:
         # Kept rows have not become ours.
-        await ask(streamer)
+        await streamer.ask("resync")
         await streamer.table_state("public.t", "error")
         assert len(contents(target, "t")) == 4
 
@@ -449,7 +428,7 @@ async def test_an_exchange_waits_for_a_user_who_has_rows_locked(
         monkeypatch.setattr(SparkLauncher, "submit", lock_before_the_exchange)
         async with stream("{t: , u: }") as streamer:
             await streamer.caught_up()
-            await ask(streamer)
+            await streamer.ask("resync")
             await until(has_given_up, "the exchange is tried again")
             source.execute("insert into u values (1)")
             await streamer.eventually(lambda: holds(target, "u", 1))
@@ -520,7 +499,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             path = f"streamer.sync.{module}.failpoint"
             monkeypatch.setattr(path, fail, raising=False)
         with reading(target, "select count(*) from t") as seen:
-            await ask(streamer)
+            await streamer.ask("resync")
             await asyncio.wait_for(killed.wait(), 60)
             await streamer.kill()
             assert len(contents(target, "t")) == 100
@@ -560,6 +539,6 @@ async def test_a_resync_during_a_copy_that_fails_begins_another(
         await asyncio.wait_for(has_snapshot.wait(), 60)
         source.execute("update t set v = 'good'")
         is_corrected.set()
-        await ask(streamer)
+        await streamer.ask("resync")
         await streamer.caught_up()
         assert contents(target, "t") == [("(1,good)",)]

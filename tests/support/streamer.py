@@ -23,6 +23,8 @@ from streamer.config import static
 from streamer.lsn import Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import make_request
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.source.catalog import flush_wal
 from streamer.source.kept import KeptConnections
@@ -130,6 +132,19 @@ class Streamer:
             await until(condition, seconds=seconds)
         except AssertionError as exc:
             raise AssertionError(f"{exc}\n{await self.dump()}") from exc
+
+    async def ask(self, action: str, table: str = "public.t", **options: Any) -> None:
+        """Make a request as the commands do, and wait until the engine has taken it."""
+        records = await read_relation_records(self._bookkeeping)
+        relation = next(each for each in records if each.source == table)
+        await make_request(self._bookkeeping, relation.relation_id, action, options)
+
+        async def is_taken() -> bool:
+            async with self._bookkeeping.connection() as connection:
+                sql = "select not exists (select from streamer.request)"
+                return bool(await connection.fetch_value(sql))
+
+        await self.eventually(is_taken)
 
     async def table_state(self, name: str, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until a table is in *state*."""
