@@ -67,6 +67,7 @@ from streamer.runtime.verification import Verification, VerificationSettings
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.connection import connection
+from streamer.source.kept import KeptConnections
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
 from streamer.sync.context import SyncSettings
@@ -78,6 +79,8 @@ log = structlog.get_logger()
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 STOP_SECONDS: Final = 9.0
+KEPT_SECONDS: Final = 2.0
+"""The life of a connection to a source that serves the steps of a start one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,8 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
-        questions = SourceQuestions(self._source_of)
+        sources = KeptConnections(KEPT_SECONDS)
+        questions = SourceQuestions(self._source_of, sources)
         planner = Planner(
             self._address,
             questions.name_types,
@@ -193,7 +197,7 @@ class Engine:
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(bookkeeping)
-                services = self._build_services(bookkeeping, spools, planner)
+                services = self._build_services(bookkeeping, sources, spools, planner)
                 if not self._stopping.is_set():
                     await self._warn_of_forgotten(bookkeeping)
                     await self._run_tasks(services)
@@ -205,7 +209,7 @@ class Engine:
             if self._services is not None:
                 await self._services.locks.close()
             await planner.close()
-            await questions.close()
+            await sources.close()
             await bookkeeping.close()
             spools.close()
 
@@ -230,7 +234,11 @@ class Engine:
                 await backoff.wait()
 
     def _build_services(
-        self, bookkeeping: Bookkeeping, spools: SpoolDirectory, planner: Planner
+        self,
+        bookkeeping: Bookkeeping,
+        sources: KeptConnections,
+        spools: SpoolDirectory,
+        planner: Planner,
     ) -> Services:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
@@ -257,6 +265,7 @@ class Engine:
         return Services(
             address=self._address,
             bookkeeping=bookkeeping,
+            sources=sources,
             locks=LockSession(self._address, self._holder),
             workers=workers,
             drainer=Drainer(

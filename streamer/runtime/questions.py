@@ -1,7 +1,6 @@
 """The planner's questions to the sources, each over a connection that serves the next one, too."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
@@ -12,18 +11,15 @@ from streamer.source.kept import KeptConnections
 from streamer.source.types import read_type_names
 from streamer.target.add_columns import TypeKey
 
-KEPT_SECONDS: Final = 2.0
-
 
 class SourceQuestions:
     """Asks the source of a database and sid; *find* returns it, or None if it was removed."""
 
-    def __init__(self, find: Callable[[str, str | None], SourceMapping | None]) -> None:
+    def __init__(
+        self, find: Callable[[str, str | None], SourceMapping | None], sources: KeptConnections
+    ) -> None:
         self._find = find
-        self._kept = KeptConnections(KEPT_SECONDS)
-
-    async def close(self) -> None:
-        await self._kept.close()
+        self._sources = sources
 
     async def name_types(
         self, database: str, sid: str | None, keys: Sequence[TypeKey]
@@ -31,7 +27,7 @@ class SourceQuestions:
         """Return the names of types, as far as they are there. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return {}
-        async with self._kept.connection(source) as plain:
+        async with self._sources.connection(source) as plain:
             return await read_type_names(plain, keys)
 
     async def describe_expressions(
@@ -40,7 +36,7 @@ class SourceQuestions:
         """Ask about a rule's expressions. Raises MappingError, SourceError."""
         if (source := self._find(database, sid)) is None:
             return ExpressionFacts({}, {})
-        async with self._kept.connection(source) as plain:
+        async with self._sources.connection(source) as plain:
             return await read_expressions(plain, mapping)
 
     async def read_columns(
@@ -49,7 +45,7 @@ class SourceQuestions:
         """Return the present columns of a table. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return {}
-        async with self._kept.connection(source) as plain:
+        async with self._sources.connection(source) as plain:
             return (await read_columns(plain, [name])).get(name, {})
 
     async def read_relations(
@@ -58,5 +54,5 @@ class SourceQuestions:
         """Return the definitions of tables, as far as they are there. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return {}
-        async with self._kept.connection(source) as plain:
+        async with self._sources.connection(source) as plain:
             return await read_relations(plain, list(names))

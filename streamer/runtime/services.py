@@ -16,6 +16,7 @@ from streamer.progress.lock import LockSession
 from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.starts import Starts
 from streamer.runtime.target_watch import TargetHealth
+from streamer.source.kept import KeptConnections
 from streamer.sync.context import SyncSettings
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.turns import CopyTurns
@@ -32,6 +33,8 @@ class Services:
 
     address: TargetAddress
     bookkeeping: Bookkeeping
+    sources: KeptConnections
+    """For the steps of a start and the questions of the planner, which follow one another."""
     locks: LockSession
     workers: list[Worker]
     drainer: Drainer

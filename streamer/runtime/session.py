@@ -229,7 +229,7 @@ class _Opening:
         source, services = self._source, self._services
         if record.acknowledged_lsn != NOTHING:
             return None
-        async with connection(source) as plain:
+        async with services.sources.connection(source) as plain:
             mappings, found = await resolve_at(plain, source, services.target_namespace)
         if not mappings or any(m.rule.initial is Initial.NONE for m in mappings):
             return None  # such a table follows the source from the slot on: now
@@ -249,7 +249,7 @@ class _Opening:
         self, turn: CopyTurn | None, server: SourceServer, record: "SourceRecord", history: str
     ) -> Session:
         source = self._source
-        async with connection(source) as plain:
+        async with self._services.sources.connection(source) as plain:
             await check_same_server_plainly(plain, server)
             await set_lock_timeout(plain)
             settled = await watched(
@@ -402,6 +402,7 @@ class _Opening:
                 server,
                 services.address,
                 services.bookkeeping,
+                services.sources,
                 services.launcher,
                 services.sync,
                 tables,

@@ -12,9 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import psycopg
+
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import Connection, connect, translating
+from streamer.source.waits import set_lock_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ class _Kept:
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLIN)
         return not poll.poll(0)  # an idle server says nothing but its end
+
+
+async def _reset(connection: Connection) -> bool:
+    """Undo the setting that users of a connection change; return whether it can serve others."""
+    try:
+        await set_lock_timeout(connection, 0)
+    except psycopg.Error:
+        return False
+    except BaseException:
+        await connection.close()
+        raise
+    return True
 
 
 class KeptConnections:
@@ -67,7 +82,7 @@ class KeptConnections:
 
     async def _keep(self, url: Secret, kept: _Kept) -> None:
         seconds = kept.closes_at - time.monotonic()
-        if url in self._idle or seconds <= 0:
+        if url in self._idle or seconds <= 0 or not await _reset(kept.connection):
             await kept.connection.close()
             return
         self._idle[url] = kept

@@ -15,6 +15,7 @@ from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
+from streamer.source.kept import KeptConnections
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.turns import CopyTurns
 from streamer.target.claim import Claim
@@ -106,6 +107,7 @@ class CopyContext:
     server: SourceServer
     address: TargetAddress
     bookkeeping: Bookkeeping
+    sources: KeptConnections
     launcher: SparkLauncher
     settings: SyncSettings
     events: SyncEvents

@@ -44,7 +44,6 @@ from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
 from streamer.source.connection import (
     Connection,
-    connection,
     login_of_source,
     translate,
     translating,
@@ -177,7 +176,7 @@ class Round:
     async def _prepare(self, batch: list[MappedRelation]) -> None:
         context = self._context
         ids = [mapped.relation_id for mapped in batch]
-        async with connection(context.source) as source:
+        async with context.sources.connection(context.source) as source:
             await check_same_server_plainly(source, context.server)
             await set_lock_timeout(source)
             await watched(

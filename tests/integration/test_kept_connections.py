@@ -9,6 +9,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import fetch_one
 from streamer.source.kept import KeptConnections
+from streamer.source.waits import set_lock_timeout
 from tests.support.postgres import Database
 from tests.support.waiting import until
 
@@ -25,6 +26,8 @@ async def kept() -> AsyncIterator[KeptConnections]:
 async def backend(kept: KeptConnections, source: SourceMapping) -> int:
     """Ask one question; return the backend that answered."""
     async with kept.connection(source) as plain:
+        assert (await fetch_one(plain, "show lock_timeout"))["lock_timeout"] == "0"
+        await set_lock_timeout(plain, 5)
         return int((await fetch_one(plain, "select pg_backend_pid() as pid"))["pid"])
 
 
