@@ -4,6 +4,7 @@ One transaction ends the open versions of a history and removes the relation's r
 before it leaves the record, and the next start finds the table missing again.
 """
 
+from streamer.failpoints import failpoint
 from streamer.mapping.rules import RelationName
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
@@ -44,3 +45,5 @@ async def forget_dropped(
                 )
             await keep_former(connection, relation_id)
             await connection.execute("delete from streamer.relation where id = $1", relation_id)
+            failpoint("drop.forgetting")
+        failpoint("drop.forgotten")

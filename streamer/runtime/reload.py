@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import StreamerError
+from streamer.failpoints import failpoint
 from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.relations import brings_columns, forget_relation, register_relations
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
@@ -47,9 +48,13 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         relations.set_groups(groups)
         present = {mapped.mapping.source for mapped in relations}
         added = await session.register([m for m in mappings if m.source not in present], found)
+        if added:
+            failpoint("join.registered")
         try:
             publishing.change(source)
             await session.watch.begin(plain)
+            if added:
+                failpoint("join.published")
         except StreamerError:
             publishing.change(session.tables.source)
             for mapped in added:

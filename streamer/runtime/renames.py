@@ -176,6 +176,7 @@ async def _follow(
                 str(mapping.target),
             )
             failpoint("rename.followed")
+    failpoint("rename.stored")
     log.info(
         "table renamed",
         source=source.label,

@@ -59,15 +59,15 @@ with recursive tree as (
     join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = -1
     where t.relkind = 'p'
 )
-select t.namespace, t.name, t.oid::int8 as oid, n.nspname as leaf_namespace,
-       c.relname as leaf_name, t.xids, t.commands, t.was_table,
+select t.namespace, t.name, t.relkind = 'p' as is_root, t.oid::int8 as oid,
+       n.nspname as leaf_namespace, c.relname as leaf_name, t.xids, t.commands, t.was_table,
        pg_catalog.has_table_privilege(t.oid, 'select')
          and pg_catalog.has_schema_privilege(n.oid, 'usage')
          and not pg_catalog.row_security_active(t.oid) as may_read
 from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where t.relkind = 'r'
+where t.relkind = 'r' or t.xids = '{}'
 """
 
 _OLD_ROWS_SQL: Final = f"""
@@ -89,8 +89,8 @@ _PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
 async def read_leaves(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, list[Leaf]]:
-    """Return the partitions of those of *names* that have some, as the transaction of *connection*
-    sees them.
+    """Return the partitions of those of *names* that are partitioned tables, as the transaction of
+    *connection* sees them. A table without any is there, too: the first one may come with rows.
     """
     wanted = list(names)
     rows = await fetch_all(
@@ -101,6 +101,9 @@ async def read_leaves(
     )
     leaves: dict[RelationName, list[Leaf]] = defaultdict(list)
     for row in rows:
+        its = leaves[RelationName(row["namespace"], row["name"])]
+        if row["is_root"]:
+            continue
         leaf = Leaf(
             row["oid"],
             RelationName(row["leaf_namespace"], row["leaf_name"]),
@@ -108,7 +111,7 @@ async def read_leaves(
             row["was_table"],
             row["may_read"],
         )
-        leaves[RelationName(row["namespace"], row["name"])].append(leaf)
+        its.append(leaf)
     return leaves
 
 

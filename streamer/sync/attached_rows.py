@@ -14,6 +14,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.errors import MappingError
+from streamer.failpoints import failpoint
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -87,6 +88,7 @@ class AttachedRows:
                 options = json.dumps(resync.to_json() | {AUTOMATIC: True})
                 await connection.execute(_REQUEST_SQL, relation_id, options)
                 await connection.execute("notify streamer")
+                failpoint("attach.requesting")
         for leaf in done:
             del self._asked[relation_id, leaf]
         for leaf in wanted:

@@ -15,6 +15,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import GapError
+from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
@@ -95,6 +96,8 @@ async def _look(
         if leaf in done:
             continue
         seen[leaf.oid] = before[leaf.oid]
+    if done:
+        failpoint("attach.brought")
     if seen != known:
         await set_leaves(bookkeeping, mapped.relation_id, seen)
     if attached is not None or not (gaps or away):
