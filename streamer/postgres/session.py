@@ -115,13 +115,15 @@ def pin_sql(
     settings: Mapping[str, str] = PINNED,
     *,
     version: int | None = None,
-    is_superuser: bool | None = None,
+    is_superuser: str | None = None,
 ) -> str:
     """Return statements without parameters that pin *settings*: the first of every connection.
 
     They are one simple query, and PostgreSQL analyses each statement after the one before it has
-    run. A walsender takes them too. The values are constants of this module. *version*:
-    server_version_num. Without it, and without *is_superuser*, the server looks for the settings
+    run. A walsender takes them too. The values are constants of this module.
+
+    *version*: server_version_num. *is_superuser*: the parameter that the server reports at the
+    start of a session; a pooler may leave it out. Without them the server looks for the settings
     that it may lack, or that the role may not set. SET takes a third of the server's time.
     """
     sets, unsure = [HIDE_SCHEMAS_SQL], {}
@@ -130,7 +132,9 @@ def pin_sql(
             continue
         if (name in _SINCE and version is None) or (name in SUPERUSER and is_superuser is None):
             unsure[name] = value
-        elif (version or 0) >= _SINCE.get(name, 0) and (is_superuser or name not in SUPERUSER):
+        elif (version or 0) >= _SINCE.get(name, 0) and (
+            is_superuser == "on" or name not in SUPERUSER
+        ):
             sets.append(f"set {name} = '{value}'")
     if unsure:
         names = ", ".join(f"'{name}'" for name in unsure)

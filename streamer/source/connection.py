@@ -198,7 +198,7 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
 
 def _pin_sql(connection: Connection) -> str:
     info = connection.info
-    is_superuser = info.parameter_status("is_superuser") == "on"
+    is_superuser = info.parameter_status("is_superuser")
     return session.pin_sql(version=info.server_version, is_superuser=is_superuser)
 
 

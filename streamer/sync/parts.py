@@ -80,7 +80,7 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
         info = connection.info
-        is_superuser = info.parameter_status("is_superuser") == "on"
+        is_superuser = info.parameter_status("is_superuser")
         pinned = session.pin_sql(version=info.server_version, is_superuser=is_superuser)
         connection.execute(pinned.encode())
         yield connection

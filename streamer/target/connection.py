@@ -410,7 +410,7 @@ class TargetConnection:
         settings = dict(session.PINNED)
         if applies:
             settings |= session.APPLY
-        is_superuser = self._connection.get_settings().is_superuser == "on"
+        is_superuser = getattr(self._connection.get_settings(), "is_superuser", None)
         pinned = session.pin_sql(settings, version=self.server_version, is_superuser=is_superuser)
         await self._connection.execute(pinned)
         # A setting stronger than "on" stays; a weaker one could lose acknowledged changes.

@@ -37,11 +37,13 @@ def test_a_server_is_asked_for_nothing_that_is_known_of_it() -> None:
         assert sql.count(";") == sql.count("set ") - 1, "each statement is a SET"
         return sql
 
-    own = names(is_superuser=True)
+    own = names(is_superuser="on")
     assert "set lc_messages = 'C'" in own
     assert "tcp_user_timeout" in own
     assert "idle_session_timeout" not in own, "which came with PostgreSQL 14"
-    assert "lc_messages" not in names(is_superuser=False)
+    assert "lc_messages" not in names(is_superuser="off")
+    silent = session.pin_sql(version=13_00_05, is_superuser=None)
+    assert "current_setting(p.name, true)" in silent, "a pooler may not report the rank of the role"
 
 
 def test_no_time_out_of_the_server_ends_a_copy() -> None:
