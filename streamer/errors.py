@@ -131,6 +131,14 @@ class SourceConnectionError(SourceError):
     advice = "Check that the server runs and accepts connections."
 
 
+class SourceStandbyError(SourceConnectionError):
+    """The source is a standby, and the slot is one of its primary."""
+
+    code = "source_standby"
+    advice = "Promote it, or list all hosts in the url, with `target_session_attrs=read-write`."
+    runbook = "failover"
+
+
 class SourcePasswordError(SourceConnectionError):
     """The password of a source cannot be read from its file or command, or the source rejects it.
 

@@ -28,7 +28,7 @@ from streamer.progress.verifications import VerificationRecord, read_verificatio
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
-from streamer.source.connection import connection
+from streamer.source.connection import connection, is_standby
 from streamer.source.retained_wal import read_retained
 from streamer.source.slot import read_slot, read_visible_lsn
 from streamer.target.connection import TargetAddress
@@ -114,6 +114,8 @@ class SourceStatus:
     hint: str | None = None
     """The operator's next step, if ``error`` does not name it."""
     backlog: dict[str, Any] | None = None
+    role: str | None = None
+    """The role of its server: 'primary' or 'standby'; None if it does not answer."""
     process: str | None = None
     """Host and pid of the process that runs it now."""
     sequences: list[SequenceRecord] = field(default_factory=list)
@@ -401,6 +403,7 @@ async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bo
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
             retained = await read_retained(plain, source)
+            status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
         if status.error is None:
             status.error, status.error_code = str(exc), exc.code

@@ -137,6 +137,8 @@ def _heading(status: SourceStatus) -> Text:
     title = Text.assemble(f"{status.label}: ", _state(status.state))
     if status.process is not None:
         title.append(f" by {status.process}")
+    if status.role == "standby":
+        title.append(", from a standby")
     if status.waiting_for and not status.error:
         title.append(f", waits for {redact(status.waiting_for)}")
     if status.implementation == "pure":

@@ -19,8 +19,8 @@ from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
 from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
 from streamer.progress.schema import is_installed
-from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
+from streamer.source.primary import flush_source
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.02
@@ -52,7 +52,7 @@ async def wait(
 async def read_end(source: SourceMapping) -> Lsn:
     """Return the position behind everything that *source* has committed. Raises SourceError."""
     async with connection(source) as plain:
-        return await flush_wal(plain)
+        return await flush_source(source, plain)
 
 
 async def wait_over(

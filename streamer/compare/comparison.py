@@ -292,7 +292,7 @@ class Comparison:
     ) -> None:
         """Read the definitions of one source's tables on both sides."""
         url = await login_of_source(source)
-        place = (record.system_identifier or "", record.timeline or 0)
+        place = (record.system_identifier or "", record.timeline or 0, 0)
         self._sources[record.source_id] = (url, place)
         async with connection(source) as plain:
             relations = await read_relations(plain, [parse_name(f.record.source) for f in found])

@@ -35,6 +35,14 @@ from streamer.lsn import Lsn
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
+from streamer.source.flush import (
+    COMMIT_LATER_SQL,
+    COMMIT_SQL,
+    FLUSH_LSN_SQL,
+    INSERT_LSN_SQL,
+    WRITER_POLL_SECONDS,
+    WRITER_SECONDS,
+)
 from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
 from streamer.sync.parts import Pace, PassingError, connect
 
@@ -84,7 +92,7 @@ class ComparisonEnds:
         found = (
             json.loads(Path(ends).read_text(encoding="utf-8")) if isinstance(ends, str) else ends
         )
-        sources = {row[0]: (row[1], (row[2], row[3])) for row in found["sources"]}
+        sources = {number: (url, (*place,)) for number, url, *place in found["sources"]}
         return cls(found["target_url"], sources)
 
 
@@ -139,7 +147,7 @@ def _check_place(connection: Connection, expected: Place) -> None:
     except psycopg.errors.InsufficientPrivilege:
         return
     assert row is not None
-    if difference := find_difference(expected, place_of(row[0], row[1], expected)):
+    if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
         raise ElsewhereError(difference)
 
 
@@ -313,14 +321,6 @@ where (a.backend_xid is not null or a.wait_event = 'SyncRep')
 role, some wait for a synchronous standby, and some have a statement of the last ten seconds.
 A longer statement is no commit, unless it waits for a standby."""
 
-_FLUSH_SQL: Final = (
-    "begin; set local synchronous_commit = local; select pg_catalog.txid_current(); commit"
-)
-_LSN_SQL: Final = (
-    "select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
-    " else pg_catalog.pg_current_wal_flush_lsn() end::text"
-)
-_INSERT_LSN_SQL: Final = "select pg_catalog.pg_current_wal_insert_lsn()::text"
 _POSITION_SQL: Final = """
 select case when r.state in ('ready', 'catching_up', 'paused') and r.snapshot_lsn is not null
              and not r.needs_resync
@@ -331,8 +331,20 @@ from streamer.relation r join streamer.source s on s.id = r.source_id where r.id
 
 def read_source_lsn(connection: Connection) -> Lsn:
     """Return a position behind every commit that an earlier statement has seen."""
-    connection.execute(_FLUSH_SQL)
-    row = connection.execute(_LSN_SQL).fetchone()
+    if connection.info.parameter_status("in_hot_standby") != "on":
+        try:
+            connection.execute(COMMIT_SQL)
+        except psycopg.errors.InsufficientPrivilege:
+            connection.execute(COMMIT_LATER_SQL)
+            inserted = _read_lsn(connection, INSERT_LSN_SQL)
+            until = time.monotonic() + WRITER_SECONDS
+            while time.monotonic() < until and _read_lsn(connection, FLUSH_LSN_SQL) < inserted:
+                time.sleep(WRITER_POLL_SECONDS)
+    return _read_lsn(connection, FLUSH_LSN_SQL)
+
+
+def _read_lsn(connection: Connection, expression: str) -> Lsn:
+    row = connection.execute(f"select ({expression})::text".encode()).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
 
@@ -447,9 +459,8 @@ class KeyJudging:
 
     def _sample_once(self, batch: _Batch) -> None:
         rows = self._read(batch.table, SOURCE, batch.wanted)
-        found = self._servers.source(batch.table.source_id).execute(_INSERT_LSN_SQL).fetchone()
-        assert found is not None
-        batch.judge.sample_source(Lsn.parse(found[0]), rows)
+        lsn = _read_lsn(self._servers.source(batch.table.source_id), INSERT_LSN_SQL)
+        batch.judge.sample_source(lsn, rows)
 
     def _read_target(self, batch: _Batch) -> None:
         connection, table = self._servers.target, batch.table

@@ -60,6 +60,28 @@ def server_name(url: str) -> str:
     return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
 
 
+def several_hosts(given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the hosts and ports among the parameters of a connection string, if these are several.
+
+    A port is empty where the string has none. Raises ValueError.
+    """
+    hosts, ports = given.get("host", "").split(","), given.get("port", "").split(",")
+    if len(hosts) < 2:
+        return []
+    if len(ports) not in (1, len(hosts)):
+        raise ValueError(f"{len(ports)} ports do not fit {len(hosts)} hosts")
+    return list(zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=True))
+
+
+def has_several_hosts(url: str) -> bool:
+    """Return whether a connection string lists more than one host."""
+    try:
+        given = parse_conninfo(url)
+    except ValueError:
+        return False
+    return "," in (given.get("host") or given.get("hostaddr", ""))
+
+
 TLS_WORDS: Final = ("SSL", "TLS", "certificate")
 """One of these is in the message of libpq or OpenSSL about an encrypted connection."""
 TLS_HINT: Final = (

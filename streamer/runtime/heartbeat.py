@@ -28,12 +28,14 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.services import Services
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, translating
-from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle, read_server_start
+from streamer.source.connection import Connection, names_several_hosts, translating
+from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
+from streamer.source.primary import connection_to_primary
 
 log = structlog.get_logger()
 
 OVERDUE_SECONDS: Final = 5.0
+PRIMARY_RETRY_SECONDS: Final = 5.0
 
 
 class ServerBeats:
@@ -70,17 +72,36 @@ class Heartbeat:
     async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
         """Beat until cancelled; return at once where that cannot be.
 
-        Raises SourceConnectionError when the source is lost.
+        The heartbeats of a standby begin at its primary, if the url lists that. A primary that is
+        down does not end the stream. Raises SourceConnectionError when the source is lost.
         """
         if not self._interval:
             return
+        if not (server.in_recovery and names_several_hosts(self._source)):
+            await self._run_over(plain, server, tracker)
+            return
+        while True:
+            try:
+                async with connection_to_primary(self._source, plain) as primary:
+                    await self._run_over(primary, server, tracker)
+                return
+            except SourceError as exc:
+                if exc.retry is not Retry.TIMED:
+                    self._say_off(str(exc))
+                    return
+                self._say_off(f"{exc}; streamer tries again")
+            await asyncio.sleep(max(self._interval, PRIMARY_RETRY_SECONDS))
+
+    async def _run_over(
+        self, plain: Connection, server: SourceServer, tracker: ProgressTracker
+    ) -> None:
+        """Beat over *plain*: a session at *server* or, if that is a standby, at its primary."""
         with translating(self._source.label):
-            obstacle = await heartbeat_obstacle(plain, server)
+            obstacle = await heartbeat_obstacle(plain)
         if obstacle is not None:
             self._say_off(obstacle)
             return
-        key = (*server.place, await read_server_start(plain, self._source.label))
-        beats = self._by_server.setdefault(key, ServerBeats())
+        beats = self._by_server.setdefault(server.place, ServerBeats())
         beats.receivers[self] = tracker
         try:
             await self._share(plain, beats)
@@ -91,7 +112,7 @@ class Heartbeat:
         finally:
             del beats.receivers[self]
             if not beats.receivers:
-                self._by_server.pop(key, None)
+                self._by_server.pop(server.place, None)
 
     async def _share(self, plain: Connection, beats: ServerBeats) -> None:
         """Send a heartbeat for all sources of the server, unless another of them just has."""
@@ -99,6 +120,7 @@ class Heartbeat:
             wait = beats.began_at + self._interval - time.monotonic()
             if wait <= 0 and self._sent_at is None:
                 await self._beat(plain, beats)
+                self._told.discard(self._source.label)
             await asyncio.sleep(wait if wait > 0 else self._interval)
 
     def _say_off(self, obstacle: str) -> None:

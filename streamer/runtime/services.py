@@ -25,6 +25,7 @@ from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
     from streamer.runtime.heartbeat import ServerBeats
+    from streamer.source.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class Services:
     """Called with the label of a source that has new tables under its patterns."""
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources of which the log says that they cannot have one."""
-    heartbeats: "dict[tuple[str | int, ...], ServerBeats]" = field(default_factory=dict)
-    """By server: system identifier, timeline, and time of its start."""
+    heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
+    """By server."""
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications are ours from the next start on."""
 

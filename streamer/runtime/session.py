@@ -63,6 +63,7 @@ from streamer.source.connection import Connection, connection
 from streamer.source.encoding import read_conversion
 from streamer.source.history import HistoryCheck
 from streamer.source.ownership import mark_publications
+from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
 from streamer.source.timeline import check_same_server_plainly, read_history
@@ -294,7 +295,8 @@ class _Opening:
         self._services.take_over.discard(source.label)
         ddl_token = None
         if source.ddl is DdlCapture.CAPTURE:
-            ddl_token = await ensure_capture(plain, source)
+            async with writable(source, plain) as writing:
+                ddl_token = await ensure_capture(writing, source)
         journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
         refused = await follow_renames(
             plain,
@@ -372,7 +374,9 @@ class _Opening:
         by_id = {mapped.relation_id: mapped for mapped in self._tables.relations}
         unknown = await read_unknown(self._bookkeeping, list(by_id))
         names = [by_id[relation_id].mapping.source for relation_id in sorted(unknown)]
-        await send_baseline(plain, self._source, names)
+        if names:
+            async with writable(self._source, plain) as writing:
+                await send_baseline(writing, self._source, names)
 
     async def _start(
         self, server: SourceServer, settled: "_Settled", turn: CopyTurn | None

@@ -47,6 +47,7 @@ from streamer.source.slot import (
     drop_slot,
     end_former_reader,
     read_slot,
+    require_own,
     set_failover,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
@@ -149,6 +150,7 @@ class SlotCheck:
         """
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
+        require_own(slot, self._source, self._server)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
         is_all_copied = not synced and not any(m.is_to_declare for m in self._relations)
         if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):

@@ -35,6 +35,7 @@ from streamer.source.connection import (
     first_line,
     translating,
 )
+from streamer.source.primary import writable
 
 log = structlog.get_logger()
 
@@ -445,5 +446,6 @@ async def read_present(
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:
     """Remove the capture, if it is there and ours. Raises psycopg.Error without the right to."""
     if (await read_capture(plain, source)).is_there:
-        for statement in drop_sql(source):
-            await plain.execute(statement.encode())
+        async with writable(source, plain) as writing:
+            for statement in drop_sql(source):
+                await writing.execute(statement.encode())

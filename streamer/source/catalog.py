@@ -3,19 +3,36 @@
 Queries use names qualified with pg_catalog, because sessions run with an empty search_path.
 """
 
+import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamer.errors import SourceDivergedError, SourceRejectedError, SourceUnreadyError
+import psycopg
+
+from streamer.errors import (
+    SourceDivergedError,
+    SourceRejectedError,
+    SourceStandbyError,
+    SourceUnreadyError,
+)
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinedColumn, SourceDefinition
 from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, USED_TYPES
-from streamer.source.connection import Connection, fetch_all, fetch_one
+from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
+from streamer.source.flush import (
+    COMMIT_LATER_SQL,
+    COMMIT_SQL,
+    FLUSH_LSN_SQL,
+    INSERT_LSN_SQL,
+    WRITER_POLL_SECONDS,
+    WRITER_SECONDS,
+)
 from streamer.source.guard_facts import read_identities
 from streamer.source.identity import RelationIdentity
-from streamer.source.place import Place
+from streamer.source.place import STARTED_SQL, Place
 
 VERSION_MIN: Final = 12_00_00
 CAPTURE_MARK: Final = "streamer captures definitions, version "
@@ -41,6 +58,8 @@ class SourceServer:
     max_replication_slots: int
     max_wal_senders: int
     settings: dict[str, str]
+    started: int = 0
+    """When the server was started, in microseconds of the epoch; 0 if that is not known."""
 
     @property
     def major(self) -> int:
@@ -49,7 +68,7 @@ class SourceServer:
     @property
     def place(self) -> Place:
         """Where every other connection to this source must lead."""
-        return self.system_identifier, self.timeline
+        return self.system_identifier, self.timeline, self.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +172,7 @@ class SourceRelation:
         return tuple(column.name for column in self.columns)
 
 
-_SERVER_SQL: Final = """
+_SERVER_SQL: Final = f"""
 select current_setting('server_version_num')::int as version,
        current_setting('server_version') as version_text,
        pg_catalog.current_database() as database,
@@ -164,6 +183,7 @@ select current_setting('server_version_num')::int as version,
        r.rolreplication or r.rolsuper as role_may_replicate,
        r.rolsuper as is_superuser,
        pg_catalog.pg_is_in_recovery() as in_recovery,
+       {STARTED_SQL} as started,
        current_setting('max_replication_slots')::int as max_replication_slots,
        current_setting('max_wal_senders')::int as max_wal_senders,
        (select pg_catalog.jsonb_object_agg(name, setting) from pg_catalog.pg_settings
@@ -173,11 +193,10 @@ from pg_catalog.pg_roles r where r.rolname = current_user
 """
 
 
-_IDENTITY_SQL: Final = """
+_IDENTITY_SQL: Final = f"""
 select (select system_identifier from pg_catalog.pg_control_system()) as systemid,
        (select timeline_id from pg_catalog.pg_control_checkpoint()) as timeline,
-       case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
-            else pg_catalog.pg_current_wal_flush_lsn() end::text as xlogpos
+       ({FLUSH_LSN_SQL})::text as xlogpos
 """
 
 
@@ -331,13 +350,6 @@ async def read_relations(
     return relations
 
 
-FLUSH_LSN_SQL: Final = (
-    "case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
-    " else pg_catalog.pg_current_wal_flush_lsn() end"
-)
-"""The end of the WAL that a server has flushed or, as a standby, replayed."""
-
-
 async def read_flush_lsn(connection: Connection) -> Lsn:
     """Return the end of the WAL that the source has flushed."""
     row = await fetch_one(connection, f"select ({FLUSH_LSN_SQL})::text as lsn")
@@ -348,12 +360,24 @@ async def flush_wal(connection: Connection) -> Lsn:
     """Flush everything committed so far; return its end.
 
     A commit with ``synchronous_commit = off`` reaches the disk, and so our stream, a little later.
-    The commit record of one of our empty transactions takes it along.
+    The flush of one of our empty transactions takes it along. A standby has only flushed WAL.
     """
-    await connection.execute(
-        "begin; set local synchronous_commit = local; select pg_catalog.txid_current(); commit"
-    )
+    if not is_standby(connection):
+        try:
+            await connection.execute(COMMIT_SQL)
+        except psycopg.errors.InsufficientPrivilege:
+            await _await_wal_writer(connection)
     return await read_flush_lsn(connection)
+
+
+async def _await_wal_writer(connection: Connection) -> None:
+    await connection.execute(COMMIT_LATER_SQL)
+    row = await fetch_one(connection, f"select ({INSERT_LSN_SQL})::text as lsn")
+    inserted, until = Lsn.parse(row["lsn"]), time.monotonic() + WRITER_SECONDS
+    while time.monotonic() < until:
+        if await read_flush_lsn(connection) >= inserted:
+            return
+        await asyncio.sleep(WRITER_POLL_SECONDS)
 
 
 def check_same_history(server: SourceServer, system_identifier: str | None, seen_lsn: Lsn) -> None:
@@ -382,6 +406,11 @@ def check_ready(server: SourceServer, source: SourceMapping) -> None:
         raise SourceUnreadyError(
             f'source "{source.label}" has failover: true, which PostgreSQL {server.major} lacks',
             hint="take it out of the configuration, or upgrade that server to 17 or later",
+        )
+    if source.failover and server.in_recovery:
+        raise SourceStandbyError(
+            f'source "{source.label}" is a standby, and failover: true needs the primary',
+            hint="list all hosts in its url, with target_session_attrs=read-write",
         )
     if server.wal_level != "logical":
         raise SourceUnreadyError(

@@ -5,7 +5,7 @@ the driver's errors.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
-from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, has_several_hosts
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -110,10 +110,23 @@ _REFUSALS: Final = (
 )
 
 
+_OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
+"""Begins the error of one host in psycopg's message about several."""
+
+
+def _is_refused(text: str) -> bool:
+    """Return whether every host has refused the role. Pure.
+
+    One that is down or a standby may be the right one again in a moment.
+    """
+    first, *of_hosts = _OF_HOST.split(text)
+    return all(any(word in each for word in _REFUSALS) for each in of_hosts or [first])
+
+
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
     # libpq reports a failed connection attempt without SQLSTATE; its text is all there is.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        if any(word in str(error) for word in _REFUSALS):
+        if _is_refused(str(error)):
             return SourceRejectedError(
                 message, hint="check role, password, pg_hba.conf and database"
             )
@@ -202,13 +215,22 @@ def _pin_sql(connection: Connection) -> str:
     return session.pin_sql(version=info.server_version, is_superuser=is_superuser)
 
 
-async def connect(source: SourceMapping, *, replication: bool = False) -> Connection:
+ANYWHERE: Final[Mapping[str, str]] = {}
+AT_PRIMARY: Final = {"target_session_attrs": "primary"}
+
+
+async def connect(
+    source: SourceMapping, *, replication: bool = False, at: Mapping[str, str] = ANYWHERE
+) -> Connection:
     """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
+
+    *at*: parameters that choose among the hosts of the url, in place of the url's own.
 
     Raises SourceConnectionError, SourceRejectedError, SourceConfigurationError; also
     SourcePasswordError if the password comes from a file or a command.
     """
     parameters: dict[str, str] = {"replication": "database"} if replication else {}
+    parameters |= at
     with _naming_the_url(source), translating(source.label):
         try:
             connection = await _log_in(source, parameters)
@@ -232,15 +254,25 @@ async def connect(source: SourceMapping, *, replication: bool = False) -> Connec
 
 @asynccontextmanager
 async def connection(
-    source: SourceMapping, *, replication: bool = False
+    source: SourceMapping, *, replication: bool = False, at: Mapping[str, str] = ANYWHERE
 ) -> AsyncIterator[Connection]:
     """Connect for the length of a block, and translate errors inside it."""
-    connected = await connect(source, replication=replication)
+    connected = await connect(source, replication=replication, at=at)
     try:
         with translating(source.label):
             yield connected
     finally:
         await connected.close()
+
+
+def is_standby(connection: Connection) -> bool:
+    """Return whether the server is a standby now. Servers before PostgreSQL 14 do not report it."""
+    return connection.info.parameter_status("in_hot_standby") == "on"
+
+
+def names_several_hosts(source: SourceMapping) -> bool:
+    """Return whether the url of *source* lists more than one host."""
+    return has_several_hosts(source.url.reveal())
 
 
 UNCONVERTIBLE: Final = ("22P05", "22021")

@@ -9,8 +9,8 @@ from typing import Final
 
 from streamer.lsn import Lsn
 from streamer.mapping.rules import RelationName, SourceMapping
-from streamer.source.catalog import FLUSH_LSN_SQL
 from streamer.source.connection import Connection, fetch_one
+from streamer.source.flush import FLUSH_LSN_SQL
 from streamer.source.guard_facts import IDENTITIES_SQL
 from streamer.source.publication import publications_sql
 from streamer.source.slot import Slot

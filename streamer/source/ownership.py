@@ -16,6 +16,7 @@ from streamer.hints import command
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.connection import Connection, fetch_all
+from streamer.source.primary import writable
 
 _MARK: Final = "streamer installation "
 
@@ -127,6 +128,7 @@ async def mark_publications(
             continue  # the words of an administrator
         sql = f"comment on publication {quote_identifier(row['name'])} is {quote_literal(comment)}"
         try:
-            await connection.execute(sql.encode())
+            async with writable(source, connection) as writing:
+                await writing.execute(sql.encode())
         except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege):
-            return  # a standby: its primary has them, and other marks
+            return  # a standby whose url does not name its primary

@@ -6,27 +6,37 @@ this module to its executors, so it imports nothing. Pure.
 
 from typing import Final
 
-PLACE_SQL: Final = """
+STARTED_SQL: Final = "(extract(epoch from pg_catalog.pg_postmaster_start_time()) * 1000000)::int8"
+"""When the server was started. It tells a standby from its primary, and from other standbys."""
+
+PLACE_SQL: Final = f"""
 select c.system_identifier::text as systemid,
        case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_walfile_name(
-           pg_catalog.pg_current_wal_lsn()) end as segment
+           pg_catalog.pg_current_wal_lsn()) end as segment,
+       {STARTED_SQL} as started
 from pg_catalog.pg_control_system() c
 """
 """An ordinary role may lack the privilege to run this."""
 
-Place = tuple[str, int]
-"""System identifier and timeline."""
+Place = tuple[str, int, int]
+"""System identifier, timeline, and start of the server; the last is 0 if it is not known."""
 
 
-def place_of(system_identifier: str, segment: str | None, expected: Place) -> Place:
+def place_of(system_identifier: str, segment: str | None, started: int, expected: Place) -> Place:
     """Return the place that a row of `PLACE_SQL` names. A standby does not tell its timeline."""
-    return system_identifier, expected[1] if segment is None else int(segment[:8], 16)
+    timeline = expected[1] if segment is None else int(segment[:8], 16)
+    return system_identifier, timeline, started if expected[2] else 0
 
 
 def find_difference(expected: Place, reached: Place) -> str | None:
     """Return a message if the two places are not the same server and timeline."""
     if expected == reached:
         return None
+    if expected[:2] == reached[:2]:
+        return (
+            "connections to the source reach different servers of one cluster, or the server has "
+            f"restarted: one was started at {expected[2]}, another at {reached[2]}"
+        )
     return (
         "connections to the source reach different servers: one has system identifier "
         f"{expected[0]} and timeline {expected[1]}, another {reached[0]} and {reached[1]}"

@@ -24,6 +24,7 @@ from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.capture import message_table
 from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.identity import RelationIdentity
+from streamer.source.primary import primary_hint, writable
 
 log = structlog.get_logger()
 
@@ -394,8 +395,8 @@ async def ensure_publications(
             attempts.append(changes)
     for changes in attempts:
         try:
-            await _execute(connection, changes.all)
-        except psycopg.errors.InsufficientPrivilege:
+            await _execute(connection, source, changes.all)
+        except _FORBIDDEN:
             break
         except psycopg.errors.LockNotAvailable as exc:
             raise SourceContentionError(
@@ -425,8 +426,8 @@ async def _ensure_needed(
     changes = publication_changes(source, identities, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
-            await _execute(connection, changes.all)
-        except psycopg.errors.InsufficientPrivilege as exc:
+            await _execute(connection, source, changes.all)
+        except _FORBIDDEN as exc:
             raise _rejected(source, exc, changes.needed) from exc
         return {}
     if not changes.needed and changes.surplus:
@@ -439,34 +440,47 @@ async def _ensure_needed(
     for identity in identities:
         own = publication_changes(source, [identity], existing, version)
         try:
-            await _execute(connection, own.needed)
-        except psycopg.errors.InsufficientPrivilege as exc:
+            await _execute(connection, source, own.needed)
+        except _FORBIDDEN as exc:
             errors[identity.name] = _rejected(source, exc, own.needed)
     return errors
 
 
-async def _execute(connection: Connection, statements: list[str]) -> None:
+_FORBIDDEN: Final = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ReadOnlySqlTransaction,  # a standby, and the url does not name its primary
+)
+
+
+async def _execute(connection: Connection, source: SourceMapping, statements: list[str]) -> None:
     if not statements:
         return
-    async with connection.transaction():
-        await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
+    async with writable(source, connection) as writing, writing.transaction():
+        await writing.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
         for statement in statements:
-            await connection.execute(statement.encode())
+            await writing.execute(statement.encode())
 
 
 def _rejected(
     source: SourceMapping, error: psycopg.Error, statements: list[str]
 ) -> SourceRejectedError:
+    sql = "; ".join(statements)
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return SourceRejectedError(
+            f'source "{source.label}" is a standby, and only its primary can change publications',
+            hint=primary_hint(source, sql),
+        )
     return SourceRejectedError(
         f'source "{source.label}": {first_line(error)}',
-        hint=f"have an administrator run there: {'; '.join(statements)}",
+        hint=f"have an administrator run there: {sql}",
     )
 
 
 async def drop_publications(connection: Connection, source: SourceMapping) -> None:
     """Drop both publications; those that are already gone are fine."""
-    for statement in drop_publications_sql(source):
-        await connection.execute(statement.encode())
+    async with writable(source, connection) as writing:
+        for statement in drop_publications_sql(source):
+            await writing.execute(statement.encode())
 
 
 def drop_publications_sql(source: SourceMapping) -> list[str]:

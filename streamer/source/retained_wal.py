@@ -6,17 +6,17 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.source.connection import Connection, fetch_all
+from streamer.source.flush import FLUSH_LSN_SQL
 from streamer.source.slot import sync_slot_prefix
 
-_SQL: Final = """
+_SQL: Final = f"""
 select e.lsn::text as end_lsn, s.restart_lsn::text as restart_lsn,
        s.confirmed_flush_lsn::text as confirmed_flush_lsn, s.active,
        (select min(t.restart_lsn)::text from pg_catalog.pg_replication_slots t
         where t.temporary and pg_catalog.strpos(t.slot_name, %s) = 1)
        as sync_restart_lsn
 from pg_catalog.pg_replication_slots s,
-     (select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
-             else pg_catalog.pg_current_wal_flush_lsn() end as lsn) e
+     (select {FLUSH_LSN_SQL} as lsn) e
 where s.slot_name = %s
 """
 

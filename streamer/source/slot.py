@@ -20,6 +20,7 @@ from streamer.errors import (
     SlotMissingError,
     SlotWaitError,
     SourceDivergedError,
+    SourceStandbyError,
 )
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
@@ -27,6 +28,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
+from streamer.source.primary import LOG_SNAPSHOT_SQL, RunningTransactions, primary_hint
 from streamer.source.timeline import check_same_server, check_same_server_plainly
 from streamer.source.waits import Tell, read_blockers
 
@@ -47,6 +49,10 @@ class Slot:
     confirmed_flush_lsn: Lsn | None
     invalidation: str | None
     is_failover: bool = False
+    is_synced: bool = False
+    """Whether a standby keeps it as a copy of its primary's slot, or has until its promotion."""
+    is_temporary: bool = False
+    """Such a copy is temporary until it is fit to survive a promotion."""
     safe_wal_bytes: int | None = None
     """The bytes of WAL until the slot is in danger; None without a limit."""
 
@@ -65,6 +71,8 @@ class Slot:
             or ("conflict" if row.get("conflicting") else None)
             or ("wal_removed" if lost else None),
             is_failover=bool(row.get("failover")),
+            is_synced=bool(row.get("synced")),
+            is_temporary=bool(row.get("temporary")),
             safe_wal_bytes=row.get("safe_wal_size"),
         )
 
@@ -100,6 +108,18 @@ async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
     return _lsn(rows[0]["lsn"]) if rows else None
 
 
+_KEEP_ROWS: Final = "set hot_standby_feedback = on and primary_slot_name on the standby"
+_INVALIDATIONS: Final = {
+    "wal_removed": "the WAL that it needs is gone; see max_slot_wal_keep_size",
+    "rows_removed": f"VACUUM at the primary removed rows of catalogs; {_KEEP_ROWS}",
+    "wal_level_insufficient": "wal_level of the primary was below logical",
+    "idle_timeout": "streamer was away for longer than idle_replication_slot_timeout",
+    "conflict": f"it conflicted with the recovery of the standby; {_KEEP_ROWS}, and keep "
+    "wal_level = logical at the primary",
+}
+"""View pg_replication_slots, column invalidation_reason; ``conflict`` is that of PostgreSQL 16."""
+
+
 def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
     """Return where streaming from *slot* resumes; refuse a slot that lost something.
 
@@ -108,8 +128,10 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
     if slot is None:
         raise SlotMissingError(f'replication slot "{name}" is gone')
     if slot.invalidation is not None:
+        why = _INVALIDATIONS.get(slot.invalidation)
         raise SlotInvalidatedError(
             f'replication slot "{name}" was invalidated: {slot.invalidation}'
+            + (f" ({why})" if why else "")
         )
     if slot.is_foreign(database):
         raise SourceDivergedError(
@@ -121,6 +143,19 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
     return slot.confirmed_flush_lsn
+
+
+def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) -> None:
+    """Refuse a slot that the standby behind *server* synchronizes from its primary. Pure.
+
+    PostgreSQL lets no client read it before the standby is promoted. Raises SourceStandbyError.
+    """
+    if slot is not None and slot.is_synced and server.in_recovery:
+        raise SourceStandbyError(
+            f'source "{source.label}" is a standby, and replication slot "{slot.name}" is a copy '
+            "of the slot on its primary",
+            hint="promote it, or list all hosts in the url, with target_session_attrs=read-write",
+        )
 
 
 async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) -> None:
@@ -267,9 +302,10 @@ async def create_slot(
     """Create a logical slot and export the snapshot of its consistent point.
 
     PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
-    everything before the consistent point, and the slot everything after it. *tell* receives the
-    sessions that block the slot, whenever they change. Raises SlotWaitError after `WAIT_SECONDS`,
-    and leaves nothing behind.
+    everything before the consistent point, and the slot everything after it. On a standby it waits
+    for records of running transactions, which only the primary writes. *tell* receives the sessions
+    or the record that the slot waits for, whenever they change. Raises SlotWaitError after
+    `WAIT_SECONDS`, and leaves nothing behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
@@ -323,16 +359,21 @@ async def _watched(
 
     A walsender that waits for a transaction does not notice that its client is gone.
     """
-    done, _ = await asyncio.wait([creating], timeout=LOOK_SECONDS)
+    # On a standby, it always waits.
+    moment = LOOK_SECONDS / 10 if server.in_recovery else LOOK_SECONDS
+    done, _ = await asyncio.wait([creating], timeout=moment)
     if done:
         return creating.result()
     told = ""
-    async with plain_connection(source) as plain:
+    async with (
+        plain_connection(source) as plain,
+        RunningTransactions(source, server) as running,
+    ):
         await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
-                    awaited = await read_blockers(plain, pid)
+                    awaited = await read_blockers(plain, pid) or await running.ask(plain)
                     if awaited and awaited != told:
                         told = awaited
                         await tell(awaited)
@@ -344,9 +385,15 @@ async def _watched(
             raise SlotWaitError(
                 f'source "{source.label}": the creation of a slot has waited too long for '
                 f"{told or 'the server'}",
-                hint="end that, or wait until it ends by itself; then run: streamer resume",
+                hint=_wait_hint(source, server),
             ) from None
     return creating.result()
+
+
+def _wait_hint(source: SourceMapping, server: SourceServer) -> str:
+    if not server.in_recovery:
+        return "end that, or wait until it ends by itself; then run: streamer resume"
+    return f"{primary_hint(source, LOG_SNAPSHOT_SQL)}; then run: streamer resume"
 
 
 async def _terminate(plain: Connection, pid: int) -> None:

@@ -13,7 +13,7 @@ from streamer.errors import SourceConnectionError
 from streamer.lsn import Lsn
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, fetch_one
-from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
+from streamer.source.place import PLACE_SQL, STARTED_SQL, Place, find_difference, place_of
 
 
 def parse_fork(history: str, timeline: int) -> Lsn | None:
@@ -43,16 +43,27 @@ async def check_same_server(connection: Connection, server: SourceServer) -> Non
     SourceConnectionError.
     """
     row = await fetch_one(connection, "IDENTIFY_SYSTEM")
-    _require_same(server.place, (str(row["systemid"]), int(row["timeline"])))
+    started = server.started and await _read_started(connection)
+    _require_same(server.place, (str(row["systemid"]), int(row["timeline"]), started))
 
 
 async def check_same_server_plainly(connection: Connection, server: SourceServer) -> None:
-    """The same for an ordinary connection, as far as its role may read that."""
+    """The same for an ordinary connection. A role that may not read system identifier and timeline
+    compares only the start of the server.
+    """
     try:
         row = await fetch_one(connection, PLACE_SQL)
     except psycopg.errors.InsufficientPrivilege:
+        expected = server.place
+        started = server.started and await _read_started(connection)
+        _require_same(expected, (expected[0], expected[1], started))
         return
-    _require_same(server.place, place_of(row["systemid"], row["segment"], server.place))
+    reached = place_of(row["systemid"], row["segment"], row["started"], server.place)
+    _require_same(server.place, reached)
+
+
+async def _read_started(connection: Connection) -> int:
+    return int((await fetch_one(connection, f"select {STARTED_SQL} as started"))["started"])
 
 
 def _require_same(expected: Place, reached: Place) -> None:

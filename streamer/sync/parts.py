@@ -509,7 +509,7 @@ def _check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
     except psycopg.errors.InsufficientPrivilege:
         return  # the snapshot has to be there all the same
     assert row is not None
-    if difference := find_difference(expected, place_of(row[0], row[1], expected)):
+    if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
         raise NotCopiedError("elsewhere", difference)
 
 

@@ -65,6 +65,7 @@ SHIPPED: Final = (
     "streamer.postgres.session",
     "streamer.postgres.sqlstate",
     "streamer.source",
+    "streamer.source.flush",
     "streamer.source.place",
     "streamer.sync",
     "streamer.sync.parts",

@@ -36,7 +36,7 @@ from streamer.errors import (
     ValueConversionError,
 )
 from streamer.postgres import origin, session
-from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, parse_conninfo
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -100,6 +100,7 @@ _HARMLESS: Final[dict[str, frozenset[str]]] = {
     "sslcertmode": frozenset({"allow"}),
 }
 _SOCKET: Final = ("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count")
+_WRITABLE: Final = frozenset({"any", "primary", "read-write"})
 _OTHERS: Final = frozenset(
     {
         *_SOCKET,
@@ -120,16 +121,20 @@ class TargetAddress:
     """
 
     dsn: Secret
+    """That of the first host."""
     url: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
     claim: Claim | None = None
+    further_dsns: tuple[Secret, ...] = ()
+    """Those of the other hosts, in the order of the url."""
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":
         """Translate *url*; raises SettingsError for a parameter that asyncpg cannot honor."""
         try:
             given = parse_conninfo(url.reveal())
+            hosts = several_hosts(given)
         except ValueError as exc:
             raise SettingsError(f"target.url: {exc}") from None
         for port in filter(None, given.get("port", "").split(",")):
@@ -141,13 +146,25 @@ class TargetAddress:
                     f'target.url: parameter "{name}" is not supported for the target',
                     hint="leave it out; sources take every libpq parameter",
                 )
+        attributes = given.get("target_session_attrs", "any")
+        if attributes not in _WRITABLE:
+            raise SettingsError(
+                f"target.url: target_session_attrs={attributes} leads to a server that accepts no "
+                "writes",
+                hint="write target_session_attrs=read-write",
+            )
         parameters = {k: v for k, v in given.items() if k in _PASSED}
         if "fallback_application_name" in given:
             parameters.setdefault("application_name", given["fallback_application_name"])
         timeout = float(given.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
         sockets = {k: int(v) for k, v in given.items() if k in _SOCKET or k == "tcp_user_timeout"}
-        dsn = Secret(f"postgresql://?{urlencode(parameters)}")
-        return cls(dsn, url, timeout, sockets)
+        # asyncpg limits the time for all hosts together, and takes the first refusal as final. A
+        # machine that vanished, or a server that starts up, would hide its standby.
+        of_hosts = [{"host": host, "port": port} for host, port in hosts] or [{}]
+        first, *others = (
+            Secret(f"postgresql://?{urlencode(parameters | of_host)}") for of_host in of_hosts
+        )
+        return cls(first, url, timeout, sockets, further_dsns=tuple(others))
 
 
 def translate(error: BaseException) -> StreamerError:
@@ -609,13 +626,7 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
             password = await current_password(address.url)
         except PasswordUnavailableError as exc:
             raise TargetPasswordError(f"target: {exc}", hint=_PASSWORD_HINT) from None
-        return await asyncpg.connect(
-            address.dsn.reveal(),
-            password=password,
-            timeout=address.connect_seconds,
-            server_settings=server_settings,
-            connection_class=_DriverConnection,
-        )
+        return await _connect_to_any(address, password, server_settings)
 
     try:
         return await connect()
@@ -627,6 +638,38 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
             with contextlib.suppress(asyncpg.InvalidAuthorizationSpecificationError):
                 return await connect()
         raise TargetPasswordError(f"target: {first_line(exc)}", hint=_PASSWORD_HINT) from exc
+
+
+async def _connect_to_any(
+    address: TargetAddress, password: str | None, server_settings: dict[str, str]
+) -> asyncpg.Connection:
+    """Try each host for as long as `connect_timeout`, as libpq does.
+
+    With an error of every host, raise one that may pass, if there is any. A host that refuses the
+    role may be the standby of the one that is down. A refusal goes first only where the password
+    may be an outdated one.
+    """
+    refused: Exception | None = None
+    passing: Exception | None = None
+    for dsn in (address.dsn, *address.further_dsns):
+        try:
+            return await asyncpg.connect(
+                dsn.reveal(),
+                password=password,
+                timeout=address.connect_seconds,
+                server_settings=server_settings,
+                connection_class=_DriverConnection,
+            )
+        except _DRIVER_ERRORS as exc:
+            if isinstance(translate(exc), TargetRejectedError):
+                refused = refused or exc
+            else:
+                passing = passing or exc
+    error = passing or refused
+    if refused is not None and has_password_source(address.url):
+        error = refused
+    assert error is not None
+    raise error
 
 
 _PASSWORD_HINT: Final = (

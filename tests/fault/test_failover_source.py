@@ -2,10 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from streamer.commands.check.command import examine
+from streamer.config import static
+from streamer.errors import SourceRejectedError, SourceStandbyError
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.source.catalog import check_ready, read_server
+from streamer.source.connection import connection
+from streamer.source.publication import ensure_publications
+from streamer.source.slot import create_slot
 from tests.support.postgres import Database, running, versions
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
@@ -17,22 +27,30 @@ DDL = "create table t (id int primary key)"
 @pytest.fixture
 def pair(tmp_path: Path, server_directory: Path) -> Iterator[tuple[OnEither, Standby]]:
     own = server_directory / tmp_path.name
-    with running(own / "first", versions()["18"]) as first:
+    # An asynchronous commit stays in memory.
+    with running(own / "first", versions()["18"], {"wal_writer_delay": "10s"}) as first:
         first.execute("create database shop")
         first.execute(DDL, "shop")
         with standby(first, own / "second") as second:
             yield OnEither(first, second, "shop"), second
 
 
-def configured(directory: Path, source: Database, target: Database, group: str = "") -> Streamer:
+def configured(
+    directory: Path,
+    source: Database,
+    target: Database,
+    group: str = "",
+    tables: str = "t: {initial: none}",
+) -> Streamer:
     path = directory / "config.yaml"
-    write_config(path, source, target, "t: {initial: none}", group=group)
+    write_config(path, source, target, tables, group=group)
     return Streamer(path)
 
 
 async def test_a_failover_slot_lets_streaming_go_on(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
+    """The primary dies as soon as the target has a row, which the standby has by then."""
     source, second = pair
     target.execute(DDL)
     # A slot that was made without it becomes one.
@@ -43,24 +61,116 @@ async def test_a_failover_slot_lets_streaming_go_on(
     is_failover = "select failover from pg_replication_slots where slot_name = 'streamer_shop'"
     assert source.value(is_failover) is False
     streamer = configured(tmp_path, source, target, "failover: true")
+    assert "synchronized_standby_slots lacks standby" in await found(tmp_path)
+    source.execute("alter system set synchronized_standby_slots = 'standby'")
+    source.execute("select pg_reload_conf()")
     streamer.start()
     try:
-        source.execute("insert into t values (1)")
+        source.execute("set synchronous_commit = off; insert into t values (1)")
         await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t") == [(1,)], "flushed by the wait"
         assert source.value(is_failover) is True
         async with asyncio.timeout(SECONDS):
             while not await asyncio.to_thread(second.has_slot, "streamer_shop"):
                 source.execute("select pg_log_standby_snapshot()")
                 await streamer.caught_up(SECONDS)
+        findings = await found(tmp_path)
+        assert "fit for failover" in findings
+        assert "synchronized_standby_slots" not in findings
         source.execute("insert into t values (2)")
-        await asyncio.to_thread(second.wait)
+        await streamer.caught_up(SECONDS)
         source.server.kill()
         await asyncio.to_thread(second.promote)
         second.execute("insert into t values (3)", "shop")
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t order by 1") == [(1,), (2,), (3,)]
+        assert target.value("select count(*) from streamer.conflict") == 0
+        assert target.value("select state from streamer.relation") == "ready"
     finally:
         await streamer.stop()
+    streamer = configured(tmp_path, source, target, "failover: false")
+    streamer.start()
+    await streamer.caught_up(SECONDS)
+    await streamer.stop()
+    assert second.execute(is_failover) == [(False,)]
+
+
+async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    source, second = pair
+    source.execute("insert into t select generate_series(1, 3)")
+    source.options = "target_session_attrs=standby"
+    streamer = configured(tmp_path, source, target, "heartbeat_interval: 1", tables="t:")
+    streamer.start()
+    try:
+        await streamer.caught_up(SECONDS)
+        assert source.value("select array_agg(pubname order by 1) from pg_publication") == [
+            "streamer_shop",
+            "streamer_shop_ins",
+        ]
+        assert (
+            source.execute("select 1 from pg_replication_slots where slot_type = 'logical'") == []
+        )
+        source.execute("insert into t values (4); update t set id = 5 where id = 1")
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t order by 1") == [(2,), (3,), (4,), (5,)]
+
+        async def beats() -> bool:
+            return (await streamer.status())["heartbeat_seconds"] is not None
+
+        await streamer.eventually(beats, SECONDS)
+        assert (await streamer.status())["role"] == "standby"
+        assert "publications and heartbeats at its primary" in await found(tmp_path)
+    finally:
+        await streamer.stop()
+    await the_standby_alone(second)
+    source.server.kill()
+    await asyncio.to_thread(second.promote)
+    second.execute("insert into t values (6)", "shop")
+    source.options = "target_session_attrs=primary"
+    streamer = configured(tmp_path, source, target, tables="t:")
+    streamer.start()
+    try:
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t order by 1") == [(2,), (3,), (4,), (5,), (6,)]
+        assert (await streamer.status())["role"] == "primary"
+    finally:
+        await streamer.stop()
+
+
+async def the_standby_alone(second: Standby) -> None:
+    """Without its primary in the url, streamer prints the SQL for the primary."""
+    alone = SourceMapping("alone", None, Secret(second.url("shop")), ())
+    async with connection(alone, replication=True) as replication:
+        server = await read_server(replication)
+    async with connection(alone) as plain:
+        with pytest.raises(SourceRejectedError) as refused:
+            await ensure_publications(plain, alone, [], server.version)
+        assert refused.value.hint is not None
+        assert 'run on its primary: create publication "streamer_alone"' in refused.value.hint
+    told: list[str] = []
+
+    async def tell(awaited: str) -> None:
+        told.append(awaited)
+        second.primary.execute("begin; create table noise (); rollback")
+
+    making = asyncio.ensure_future(create_slot(alone, "alone", server, temporary=True, tell=tell))
+    async with asyncio.timeout(SECONDS):
+        while not (told and making.done()):
+            await asyncio.wait([making], timeout=1)
+            if told:
+                second.primary.execute("select pg_log_standby_snapshot()")
+    await making.result().close()
+    assert "pg_log_standby_snapshot() writes there" in told[0]
+    with pytest.raises(SourceStandbyError):
+        check_ready(server, replace(alone, failover=True))
+
+
+async def found(directory: Path) -> str:
+    """Return the findings of `streamer check`."""
+    report = (await examine(*static.load(directory / "config.yaml"))).report
+    return "\n".join(map(str, report.findings))
 
 
 async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(

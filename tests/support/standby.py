@@ -23,7 +23,7 @@ class Standby(Server):
             *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
             *("--create-slot", "--slot", "standby"),
         )
-        self.configure(hot_standby_feedback="on")
+        self.configure(hot_standby_feedback="on", sync_replication_slots="on")
 
     def wait(self) -> None:
         """Wait until the standby has replayed everything that the primary has written."""
@@ -49,17 +49,18 @@ class Standby(Server):
         )
 
     def has_slot(self, slot: str) -> bool:
-        """Synchronize the slots, and return whether *slot* is where the primary has it.
+        """Wake the worker that synchronizes slots; return whether it keeps *slot* for a failover.
 
         The standby makes the slot once the primary's has passed its own restart position. For that
         the primary's slot must advance past a record of running transactions.
         """
-        self.execute("select pg_sync_replication_slots()")
-        sql = (
-            f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{slot}'"
+        self.execute("select pg_reload_conf()")
+        return bool(
+            self.execute(
+                f"select 1 from pg_replication_slots where slot_name = '{slot}' and synced"
+                " and not temporary"
+            )
         )
-        (own, its) = (self.execute(f"{sql} and not temporary"), self.primary.execute(sql))
-        return own == its and bool(own)
 
     def promote(self) -> None:
         """Make the standby a primary."""

@@ -26,8 +26,8 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.requests import make_request
 from streamer.runtime.engine import Engine, StopCondition
-from streamer.source.catalog import flush_wal
 from streamer.source.kept import KeptConnections
+from streamer.source.primary import flush_source
 from streamer.sync import round as round_module
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
@@ -102,7 +102,7 @@ class Streamer:
 
     async def _read_end(self, source: SourceMapping) -> Lsn:
         async with self._sources.connection(source) as plain:
-            return await flush_wal(plain)
+            return await flush_source(source, plain)
 
     async def connect_again(self) -> None:
         """Let the next `caught_up` connect anew: an address leads to another server by now."""

@@ -139,7 +139,7 @@ def test_heartbeats_that_cannot_beat() -> None:
     assert "pg_logical_emit_message(boolean, text, text) to" in str(finding)
     facts.server = replace(SERVER, in_recovery=True)
     (text,) = problems(check_heartbeat(facts, 5.0))
-    assert text == "info: has no heartbeats, because it is a standby"
+    assert text == "info: has no heartbeats, because it is a standby whose url lacks the primary"
     off = facts_of(heartbeat_interval=0.0)
     off.usage = facts.usage
     assert problems(check_heartbeat(off, 5.0)) == [], "the source's own setting counts"

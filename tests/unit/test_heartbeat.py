@@ -78,6 +78,11 @@ async def test_a_position_at_its_message_is_not_yet_past_its_commit(beating: Bea
     assert beating.heartbeat.arrived_seconds is None
 
 
+def _server(name: Any) -> Any:
+    """A server that was started when no other was."""
+    return SimpleNamespace(place=("7301", 1, sum(name.encode())), in_recovery=False)
+
+
 class Fleet:
     """Sources of one process; each is a database of a server."""
 
@@ -95,22 +100,17 @@ class Fleet:
             await asyncio.sleep(0)  # the others come to their turns meanwhile
             return Lsn(500)
 
-        async def read_start(plain: str, label: str) -> str:
-            return f"start of {plain}"
-
         beats = [Heartbeat(SOURCE, self.services) for _ in servers]
         trackers = [ProgressTracker(Lsn(1)) for _ in servers]
         for number in stalled:
             beats[number].sent(Lsn(300), 1.0, trackers[number])
-        server: Any = SimpleNamespace(place=("7301", 1))
         with (
             mock.patch.object(module, "emit_heartbeat", emit),
-            mock.patch.object(module, "read_server_start", read_start),
             mock.patch.object(module, "heartbeat_obstacle", mock.AsyncMock(return_value=None)),
         ):
             plains: Any = servers
             tasks = [
-                asyncio.create_task(heartbeat.run(plain, server, tracker))
+                asyncio.create_task(heartbeat.run(plain, _server(plain), tracker))
                 for heartbeat, plain, tracker in zip(beats, plains, trackers, strict=True)
             ]
             for _ in range(20):

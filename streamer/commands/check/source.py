@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from streamer.commands.check.capture import check_capture
+from streamer.commands.check.failover import check_failover
 from streamer.commands.check.findings import (
     Finding,
     Place,
@@ -36,6 +37,7 @@ from streamer.mapping.rules import Initial, OnError, RelationMapping, SourceMapp
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
+from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint
 from streamer.source.slot import ahead_of_target, check_slot, drop_slot_sql
 
@@ -56,6 +58,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
     findings += check_server(place, facts.server)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)
+    findings += check_failover(facts)
     if not facts.is_complete:
         return findings
     if target is not None:
@@ -83,7 +86,7 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
 
 
 def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
-    """Version, wal_level, the role's right to replicate, standby."""
+    """Version, wal_level, the role's right to replicate."""
     if server.major > VERSION_TESTED:
         problem = f"PostgreSQL {server.version_text} is newer than any version tested with streamer"
         yield warning(place, problem, in_words("look for a newer streamer"))
@@ -95,14 +98,6 @@ def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
     if not server.role_may_replicate:
         fix = at_source(f"alter role {quote_identifier(server.role)} replication")
         yield error(place, f'role "{server.role}" may not replicate', fix)
-    if server.in_recovery:
-        if server.version < 16_00_00:
-            words = "connect to the primary, or upgrade to PostgreSQL 16"
-            yield error(place, "is a standby, which cannot decode its WAL", in_words(words))
-        else:
-            words = "create them on the primary, or connect there"
-            problem = "is a standby, so streamer cannot change publications here"
-            yield warning(place, problem, in_words(words))
 
 
 def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iterable[Finding]:
@@ -150,7 +145,9 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
         return
     place, server = Place(facts.label), facts.server
     if server.in_recovery:
-        yield info(place, "has no heartbeats, because it is a standby")
+        if not names_several_hosts(facts.source):
+            problem = "has no heartbeats, because it is a standby whose url lacks the primary"
+            yield info(place, problem)
     elif not facts.usage.may_beat:
         types = "boolean, text, text" + (", boolean" if server.version >= 17_00_00 else "")
         function = f"pg_catalog.pg_logical_emit_message({types})"

@@ -31,6 +31,7 @@ from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
 from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.source.slot import Slot, read_slot
+from streamer.source.standbys import StandbyLook, look_at_standbys, read_replication_settings
 from streamer.source.synchronous import LISTED_SQL
 from streamer.source.types import FIRST_USER_OID, SourceType, read_types
 
@@ -119,6 +120,10 @@ class SourceFacts:
     usage: Usage | None = None
     is_complete: bool = False
     slot: Slot | None = None
+    replication: dict[str, str] = field(default_factory=dict)
+    """Settings that decide about slots on standbys."""
+    standbys: list[StandbyLook] = field(default_factory=list)
+    """The other hosts of the url, if a failover is to keep the slot."""
     found: Found | None = None
     """Whose slot and publications those are."""
     seen: list[SeenTable] = field(default_factory=list)
@@ -190,6 +195,9 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         before = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
         facts.found = await read_found(plain, source)
+        facts.replication = await read_replication_settings(plain)
+        if source.failover and not server.in_recovery:
+            facts.standbys = await look_at_standbys(source)
         facts.seen = [SeenTable(**row) for row in await fetch_all(plain, _SEEN_SQL)]
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)

@@ -1,0 +1,148 @@
+"""The role of a source, and whether streaming continues after its server fails over. Pure."""
+
+from collections.abc import Iterable
+
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    at_source,
+    error,
+    in_words,
+    info,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.quoting import quote_literal
+from streamer.source.connection import names_several_hosts
+from streamer.source.slot import Slot
+from streamer.source.standbys import StandbyLook
+
+RELOAD = "select pg_reload_conf()"
+ON_STANDBY_SINCE = 16_00_00
+FEEDBACK = "hot_standby_feedback"
+
+
+def check_failover(facts: SourceFacts) -> Iterable[Finding]:
+    """Judge the role of the source's server, the hosts of its url, and its standbys."""
+    if facts.server is None:
+        return
+    place = Place(facts.label)
+    yield from _check_hosts(place, facts)
+    if facts.server.in_recovery:
+        yield from _check_standby_as_source(place, facts)
+    elif facts.source.failover and facts.is_complete:
+        yield from _check_primary(place, facts)
+
+
+def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
+    given = parse_conninfo(facts.source.url.reveal())
+    if names_several_hosts(facts.source) and given.get("target_session_attrs", "any") == "any":
+        yield warning(
+            place,
+            "its url lists several hosts without target_session_attrs, so connections may reach a "
+            "server that has no slot of streamer",
+            in_words("add target_session_attrs=read-write, or standby for a source on a standby"),
+        )
+
+
+def _check_standby_as_source(place: Place, facts: SourceFacts) -> Iterable[Finding]:
+    server, settings, slot = facts.server, facts.replication, facts.slot
+    assert server is not None
+    if server.version < ON_STANDBY_SINCE:
+        words = "connect to the primary, or upgrade to PostgreSQL 16"
+        yield error(place, "is a standby, which cannot decode its WAL", in_words(words))
+        return
+    list_all = "list all hosts in the url, with target_session_attrs=read-write"
+    if facts.source.failover:
+        problem = "is a standby, and failover: true needs the primary"
+        yield error(place, problem, in_words(list_all))
+    if slot is not None and slot.is_synced:
+        problem = f'is a standby, and replication slot "{slot.name}" is a copy of its primary\'s'
+        yield error(place, problem, in_words(f"promote it, or {list_all}"))
+    if names_several_hosts(facts.source):
+        yield info(
+            place, "is a standby: streamer writes publications and heartbeats at its primary"
+        )
+    else:
+        words = (
+            "create them on the primary, or list the primary in the url as well, with "
+            "target_session_attrs=standby"
+        )
+        problem = "is a standby, so streamer cannot change publications here"
+        yield warning(place, problem, in_words(words))
+    if not facts.is_complete:
+        return
+    if settings.get(FEEDBACK) == "off":
+        yield warning(
+            place,
+            "hot_standby_feedback is off: VACUUM at the primary can cancel copies, and invalidate "
+            "the slot",
+            at_source(f"alter system set {FEEDBACK} = on", RELOAD),
+        )
+    if not settings.get("primary_slot_name"):
+        yield warning(
+            place,
+            "primary_slot_name is empty: while the standby is disconnected, VACUUM at the primary "
+            "can invalidate the slot",
+            in_words("create a physical slot on the primary, and name it in primary_slot_name"),
+        )
+
+
+def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
+    """Whether the standbys would have the slot, and never lack a change that the target has."""
+    listed = facts.replication.get("synchronized_standby_slots", "")
+    physical = [name for look in facts.standbys if (name := look.settings.get("primary_slot_name"))]
+    missing = sorted(set(physical) - {name.strip(' "') for name in listed.split(",")})
+    problem = (
+        "the target can get changes before a standby has them; after a failover to that standby "
+        "the source would stop with `diverged`"
+    )
+    if missing:
+        wanted = quote_literal(", ".join(filter(None, [listed, *missing])))
+        yield warning(
+            place,
+            f"synchronized_standby_slots lacks {', '.join(missing)}: {problem}",
+            at_source(f"alter system set synchronized_standby_slots = {wanted}", RELOAD),
+        )
+    elif not listed:
+        words = "set it to the physical slots of the standbys that may become the primary"
+        yield warning(place, f"synchronized_standby_slots is empty: {problem}", in_words(words))
+    if not names_several_hosts(facts.source):
+        yield info(
+            place,
+            "has failover: true, and its url lists one host",
+            in_words("list all hosts in the url, with target_session_attrs=read-write"),
+        )
+    for look in facts.standbys:
+        yield from _check_candidate(Place(facts.label, f"standby {look.host}"), look, facts.slot)
+
+
+def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iterable[Finding]:
+    """Whether a failover to one standby would keep the slot."""
+    if look.error is not None:
+        yield warning(place, f"does not answer: {look.error}")
+        return
+    for name, value, wanted in (
+        ("sync_replication_slots", "off", "on"),
+        (FEEDBACK, "off", "on"),
+        ("primary_slot_name", "", "the name of a physical slot on the primary"),
+    ):
+        if look.settings.get(name, value) == value:
+            yield warning(
+                place,
+                f"{name} is {value or 'empty'}, so the slot does not get here",
+                in_words(f"set it there to {wanted}"),
+            )
+    copy = look.slot
+    if copy is not None and copy.invalidation is not None:
+        yield error(place, f"its copy of the slot was invalidated: {copy.invalidation}")
+    elif slot is not None and (copy is None or copy.is_temporary):
+        state = "is temporary, and would be lost in a failover" if copy else "is not there yet"
+        yield warning(
+            place,
+            f"the copy of the slot {state}",
+            in_words("wait until streamer and the standby have passed it; see the standby's log"),
+        )
+    elif copy is not None:
+        yield info(place, f"has a copy of the slot at {copy.confirmed_flush_lsn}, fit for failover")

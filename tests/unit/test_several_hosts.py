@@ -1,0 +1,101 @@
+"""A url with several hosts: which of them a connection reaches, and how its errors are judged."""
+
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from streamer.errors import (
+    SettingsError,
+    SourceConnectionError,
+    SourceRejectedError,
+    TargetConnectionError,
+    TargetRejectedError,
+)
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.source.connection import translate
+from streamer.source.standbys import hosts_of
+from streamer.target.connection import TargetAddress, TargetConnection
+
+REFUSED = asyncpg.InvalidAuthorizationSpecificationError("no pg_hba.conf entry")
+STARTS = asyncpg.CannotConnectNowError("the database system is starting up")
+URL = "postgresql://me@old:5432,new:5433/dw?target_session_attrs=read-write&connect_timeout=7"
+
+
+class Hosts:
+    """In place of asyncpg: a host that has an error here raises it."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        self.errors = errors
+        self.tried: list[tuple[str, float]] = []
+
+    async def connect(self, dsn: str, **parameters: Any) -> None:
+        host = "new" if "host=new" in dsn else "old"
+        assert f"port={5433 if host == 'new' else 5432}" in dsn
+        assert "target_session_attrs=read-write" in dsn
+        self.tried.append((host, parameters["timeout"]))
+        raise self.errors.get(host, REFUSED)
+
+
+@pytest.mark.parametrize("first", [TimeoutError(), ConnectionRefusedError(), STARTS, REFUSED])
+async def test_each_host_of_the_target_gets_its_own_time_whatever_became_of_the_others(
+    first: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts({"old": first})
+    monkeypatch.setattr(asyncpg, "connect", hosts.connect)
+    with pytest.raises((TargetConnectionError, TargetRejectedError)):
+        await TargetConnection.connect(TargetAddress.parse(Secret(URL)), "test")
+    assert hosts.tried == [("old", 7), ("new", 7)]
+
+
+async def test_a_target_is_refused_only_where_every_host_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = TargetAddress.parse(Secret(URL))
+    monkeypatch.setattr(asyncpg, "connect", Hosts({"old": STARTS}).connect)
+    with pytest.raises(TargetConnectionError):
+        await TargetConnection.connect(address, "test")
+    monkeypatch.setattr(asyncpg, "connect", Hosts({}).connect)
+    with pytest.raises(TargetRejectedError):
+        await TargetConnection.connect(address, "test")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://a,b/dw?target_session_attrs=prefer-standby",
+        "host=a,b,c port=1,2 dbname=dw",
+    ],
+)
+def test_a_target_that_cannot_be_written_to_is_no_setting(url: str) -> None:
+    with pytest.raises(SettingsError):
+        TargetAddress.parse(Secret(url))
+
+
+def test_a_source_is_refused_only_where_every_host_refuses() -> None:
+    refused = 'connection failed: FATAL:  no pg_hba.conf entry for host "::1"'
+    away = 'connection failed: connection to server at "10.0.0.1" failed: Connection refused'
+    several = "Multiple connection attempts failed. All failures were:"
+
+    def judged(*errors: str) -> Any:
+        listed = "\n".join(f"- host: 'h', port: '1', hostaddr: 'h': {e}" for e in errors)
+        return type(translate(psycopg.OperationalError(f"{errors[-1]}\n{several}\n{listed}"), "s"))
+
+    assert judged(away, refused) is SourceConnectionError
+    assert judged(refused, refused) is SourceRejectedError
+    assert type(translate(psycopg.OperationalError(refused), "s")) is SourceRejectedError
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql://a:1,b:2/db", [("a", "1"), ("b", "2")]),
+        ("host=a,b port=5433", [("a", "5433"), ("b", "5433")]),
+        ("postgresql://a,b/db", [("a", ""), ("b", "")]),
+        ("postgresql://a/db", []),
+    ],
+)
+def test_the_hosts_of_a_url(url: str, hosts: list[tuple[str, str]]) -> None:
+    assert [*hosts_of(SourceMapping("shop", None, Secret(url), ()))] == hosts
