@@ -59,6 +59,11 @@ class RelationRecord:
     """It was mapped before, not all the time, and is mapped again as of now."""
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it has brought nothing to the target, nor begun to (`read_bare`)."""
+        return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
+
+    @property
     def waiting_brake(self) -> MassDelete | None:
         """The mass delete that waits for an operator's decision."""
         return None if self.brake is None or self.brake.is_decided else self.brake
@@ -225,6 +230,17 @@ async def _request_recomputed(
             await request_unfilled(connection, row["id"], changed.columns)
             has_requested = True
     return has_requested
+
+
+async def read_bare(bookkeeping: Bookkeeping, relation_ids: Iterable[int]) -> set[int]:
+    """Return those of *relation_ids* that have brought nothing to the target, nor begun to."""
+    async with bookkeeping.connection() as connection:
+        rows = await connection.fetch(
+            "select id from streamer.relation where id = any ($1::int8[])"
+            " and snapshot_lsn is null and attempt = 0 and not owns_rows",
+            list(relation_ids),
+        )
+        return {row["id"] for row in rows}
 
 
 async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:

@@ -36,7 +36,13 @@ from streamer.mapping.resync import Resync
 from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, demand_copy, require_resync, set_published
+from streamer.progress.relations import (
+    RelationRecord,
+    demand_copy,
+    read_bare,
+    require_resync,
+    set_published,
+)
 from streamer.runtime.renames import renamed
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
@@ -69,9 +75,9 @@ class Verdicts:
     """With the reason, for the log."""
     blocked: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
     renamed: dict[MappedRelation, RelationName] = field(default_factory=dict)
-    """Tables of relations in sync with other names at the source now, if it captures renames."""
+    """Tables with other names at the source now, if it captures renames."""
     dropped: set[MappedRelation] = field(default_factory=set)
-    """Tables that a session dropped and that need not stop."""
+    """Tables that are gone and that need not stop."""
     is_unsettled: bool = False
     """Tables have gone during the look; the next one judges them."""
     contention: SourceContentionError | None = None
@@ -146,13 +152,10 @@ class Publishing:
         relations = list(self._relations)
         publications, identities = await self._read(plain, relations)
         self._check_there(publications, relations)
+        verdicts.renamed = self._find_renamed(relations, publications, identities)
+        relations = [mapped for mapped in relations if mapped not in verdicts.renamed]
         verdicts.dropped = await self._find_dropped(plain, relations, publications, identities)
-        verdicts.renamed = await self._find_renamed(plain, relations, publications, identities)
-        relations = [
-            mapped
-            for mapped in relations
-            if mapped not in verdicts.dropped and mapped not in verdicts.renamed
-        ]
+        relations = [mapped for mapped in relations if mapped not in verdicts.dropped]
         # They stay published.
         others = await read_identities(plain, verdicts.renamed.values())
         for mapped, name in verdicts.renamed.items():
@@ -193,6 +196,7 @@ class Publishing:
                 self._server.version,
                 [mapped.mapping for mapped in relations],
                 {mapped.mapping.source for mapped in fresh},
+                self._marks_to_keep(),
             )
         except SourceContentionError as exc:
             verdicts.contention = exc
@@ -215,6 +219,16 @@ class Publishing:
         self._returned.clear()
         self._renewed.update(mapped for mapped in fresh if mapped not in verdicts.blocked)
         return verdicts
+
+    def _marks_to_keep(self) -> set[str]:
+        """Return the fingerprints of members that stay, if the source captures renames.
+
+        A session may rename a table between two of our statements.
+        """
+        if not self._captures:
+            return set()
+        known = (self._known.get(mapped.relation_id, Known()).mark for mapped in self._relations)
+        return {mark for mark in known if mark is not None}
 
     async def _store_verdicts(self, verdicts: Verdicts) -> None:
         for mapped, error in verdicts.stopped.items():
@@ -248,17 +262,16 @@ class Publishing:
                 hint=resync_source(tables, database=self._source.database, sid=self._source.sid),
             )
 
-    async def _find_renamed(
+    def _find_renamed(
         self,
-        plain: Connection,
         relations: list[MappedRelation],
         publications: dict[str, Publication],
         identities: dict[RelationName, RelationIdentity],
     ) -> dict[MappedRelation, RelationName]:
-        """Return the relations in sync that follow a table to another name, with that."""
+        """Return the relations that follow a table to another name, with that."""
         if not self._captures:
             return {}
-        by_name = {mapped.mapping.source: mapped for mapped in relations if _is_in_step(mapped)}
+        by_name = {mapped.mapping.source: mapped for mapped in relations}
         marks = {
             name: self._known.get(mapped.relation_id, Known()).mark
             for name, mapped in by_name.items()
@@ -273,15 +286,22 @@ class Publishing:
         publications: dict[str, Publication],
         identities: dict[RelationName, RelationIdentity],
     ) -> set[MappedRelation]:
-        """Return the relations whose table a session dropped, if `on_table_dropped` lets them go.
+        """Return the relations whose table is gone, if nothing of it is at the target or
+        `on_table_dropped` lets them go.
 
         A renamed one is still in the publication, or its OID is there.
         """
+        missing = [m for m in relations if m.mapping.source not in identities]
+        if not missing:
+            return set()
+        brought = [m for m in missing if m.mapping.rule.pattern.is_pattern and not _is_in_step(m)]
+        ids = [mapped.relation_id for mapped in brought]
+        bare = await read_bare(self._bookkeeping, ids) if ids else set()
         missing = [
             mapped
-            for mapped in relations
-            if mapped.mapping.source not in identities
-            and mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP
+            for mapped in missing
+            if mapped.relation_id in bare
+            or mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP
         ]
         if not missing:
             return set()
@@ -291,7 +311,8 @@ class Publishing:
         return {
             mapped
             for mapped in missing
-            if mapped.relid not in there and marks[mapped].partition("/")[2] not in members
+            if mapped.relation_id in bare
+            or (mapped.relid not in there and marks[mapped].partition("/")[2] not in members)
         }
 
     def _break(

@@ -5,11 +5,14 @@ the guard and the next start find the name. Changes of the table come under both
 relations are found by OID (`streamer.runtime.relations`).
 
 A start lets relations follow before it resolves the rules: nothing is written to the target then.
-One transaction renames the target table and moves the relation's record. A relation that cannot
-follow keeps its name and an obstacle. Its lane then stops, and holds all changes in order.
+One transaction renames the target table and moves the relation's record. A relation in sync that
+cannot follow keeps its name and an obstacle. Its lane then stops, and holds all changes in order.
+Others follow as well, and then their copy begins again. A relation of which the target has nothing
+yet leaves a target table alone that is taken, or that other sources have.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -27,7 +30,7 @@ from streamer.mapping.rules import (
 )
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord
+from streamer.progress.relations import RelationRecord, forget_relation
 from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection
 from streamer.source.publication import Publication, read_publications
@@ -85,29 +88,64 @@ async def judge(
         found = Obstacle(exc.message, exc.hint or "correct the rules")
     if isinstance(found, RelationMapping) and found.target != target:
         async with bookkeeping.connection() as connection:
-            obstacle = await _obstacle(connection, relation_id, found.target)
+            obstacle = await _obstacle(connection, relation_id, target, found.target)
         found = obstacle or found
     if isinstance(found, Obstacle):
         return rename_error(former, now, found)
     return found
 
 
+_TARGETS_SQL: Final = """
+select pg_catalog.to_regclass($2) is not null as is_there,
+       pg_catalog.to_regclass($3) is not null as is_taken,
+       exists (select from streamer.relation o where o.target = r.target and o.id <> r.id)
+           as is_shared,
+       r.snapshot_lsn is null and r.attempt = 0 and not r.owns_rows as is_bare
+from streamer.relation r where r.id = $1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The former and the new target table of a relation that follows a rename."""
+
+    is_there: bool
+    """The former one exists."""
+    is_taken: bool
+    """The new one exists."""
+    is_shared: bool
+    """Other relations write to the former one."""
+    is_bare: bool
+    """Nothing of the relation is in the former one."""
+
+    @property
+    def are_renamed(self) -> bool:
+        """Whether the former becomes the new one, or the relation only moves to the new one."""
+        return not self.is_bare or (self.is_there and not self.is_taken and not self.is_shared)
+
+
+async def _read_targets(
+    connection: TargetConnection, relation_id: int, former: RelationName, now: RelationName
+) -> Targets:
+    quoted = [quote_qualified(name.namespace, name.name) for name in (former, now)]
+    (row,) = await connection.fetch(_TARGETS_SQL, relation_id, *quoted)
+    return Targets(**dict(row))
+
+
 async def _obstacle(
-    connection: TargetConnection, relation_id: int, target: RelationName
+    connection: TargetConnection, relation_id: int, former: RelationName, target: RelationName
 ) -> Obstacle | None:
     if target.namespace == BOOKKEEPING:
         return Obstacle("its target would be in the schema of the bookkeeping", "change the rule")
-    quoted = quote_qualified(target.namespace, target.name)
-    if await connection.fetch_value("select pg_catalog.to_regclass($1) is not null", quoted):
+    targets = await _read_targets(connection, relation_id, former, target)
+    if not targets.are_renamed:
+        return None
+    if targets.is_taken:
         return Obstacle(
             f'its target would be renamed to "{target}", and the target has such a table',
             "drop or rename that table, and restart streamer",
         )
-    if await connection.fetch_value(
-        "select exists (select from streamer.relation r join streamer.relation o"
-        " on o.target = r.target and o.id <> r.id where r.id = $1)",
-        relation_id,
-    ):
+    if targets.is_shared:
         return Obstacle(
             "other sources write to its target as well",
             f'write in `tables` a rule for its new name with the target "{target}", which begins '
@@ -124,7 +162,7 @@ async def follow_renames(
     version: int,
     target_namespace: str,
 ) -> dict[int, Obstacle]:
-    """Let the relations of *records* follow that can; return the obstacles that the target made."""
+    """Let the relations of *records* follow that can; return the obstacles that streamer met."""
     refused: dict[int, Obstacle] = {}
     if source.ddl is not DdlCapture.CAPTURE:
         return refused
@@ -135,9 +173,15 @@ async def follow_renames(
         return refused
     publications = await read_publications(plain, source, version)
     for former, now in renamed(marks, publications.values(), present).items():
-        if now in by_name:
-            continue
         record = by_name[former]
+        if (other := by_name.get(now)) is not None and not await _give_way(
+            bookkeeping, other, record
+        ):
+            refused[record.relation_id] = Obstacle(
+                f'streamer has another table of the name "{now}"',
+                f'let no rule name "{former}", and resync "{now}"',
+            )
+            continue
         target = parse_name(record.target)
         found = await judge(
             bookkeeping, source, record.relation_id, former, target, now, target_namespace
@@ -154,6 +198,19 @@ async def follow_renames(
     return refused
 
 
+async def _give_way(
+    bookkeeping: Bookkeeping, other: RelationRecord, renamed: RelationRecord
+) -> bool:
+    """Forget *other*, if it is nothing but the table of *renamed* under its new name.
+
+    A pattern may bring the new name before the guard has found that it is a renamed table.
+    """
+    if not other.is_bare or other.publication_mark not in (None, renamed.publication_mark):
+        return False
+    await forget_relation(bookkeeping, other.relation_id)
+    return True
+
+
 async def _follow(
     bookkeeping: Bookkeeping,
     source: SourceMapping,
@@ -163,6 +220,9 @@ async def _follow(
     target = parse_name(record.target)
     statements = rename_sql(target, mapping.target)
     async with bookkeeping.connection() as connection:
+        targets = await _read_targets(connection, record.relation_id, target, mapping.target)
+        if not targets.are_renamed:
+            statements = []
         if statements:  # definitions of indexes to make again have the former name
             await restore_indexes(connection, target, record.relation_id)
         async with transaction(connection):

@@ -22,7 +22,12 @@ from streamer.mapping.renames import Obstacle
 from streamer.mapping.rules import OnTableDropped, RelationMapping, RelationName, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.dropped import forget_dropped
-from streamer.progress.relations import fail_copy, require_resync, set_streaming_state
+from streamer.progress.relations import (
+    fail_copy,
+    read_bare,
+    require_resync,
+    set_streaming_state,
+)
 from streamer.runtime.published import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.renames import judge, rename_error
@@ -79,12 +84,19 @@ class SourceWatch:
         self._dropped: dict[MappedRelation, Lsn | None] = {}
         """Tables that a session dropped, with the end of their changes."""
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
-        self.renamed: set[MappedRelation] = set()
+        self.renamed: dict[MappedRelation, RelationName] = {}
         """Tables that have other names at the source now; a new attempt lets them follow."""
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
         """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
-        return not mapped.is_set_aside and mapped not in self._blocked
+        if mapped.is_set_aside or mapped in self._blocked or self._is_away(mapped):
+            return False
+        # A pattern brought the new name of a table that is to follow.
+        return mapped.mapping.source not in self.renamed.values()
+
+    def _is_away(self, mapped: MappedRelation) -> bool:
+        """Whether the source has no table of that name, but perhaps the table."""
+        return mapped in self.renamed or mapped in self._dropped
 
     async def begin(self, plain: Connection) -> None:
         """Settle everything before the stream starts. Raises SourceContentionError too."""
@@ -181,7 +193,9 @@ class SourceWatch:
             assert self._coordinator is not None
             assert self._remove is not None
             rule, table = mapped.mapping.rule, str(mapped.mapping.source)
+            closes = rule.on_table_dropped is OnTableDropped.CLOSE
             now = await fetch_one(plain, "select pg_catalog.clock_timestamp()::text as now")
+            is_bare = bool(await read_bare(self._bookkeeping, [mapped.relation_id]))
             self._coordinator.give_up(mapped)
             await self._remove(mapped)
             del self._dropped[mapped]
@@ -190,8 +204,13 @@ class SourceWatch:
                 mapped.relation_id,
                 mapped.mapping.target,
                 mapped.source.sid,
-                ends_at=now["now"] if rule.on_table_dropped is OnTableDropped.CLOSE else None,
+                ends_at=now["now"] if closes and not is_bare else None,
             )
+            if is_bare:
+                log.info(
+                    "table is gone before its first copy", source=self._source.label, table=table
+                )
+                continue
             log.warning(
                 "table was dropped at the source, and its target keeps the rows",
                 source=self._source.label,
@@ -211,8 +230,12 @@ class SourceWatch:
     async def _settle(self, plain: Connection) -> Verdicts:
         verdicts = await self._publishing.settle(plain)
         self._is_unsettled = verdicts.contention is not None or verdicts.is_unsettled
+        away = [*self._dropped, *self.renamed]
         self._dropped = {mapped: self._dropped.get(mapped) for mapped in verdicts.dropped}
-        await self._judge_renames(verdicts.renamed)
+        await self._judge_renames(verdicts)
+        for mapped in away:
+            if not self._is_away(mapped) and mapped in self._relations:
+                self._blocked.setdefault(mapped, None)  # it has its name back
         for mapped, error in verdicts.stopped.items():
             self._stop(mapped, error)
         for mapped, reason in verdicts.copied.items():
@@ -229,15 +252,15 @@ class SourceWatch:
         await self._block(verdicts.blocked)
         return verdicts
 
-    async def _judge_renames(self, names: dict[MappedRelation, RelationName]) -> None:
+    async def _judge_renames(self, verdicts: Verdicts) -> None:
         """Stop the renamed tables that cannot follow, and have a new attempt for the others."""
-        before, self.renamed = self.renamed, set(names)
-        for mapped in before - self.renamed:  # it has its name back
+        before, self.renamed = self.renamed, verdicts.renamed
+        for mapped in before.keys() - self.renamed.keys():  # it has its name back
             if mapped.obstacle is not None and mapped in self._relations:
                 mapped.obstacle = None
                 self._relations.set_state(mapped, State.READY)
                 await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
-        for mapped, now in names.items():
+        for mapped, now in self.renamed.items():
             mapping = mapped.mapping
             found: RelationMapping | TableRenamedError
             if (refused := self._unfollowed.get(mapped.relation_id)) is not None:
@@ -254,6 +277,10 @@ class SourceWatch:
                 )
             if isinstance(found, RelationMapping):
                 self._appeared(self._source.label)
+                continue
+            if mapped.skip_through_lsn == EVERYTHING:  # no changes of it are held
+                if not mapped.is_set_aside:
+                    verdicts.blocked[mapped] = ErrorReport.of(found)
                 continue
             if mapped.obstacle is None:
                 report = ErrorReport.of(found)
@@ -317,9 +344,9 @@ class SourceWatch:
             await fail_copy(self._bookkeeping, mapped.relation_id, error)
             self._relations.set_state(mapped, State.ERROR, error)
         for mapped in before:
-            is_wanted = mapped.skip_through_lsn == EVERYTHING and self.may_be_copied(mapped)
-            if mapped not in self._relations or not is_wanted or self._coordinator is None:
+            if mapped not in self._relations or self._coordinator is None:
                 continue
-            if self._relations.state(mapped) is not State.PAUSED:
-                self._relations.set_state(mapped, State.INIT)
+            if self._relations.awaits_copy(mapped) and self.may_be_copied(mapped):
+                if not mapped.is_held_to_point:
+                    self._relations.set_state(mapped, State.INIT)
                 self._coordinator.request(mapped)

@@ -295,6 +295,8 @@ class TableEvents:
         self.relations.show_wait(mapped, reason)
 
     def table_missing(self, mapped: MappedRelation) -> None:
+        if not mapped.is_held_to_point:
+            mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
         self.relations.missing.add(mapped)
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:

@@ -35,6 +35,14 @@ LOCK_SECONDS: Final = 3
 running, so that no session queues behind it.
 """
 
+_CHANGING: Final = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+)
+"""Another session changes the definition of a table, or has just renamed or dropped it."""
+
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
@@ -295,11 +303,12 @@ def publication_changes(
     filters: Filters = _NO_FILTERS,
     fresh: Collection[RelationName] = (),
     unfit: Collection[RelationName] = (),
+    kept: Collection[str] = (),
 ) -> PublicationChanges:
     """Return the statements after which our publications publish *identities*. Pure.
 
     *filters*: the filters of new members. *fresh*: members with a new copy, whose filter may change
-    or go. *unfit*: members whose filter has to go.
+    or go. *unfit*: members whose filter has to go. *kept*: fingerprints of members that stay.
     """
     wanted: dict[str, set[RelationName]] = {
         source.publication: set(),
@@ -320,7 +329,12 @@ def publication_changes(
         narrowed = {table for table, member in members.items() if member.is_narrowed}
         changing = narrowed.union(filters).intersection(fresh) | narrowed.intersection(unfit)
         changing &= tables & members.keys()
-        strangers = members.keys() - tables - {message_table(source)}
+        strangers = {
+            table
+            for table, member in members.items()
+            if table not in tables | {message_table(source)}
+            and (table in mapped or f"{publication.mark}/{member.mark}" not in kept)
+        }
         # Its updates would fail at the source.
         harmed = strangers & mapped if name == source.publication else set[RelationName]()
         missing = {table for table in tables if not publication.has(table)}
@@ -374,8 +388,11 @@ async def ensure_publications(
     version: int,
     mappings: Iterable[RelationMapping] = (),
     fresh: Collection[RelationName] = (),
+    kept: Collection[str] = (),
 ) -> dict[RelationName, SourceRejectedError]:
     """Make our publications publish *identities*; existing ones that fit stay.
+
+    A member with a fingerprint of *kept* stays, too, whatever its name is by now.
 
     One transaction makes all changes, so a relation that moves between publications misses nothing.
     It publishes filters of *mappings* where that is safe and the server accepts them. Returns
@@ -390,7 +407,9 @@ async def ensure_publications(
     unfit = rules - filters.keys()
     attempts = []
     for wished, new in ((filters, fresh), (_NO_FILTERS, fresh), (_NO_FILTERS, ())):
-        changes = publication_changes(source, identities, existing, version, wished, new, unfit)
+        changes = publication_changes(
+            source, identities, existing, version, wished, new, unfit, kept
+        )
         if changes not in attempts:
             attempts.append(changes)
     for changes in attempts:
@@ -398,10 +417,8 @@ async def ensure_publications(
             await _execute(connection, source, changes.all)
         except _FORBIDDEN:
             break
-        except psycopg.errors.LockNotAvailable as exc:
-            raise SourceContentionError(
-                f'source "{source.label}": publications have to wait: {first_line(exc)}'
-            ) from exc
+        except _CHANGING as exc:
+            raise _have_to_wait(source, exc) from exc
         except psycopg.Error as exc:
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
@@ -412,7 +429,7 @@ async def ensure_publications(
             )
         else:
             return {}
-    return await _ensure_needed(connection, source, identities, existing, version)
+    return await _ensure_needed(connection, source, identities, existing, version, kept)
 
 
 async def _ensure_needed(
@@ -421,9 +438,10 @@ async def _ensure_needed(
     identities: list[RelationIdentity],
     existing: dict[str, Publication],
     version: int,
+    kept: Collection[str],
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the others as errors."""
-    changes = publication_changes(source, identities, existing, version)
+    changes = publication_changes(source, identities, existing, version, kept=kept)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
             await _execute(connection, source, changes.all)
@@ -443,6 +461,8 @@ async def _ensure_needed(
             await _execute(connection, source, own.needed)
         except _FORBIDDEN as exc:
             errors[identity.name] = _rejected(source, exc, own.needed)
+        except _CHANGING as exc:
+            raise _have_to_wait(source, exc) from exc
     return errors
 
 
@@ -459,6 +479,12 @@ async def _execute(connection: Connection, source: SourceMapping, statements: li
         await writing.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
         for statement in statements:
             await writing.execute(statement.encode())
+
+
+def _have_to_wait(source: SourceMapping, error: psycopg.Error) -> SourceContentionError:
+    return SourceContentionError(
+        f'source "{source.label}": publications have to wait: {first_line(error)}'
+    )
 
 
 def _rejected(

@@ -204,8 +204,8 @@ class Round:
                     alike = to_declare if mapped.is_to_declare else to_copy
                     alike.append((mapped, relation))
                     continue
-                missing = SyncError(f'table "{mapped.mapping.source}" is not in the source')
-                await self._finisher.refuse(mapped, missing)
+                # It may have another name now, or none: the guard of the source judges that.
+                self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
             for alike in (to_declare, to_copy):
                 for first in range(0, len(alike), TOGETHER):

@@ -170,6 +170,44 @@ async def test_a_renamed_table_follows_a_pattern_without_a_copy(
         assert target.value(filled.format("s.a_3")) == before
 
 
+async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for name in ("a_1", "a_2", "a_3"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    known = "select source from streamer.relation order by source"
+    with source.connect() as migration, source.connect() as other:
+        # The lock keeps the process from publishing the tables that it has found by its rules.
+        migration.execute("begin; lock table a_2, a_3 in share update exclusive mode")
+        async with stream('"a_*": {}', group=CAPTURE) as streamer:
+
+            async def has_found() -> bool:
+                there = target.value("select to_regclass('streamer.relation') is not null")
+                return bool(there) and len(target.execute(known)) == 3
+
+            await streamer.eventually(has_found)
+            migration.execute("alter table a_2 rename to a_4; drop table a_3; commit")
+            await are(streamer, a_1="ready", a_4="ready")
+            # A copy waits for the transactions that run when it begins.
+            other.execute("begin; select pg_current_xact_id()")
+            source.execute(
+                "create table a_5 (id int primary key); insert into a_5 values (1);"
+                "create table a_6 (id int primary key); insert into a_6 values (1)"
+            )
+            await are(streamer, a_1="ready", a_4="ready", a_5="copying", a_6="copying")
+            source.execute("alter table a_5 rename to a_7; insert into a_7 values (2)")
+            source.execute("alter table a_6 rename to b_6; insert into b_6 values (2)")
+            other.execute("commit")
+            await are(streamer, a_1="ready", a_4="ready", a_6="error", a_7="ready")
+            error = str((await streamer.table("public.a_6"))["error"])
+            assert "no rule names the table now" in error
+            source.execute("alter table b_6 rename to a_6; insert into a_6 values (3)")
+            await are(streamer, a_1="ready", a_4="ready", a_6="ready", a_7="ready")
+            await is_equal(streamer, source, target, "a_1", "a_4", "a_6", "a_7")
+            gone = "select to_regclass('a_2'), to_regclass('a_3'), to_regclass('a_5')"
+            assert target.execute(gone) == [(None, None, None)]
+
+
 async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Any
 ) -> None:

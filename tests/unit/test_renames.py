@@ -19,7 +19,7 @@ from streamer.mapping.rules import (
 )
 from streamer.postgres.secret import Secret
 from streamer.runtime.renames import rename_sql, renamed
-from streamer.source.publication import Member, Publication
+from streamer.source.publication import Member, Publication, publication_changes
 
 FORMER = RelationName("public", "a_1")
 
@@ -96,3 +96,18 @@ def test_a_target_table_gets_schema_and_name() -> None:
         'alter table "public"."a_1" set schema "s"',
         'alter table "s"."a_1" rename to "b"""',
     ]
+
+
+def test_a_member_whose_mark_a_relation_knows_stays_under_its_new_name() -> None:
+    shop = source("a_*")
+    members = {RelationName("public", "a_9"): Member("7"), RelationName("public", "b"): Member("8")}
+    publications = {
+        name: Publication(name, "5.1", True, frozenset(), True, members=members)
+        for name in (shop.publication, shop.publication_inserts)
+    }
+    quoted = f'alter publication "{shop.publication}" drop table only'
+    changes = publication_changes(shop, [], publications, 18_00_00, kept={"5.1/7"})
+    assert changes.surplus[0] == f'{quoted} "public"."b"'
+    assert changes.needed == []
+    changes = publication_changes(shop, [], publications, 18_00_00)
+    assert changes.surplus[0] == f'{quoted} "public"."a_9", only "public"."b"'
