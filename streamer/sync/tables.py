@@ -20,7 +20,13 @@ from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.rules import METADATA_TYPES, RelationMapping, RelationName, TableType
+from streamer.mapping.rules import (
+    METADATA_TYPES,
+    Create,
+    RelationMapping,
+    RelationName,
+    TableType,
+)
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.types import SourceType
@@ -182,6 +188,17 @@ class NewTable:
         return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
 
     @property
+    def key_name(self) -> str | None:
+        """The name of the primary key, if it is to be another one than PostgreSQL's own."""
+        rule, relation = self.mapping.rule, self.relation
+        is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
+        if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
+            return None
+        names = [each.name for each in relation.objects if each.kind == "p"]
+        usual = f"{self.mapping.target.name}_pkey"
+        return next((name for name in names if name != usual), None)
+
+    @property
     def statements(self) -> list[str]:
         return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
 
@@ -214,6 +231,8 @@ async def create_tables(
             for kind in types:
                 await _create_type(connection, kind)
             await connection.execute(_joined(wanted.values()))
+            for table in wanted.values():
+                await _name_primary_key(connection, table)
             await connection.execute(
                 "update streamer.relation r set target_created = true,"
                 " definition = d.definition::jsonb"
@@ -230,6 +249,28 @@ async def create_tables(
         exc.add_note(f"while creating target table {named}")
         raise
     return set(wanted)
+
+
+async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
+    """Give the primary key its name at the source, where `create` asks for it and it is free.
+
+    Tables of several schemas may have equal names there, and meet in one schema here.
+    """
+    name = table.key_name
+    if name is None:
+        return
+    found = await connection.fetch_value(
+        "select conname from pg_catalog.pg_constraint where conrelid = pg_catalog.to_regclass($1)"
+        " and contype = 'p' and conname <> $2 and pg_catalog.to_regclass($3) is null",
+        table.quoted,
+        name,
+        quote_qualified(table.mapping.target.namespace, name),
+    )
+    if found is not None:
+        await connection.execute(
+            f"alter table {table.quoted} rename constraint {quote_identifier(found)}"
+            f" to {quote_identifier(name)}"
+        )
 
 
 def _joined(tables: Iterable[NewTable]) -> str:
