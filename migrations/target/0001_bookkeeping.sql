@@ -138,6 +138,9 @@ create table streamer.relation (
     outlives boolean not null default false,
     -- Columns of the target whose values existing rows lack, until a copy has brought them.
     unfilled text[] not null default '{}',
+    -- Labels of enums that the source has renamed: {OID of the type: {former label: label}}. Rows of
+    -- transactions that began before may still come with them.
+    former_labels jsonb not null default '{}',
     unique (source_id, source)
 );
 

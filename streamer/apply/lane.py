@@ -30,7 +30,7 @@ import asyncio
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -104,6 +104,7 @@ class MappedRelation:
         "conflict_watch",
         "decided",
         "end_lsn",
+        "former_labels",
         "is_held_to_point",
         "is_set_aside",
         "is_to_declare",
@@ -156,6 +157,7 @@ class MappedRelation:
         self.size_bytes = 0
         """The size of the source's table as it was registered: decides the order of copies."""
         self.plan: ApplyPlan | None = None
+        self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
         self._statements: PlanStatements | None = None
         self._confirmed: list[Relation] = []
         """RELATION messages that repeat the definition of ``plan``, newest last."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from streamer.apply.row_metadata import RowMetadata
+from streamer.decode.former_labels import FormerLabels
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.tuples import (
@@ -135,6 +136,8 @@ class ApplyPlan:
     inputs: tuple[PlanInput, ...] = ()
     conversion: TextConversion | None = None
     """Converts the source's text to UTF-8, if the source sends another encoding."""
+    former: FormerLabels | None = None
+    """Gives labels of enums their present names, while a transaction may bring former ones."""
     outlives: bool = False
     """An operator has left deletes out."""
 
@@ -270,7 +273,7 @@ class ApplyPlan:
             and not self.has_expressions
             and not self.may_outlive
             and not self.target.has_row_triggers
-            and self.conversion is None
+            and not self.is_converted
             and self.fits_stage
             and not leading.isdisjoint(self.target.leading_index_columns)
         )
@@ -329,13 +332,21 @@ class ApplyPlan:
 
     @property
     def read_row(self) -> Callable[[bytes], tuple[Row, int]]:
-        read = read_binary_row if self.binary else read_text_row
-        return read if self.conversion is None else self.conversion.reading(read)
+        return self._converting(read_binary_row if self.binary else read_text_row)
 
     @property
     def read_tuple(self) -> Callable[[bytes, int], tuple[Row, int]]:
-        read = read_binary_tuple if self.binary else read_text_tuple
-        return read if self.conversion is None else self.conversion.reading(read)
+        return self._converting(read_binary_tuple if self.binary else read_text_tuple)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether values are changed as they are read."""
+        return self.conversion is not None or self.former is not None
+
+    def _converting(self, read: Callable[..., tuple[Row, int]]) -> Callable[..., tuple[Row, int]]:
+        if self.conversion is not None:
+            read = self.conversion.reading(read)
+        return read if self.former is None else self.former.reading(read)
 
     @cached_property
     def get_key(self) -> Callable[[Row], Any]:
@@ -355,7 +366,7 @@ class ApplyPlan:
         """
         count = self.row_width
         positions = tuple(column.position for column in self.key)
-        if choice.compiled is None or self.conversion is not None:
+        if choice.compiled is None or self.is_converted:
             return None
         if count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0:
             return None

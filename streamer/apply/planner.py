@@ -21,6 +21,7 @@ from streamer.apply.quarantine.changes import Definition
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
 from streamer.containment import contained
+from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation
 from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
 from streamer.mapping.expressions import ExpressionFacts
@@ -279,7 +280,8 @@ class Planner:
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
-        plan = replace(plan, conversion=mapped.source.conversion)
+        former = _former_labels(mapped, relation) if not binary else None
+        plan = replace(plan, conversion=mapped.source.conversion, former=former)
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:
@@ -497,6 +499,16 @@ def judge_added(
                 else AddedColumn(former, column.fill, column.is_computed)
             )
     return judged
+
+
+def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels | None:
+    """Return how former labels of enums are read in rows of *relation*, if any are expected."""
+    found: tuple[dict[int, Labels], dict[int, Labels]] = ({}, {})
+    for number, column in enumerate(relation.columns):
+        if column.name in mapped.former_labels:
+            is_array, labels = mapped.former_labels[column.name]
+            found[is_array][number] = labels
+    return FormerLabels(*found) if any(found) else None
 
 
 def columns_of(

@@ -45,6 +45,7 @@ from streamer.progress.ddl import (
     read_users,
     rename_unfilled,
     store_definition,
+    store_former_labels,
 )
 from streamer.target.add_columns import store_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
@@ -134,6 +135,8 @@ class TableChange:
             for name, number in definition.numbers.items()
         }
         await store_definition(self._target, mapped.relation_id, definition)
+        if renamed := _renamed_labels(changes):
+            await store_former_labels(self._target, mapped.relation_id, renamed, definition)
         types = {
             c.name: c.type for c in definition.columns if mapping.target_column(c.name) in there
         }
@@ -319,6 +322,17 @@ class TableChange:
         )
         error.subject = self._mapped
         return error
+
+
+def _renamed_labels(changes: Sequence[AnyChange]) -> dict[int, dict[str, str]]:
+    """Return the new names of labels by the former ones, by the OID of their type."""
+    renamed: dict[int, dict[str, str]] = {}
+    for change in changes:
+        if change.kind is DdlKind.RENAME_ENUM_VALUE and isinstance(change, TypeChange):
+            former, now = change.part
+            if former is not None and now is not None:
+                renamed.setdefault(change.after.oid, {})[former] = now
+    return renamed
 
 
 def _undecided(stops: Sequence[AnyChange], tried: str | None) -> TargetSchemaError:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.former_labels import FormerColumns, follow_labels, former_columns
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationName, parse_name
 from streamer.progress.audit import write_acts
@@ -159,6 +160,43 @@ async def store_definition(
         relation_id,
         definition.to_json(),
     )
+
+
+async def store_former_labels(
+    connection: TargetConnection,
+    relation_id: int,
+    renamed: Mapping[int, Mapping[str, str]],
+    definition: SourceDefinition,
+) -> None:
+    """Store labels that the source has *renamed*, by the OID of their type. Labels that a type of
+    *definition* has again are former ones no more.
+    """
+    stored = await connection.fetch_value(
+        "select former_labels::text from streamer.relation where id = $1", relation_id
+    )
+    labels = follow_labels(json.loads(stored), renamed, definition.types or ())
+    await connection.execute(
+        "update streamer.relation set former_labels = $2::text::jsonb where id = $1",
+        relation_id,
+        json.dumps(labels),
+    )
+
+
+async def read_former_labels(
+    connection: TargetConnection, relation_ids: Collection[int]
+) -> dict[int, FormerColumns]:
+    """Return the columns of relations, by id, whose enums had labels under other names."""
+    rows = await connection.fetch(
+        "select id, former_labels::text as labels from streamer.relation"
+        " where id = any ($1::int8[]) and former_labels <> '{}'",
+        list(relation_ids),
+    )
+    found = {}
+    for row in rows:
+        definition = await read_definition(connection, row["id"])
+        if definition is not None:
+            found[row["id"]] = former_columns(definition, json.loads(row["labels"]))
+    return found
 
 
 async def store_first_definitions(

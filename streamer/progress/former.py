@@ -27,7 +27,7 @@ insert into streamer.relation (
     source_id, source, target, type, expressions, state, snapshot_lsn, end_lsn, attempt,
     rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
     publication_mark, identity, needs_resync, error, error_code, leaves, leaf_joins, resync,
-    truncates_skipped, brake, outlives, unfilled, definition)
+    truncates_skipped, brake, outlives, unfilled, definition, former_labels)
 select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.state else 'init' end,
        case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
@@ -37,7 +37,8 @@ select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.error_code end, r.leaves, r.leaf_joins,
        case when i.is_in_step then r.resync else $5::text::jsonb end,
        r.truncates_skipped, case when i.is_in_step then r.brake end,
-       i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'), r.definition
+       i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'), r.definition,
+       coalesce(r.former_labels, '{}')
 from unnest($2::text[], $3::text[]) w (source, target)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source
 join streamer.source s on s.id = f.source_id,

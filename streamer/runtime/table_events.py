@@ -117,6 +117,9 @@ class TableEvents:
         self._services.drainer.held(lane)
 
     def lane_live(self, lane: Lane) -> None:
+        for mapped in self.relations.in_lane(lane):
+            if mapped.former_labels:  # the fast way to read rows does for the present ones
+                mapped.former_labels, mapped.plan = {}, None
         self.relations.go_home(lane)
 
     def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:

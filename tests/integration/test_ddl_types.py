@@ -117,3 +117,24 @@ async def test_a_type_that_waits_for_a_decision(
             await streamer.table_state(f"public.{table}", "ready")
         await streamer.caught_up()
         assert_same(source, target, "a")
+
+
+@pytest.mark.usefixtures("_both")
+async def test_a_transaction_that_began_before_a_label_was_renamed(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    async with stream("a: {initial: none}\nb: {initial: none}", group=GROUP) as streamer:
+        await streamer.caught_up()
+        with source.connect() as one, source.connect() as other:
+            for number, session in ((8, one), (9, other)):
+                row = f"({number}, 'sad', '{{{{sad,NULL}},{{happy,sad}}}}')"
+                session.execute(f"begin; insert into a (id, m, list) values {row}".encode())
+            source.execute("alter type mood rename value 'sad' to 'low'")
+            source.execute("alter type mood rename value 'low' to 'the \"blues\", so'")
+            source.execute("insert into a (id, m) values (10, 'the \"blues\", so')")
+            one.execute("commit")
+            other.execute("alter table a add column z int default 7; commit")
+        source.execute("update a set m = 'happy' where id = 9; insert into a (id) values (11)")
+        await streamer.caught_up()
+        assert_same(source, target, "a")
+        assert target.value("select count(*) from a where list[1][1]::text like 'the%'") == 2

@@ -40,7 +40,8 @@ AHEAD_ROWS: Final = 1000
 class LargeShare:
     """Applies the share at the front of *lane* through *writer*.
 
-    *read_bytes*: the approximate size of a piece from the lane's spool.
+    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the
+    relations of which pieces were written.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class LargeShare:
         metrics: Metrics,
         *,
         read_bytes: int,
+        tried: set[MappedRelation],
     ) -> None:
         self._read_bytes = read_bytes
+        self._tried = tried
         self._lane = lane
         self._writer = writer
         self._planner = planner
@@ -84,6 +87,7 @@ class LargeShare:
         try:
             await writer.begin()
             while True:
+                self._tried.update(mapped for mapped, _ in piece.changes)
                 async with self._looking_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
                     for mapped, changes in written:

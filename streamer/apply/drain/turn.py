@@ -9,7 +9,7 @@ from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large import LargeShare
 from streamer.apply.drain.shares import add_context, commit, release_brake, report_quarantine
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Lane, LaneWindow, until_changed
+from streamer.apply.lane import Lane, LaneWindow, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.requests import fulfil
@@ -17,6 +17,7 @@ from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.errors import ProtocolError, Retry, StreamerError
 from streamer.observability.metrics import Metrics
+from streamer.progress.ddl import read_former_labels
 
 READ_BYTES: Final = 4 * 1024 * 1024
 
@@ -58,15 +59,39 @@ class Turn:
         if not allowed:
             self._lane.front.rewind()
             return True
-        shares = allowed
+        tried = {mapped for share in allowed for mapped, _ in share.changes}
+        try:
+            await self._apply_some(allowed, tried)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or not await self._expects_former_labels(tried):
+                raise
+        return True
+
+    async def _apply_some(self, shares: list[LaneTransaction], tried: set[MappedRelation]) -> None:
+        """Apply finished shares, or a large one; put the relations of its pieces into *tried*."""
         if _is_alone(shares[0]):
             large = LargeShare(
-                self._lane, self._writer, self._planner, self._metrics, read_bytes=READ_BYTES
+                self._lane,
+                self._writer,
+                self._planner,
+                self._metrics,
+                read_bytes=READ_BYTES,
+                tried=tried,
             )
             await large.apply(shares[0])
         else:
             await self._apply(list(takewhile(lambda share: not _is_alone(share), shares)))
-        return True
+
+    async def _expects_former_labels(self, tried: set[MappedRelation]) -> bool:
+        """Whether to try again, with the former labels of enums that the source has renamed.
+
+        See `streamer.decode.former_labels`. They stay expected until the lane is live.
+        """
+        strict = {m.relation_id: m for m in tried if not m.former_labels}
+        found = await read_former_labels(self._writer.target, list(strict)) if strict else {}
+        for relation_id, columns in found.items():
+            strict[relation_id].former_labels, strict[relation_id].plan = columns, None
+        return any(found.values())
 
     async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
         """Return those of *shares* in front of the first that waits for an operator, without what
