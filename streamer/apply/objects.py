@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from streamer.apply.lane import MappedRelation
 from streamer.apply.sql.objects import ObjectTranslation, ObjectTranslator, referenced
 from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
+from streamer.definitions.planned import Places, TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql, objects_of
-from streamer.definitions.render import Places, TargetPlace
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinitionMessage, SourceDefinition
 from streamer.mapping.objects import DefinedType, TypeChange
@@ -82,7 +82,7 @@ class Objects:
         (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), oid)
         present = definition_of(dict(row))
         has_sid = there.has_sid and mapped.source.sid is not None
-        place = TargetPlace(mapped.mapping, has_sid, columns)
+        place = TargetPlace(mapped.mapping, has_sid, columns, there.is_partitioned)
         wanted = [index.name for index in self._definition.indexes]
         return ObjectTranslator(
             place,

@@ -15,6 +15,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.objects import Objects, Tables, translate_types
 from streamer.apply.quarantine.definition_changes import follow_changes
 from streamer.apply.sql.definition import DefinitionTranslator, Translation
+from streamer.apply.sql.partitions import PartitionTranslator
 from streamer.apply.sql.type_changes import columns_of
 from streamer.errors import (
     DefinitionStopError,
@@ -32,6 +33,7 @@ from streamer.mapping.definition import (
     SourceDefinition,
 )
 from streamer.mapping.objects import ObjectChange, TypeChange
+from streamer.mapping.partitions import PartitionChange
 from streamer.mapping.rules import DdlKind, OnDdl, SourceMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.ddl import (
@@ -48,7 +50,7 @@ from streamer.progress.ddl import (
     store_former_labels,
 )
 from streamer.target.add_columns import store_known
-from streamer.target.catalog import TargetRelation, holds_rows, read_relation
+from streamer.target.catalog import TargetRelation, holds_rows, read_partitions, read_relation
 from streamer.target.connection import TargetConnection
 
 log = structlog.get_logger()
@@ -88,8 +90,8 @@ async def store_waiting(target: TargetConnection, waiting: Waiting) -> None:
 class TableChange:
     """One change of the definition of *mapped*, in the transaction that *target* is in.
 
-    *message*: the definition at the source. *tables*: of the source. *told*: words for the cause,
-    as in an error; None for the statement of the message.
+    *message*: the definition at the source. *tables*: of the source. *at*: the source's time of
+    the change. *told*: words for the cause, as in an error; None for the statement of the message.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class TableChange:
         mapped: MappedRelation,
         place: DdlPlace,
         message: DefinitionMessage,
+        at: str,
         told: str | None = None,
     ) -> None:
         self._target = target
@@ -108,6 +111,8 @@ class TableChange:
         self._mapped = mapped
         self._place = place
         self._message = message
+        self._at = at
+        self._brings_rows = False
         ran = message.query.strip() or message.tag
         self._told = told or f"the source ran: {ran}"
         self.waiting: Waiting | None = None
@@ -119,6 +124,7 @@ class TableChange:
         Columns whose values existing rows lack are requested, unless a copy *brings_rows*. Raises
         DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
         """
+        self._brings_rows = brings_rows
         filled = await self._change(changes) if changes else []
         await self._store(self._message.definition, [] if brings_rows else filled, changes)
 
@@ -252,7 +258,25 @@ class TableChange:
             translation.objects = translator.translate(objects)
             translation.reasons += translation.objects.reasons
             translation.statements[:0] = translation.objects.statements
+        if parts := [c for c in made if isinstance(c, PartitionChange)]:
+            translation.statements += await self._partitions(target, parts)
         return translation
+
+    async def _partitions(
+        self, target: TargetRelation, changes: Sequence[PartitionChange]
+    ) -> list[str]:
+        """Return the statements for partitions that joined or left."""
+        mapped = self._mapped
+        translator = PartitionTranslator(
+            mapped.mapping,
+            target,
+            sid=mapped.source.sid,
+            source_columns=[column.name for column in self._message.definition.columns],
+            there=await read_partitions(self._target, target),
+            at=self._at,
+            lsn=str(self._place.lsn),
+        )
+        return translator.translate(changes, brings_rows=self._brings_rows)
 
     async def _wait_for_others(self, types: Sequence[TypeChange]) -> None:
         """See that no other table is to get values of a type as it was before.

@@ -8,8 +8,8 @@ from streamer.definitions.difference import (
     table_difference,
     type_difference,
 )
+from streamer.definitions.planned import TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
-from streamer.definitions.render import TargetPlace
 from streamer.mapping.objects import DefinedType
 from streamer.mapping.rules import RelationMapping, RelationName
 from streamer.postgres.describing import USED_TYPES
@@ -41,7 +41,9 @@ async def read_differences(
     places: dict[RelationName, TargetPlace] = {
         other.source: TargetPlace(other, has_sid) for other in others
     }
-    place = TargetPlace(mapping, has_sid, frozenset(there.columns))
+    place = TargetPlace(
+        mapping, has_sid, frozenset(there.columns), is_partitioned=there.is_partitioned
+    )
     differences = table_difference(source, place, places.get, present)
     (ours,) = await fetch_all(plain, _TYPES_SQL + "%s", oid)
     theirs = await target.fetch_value(_TYPES_SQL + "$1", there.oid)

@@ -123,6 +123,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "set_default": "a default is set, changed or dropped",
         "attach_partition": "a partition that was attached with rows in it; without `apply` the "
         "table goes on, and shows that it lacks them",
+        "detach_partition": "a partition that was detached or dropped: its rows leave the target's "
+        "table",
         "rename_table": "a table with another name or schema that a pattern matches before and "
         "after; `ignore` stops, too",
         "add_index": "a new index, if `create` is `keys` or `all`",
@@ -468,6 +470,13 @@ class TableSettings(Strict):
         title="Definitions of a created table",
         description="Overrides the `create` of the source, or `target.create`, for this table.",
     )
+    partitioned: bool = Field(
+        default=False,
+        title="Partitions at the target",
+        description="A target that streamer creates for a partitioned table has the same "
+        "partitions, with their names and bounds. With `ddl: capture`, partitions that come and "
+        "go do so at the target as well. Not for `type: history`.",
+    )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,
         title="When the source adds a column",
@@ -597,8 +606,8 @@ class SourceSettings(Strict):
         default={},
         title="Reaction to changes of definitions",
         description="With `ddl: capture`: `apply`, `stop` or `ignore` by kind of change. "
-        "`drop_column`, `change_type`, `drop_attribute` and `change_attribute` stop by default, "
-        "because they can lose values; all others apply.",
+        "`drop_column`, `change_type`, `drop_attribute`, `change_attribute` and `detach_partition` "
+        "stop by default, because they can lose values; all others apply.",
         examples=[{"drop_column": "stop", "change_type": "stop"}],
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(

@@ -285,6 +285,7 @@ class MappingBuilder:
             on_delete=table.on_delete,
             priority=table.priority,
             create=table.create or create,
+            partitioned=table.partitioned,
         )
 
     def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:

@@ -9,20 +9,17 @@ and unique indexes. An index for readers is the operator's own affair, and so ar
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamer.definitions.model import ColumnDefinition, TableDefinition
-from streamer.definitions.render import (
-    ObjectKind,
-    Places,
-    Planned,
-    Renderer,
-    TargetPlace,
-    other_name,
-)
+from streamer.definitions.partitions import key_renderer, partition_by
+from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
+from streamer.definitions.render import Renderer, other_name
+from streamer.definitions.table_objects import plan_partitioning
 from streamer.mapping.objects import DefinedType
+from streamer.mapping.partitions import Partition, Render
 from streamer.mapping.rules import (
     RelationMapping,
     RelationName,
@@ -64,6 +61,7 @@ def table_difference(
         *_columns(source, place, target),
         *_primary_key(source, place, target),
         *_objects(source, place, places, target),
+        *_partitions(source, place, target),
     ]
 
 
@@ -148,6 +146,37 @@ def _primary_key(
     if tuple(wanted) != found:
         own, its = (f"({', '.join(key)})" if key else None for key in (wanted, found))
         yield DefinitionDifference("primary key", target.name.name, own, its)
+
+
+# ---- partitions --------------------------------------------------------------------------------
+
+
+def _partitions(
+    source: TableDefinition, place: TargetPlace, target: TableDefinition
+) -> Iterator[DefinitionDifference]:
+    """Compare partitions where the rule asks for them, and the target can have them."""
+    wanted = source.partitions
+    if not place.mapping.rule.partitioned or plan_partitioning(source, place):
+        return
+    render = key_renderer(place.mapping, (c.name for c in source.columns), place.columns)
+    as_is = key_renderer(as_it_is(target.name).mapping, (c.name for c in target.columns), None)
+    own = {each.name: _partition(each, source.partitions, render) for each in wanted[1:]}
+    its = {each.name: _partition(each, target.partitions, as_is) for each in target.partitions[1:]}
+    if wanted and wanted[0].key is not None:
+        root, there = partition_by(wanted[0].key, render), None
+        if target.partitions and target.partitions[0].key is not None:
+            there = partition_by(target.partitions[0].key, as_is)
+        if root != there:
+            yield DefinitionDifference("partitioning", target.name.name, root, there)
+    for name in sorted({*own, *its}):
+        if own.get(name) != its.get(name):
+            yield DefinitionDifference("partition", name, own.get(name), its.get(name))
+
+
+def _partition(partition: Partition, tree: Sequence[Partition], render: Render) -> str:
+    parent = next((each.name for each in tree if each.oid == partition.parent), "")
+    below = "" if partition.key is None else f" {partition_by(partition.key, render)}"
+    return f"{parent} {partition.bound}{below}".strip()
 
 
 # ---- indexes, constraints, defaults ------------------------------------------------------------

@@ -6,6 +6,7 @@ search_path. The names of columns in them are those of the table. Pure.
 
 from dataclasses import dataclass
 
+from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName
 
 
@@ -110,14 +111,29 @@ class ConstraintDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsDefinition:
+    """Extended statistics. ``definition``: pg_get_statisticsobjdef, as the source has it."""
+
+    name: str
+    definition: str
+    target: int | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """A table with its columns, indexes and constraints; each in the order of its creation."""
+    """A table with its columns, indexes and constraints; each in the order of its creation.
+
+    ``partitions``: itself and its partitions, parents first, if it is partitioned.
+    """
 
     name: RelationName
     columns: tuple[ColumnDefinition, ...]
     indexes: tuple[IndexDefinition, ...] = ()
     constraints: tuple[ConstraintDefinition, ...] = ()
     comment: str | None = None
+    statistics: tuple[StatisticsDefinition, ...] = ()
+    partitions: tuple[Partition, ...] = ()
 
     def index(self, name: str) -> IndexDefinition | None:
         """Return the index called *name*."""

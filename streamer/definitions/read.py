@@ -15,10 +15,18 @@ from streamer.definitions.model import (
     IndexDefinition,
     IndexKey,
     SequenceDefinition,
+    StatisticsDefinition,
     TableDefinition,
 )
+from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName
-from streamer.postgres.describing import COLUMNS, CONSTRAINTS, INDEXES
+from streamer.postgres.describing import (
+    COLUMNS,
+    CONSTRAINTS,
+    INDEXES,
+    PARTITIONS,
+    STATISTICS,
+)
 
 Fetch = Callable[[str, Sequence[int]], Awaitable[list[dict[str, Any]]]]
 """Runs SQL with the placeholder ``{oids}`` filled in, and returns rows by column."""
@@ -27,7 +35,8 @@ _DEFINITIONS_SQL: Final = f"""
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
        pg_catalog.obj_description(c.oid, 'pg_class') as comment,
        ({COLUMNS})::text as columns, ({INDEXES})::text as indexes,
-       ({CONSTRAINTS})::text as constraints
+       ({CONSTRAINTS})::text as constraints, ({STATISTICS})::text as statistics,
+       ({PARTITIONS})::text as partitions
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.oid = any ({{oids}})
 """  # noqa: S608
@@ -48,6 +57,8 @@ def definition_of(row: dict[str, Any]) -> TableDefinition:
         indexes=tuple(map(_index, json.loads(row["indexes"] or "[]"))),
         constraints=tuple(map(_constraint, json.loads(row["constraints"] or "[]"))),
         comment=row["comment"],
+        statistics=tuple(StatisticsDefinition(**e) for e in json.loads(row["statistics"] or "[]")),
+        partitions=tuple(Partition(**each) for each in json.loads(row["partitions"])),
     )
 
 

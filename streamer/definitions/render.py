@@ -15,10 +15,9 @@ Rows of `append` and `history` tables outlive those of the source. Unique indexe
 there. Pure.
 """
 
-import enum
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from streamer.definitions.model import (
@@ -29,7 +28,9 @@ from streamer.definitions.model import (
     TableDefinition,
 )
 from streamer.definitions.names import UnclearExpressionError, rename_columns
-from streamer.mapping.rules import NAME_BYTES_MAX, Create, RelationMapping, RelationName, TableType
+from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
+from streamer.definitions.table_objects import for_partitions, plan_partitioning, plan_statistics
+from streamer.mapping.rules import NAME_BYTES_MAX, Create, RelationName, TableType
 from streamer.postgres.quoting import (
     quote_columns,
     quote_identifier,
@@ -37,76 +38,6 @@ from streamer.postgres.quoting import (
     quote_qualified,
 )
 from streamer.target.conventions import SID
-
-
-class ObjectKind(enum.StrEnum):
-    """What a planned definition is."""
-
-    COMMENT = "comment"
-    DEFAULT = "default"
-    STATISTICS = "statistics"
-    UNIQUE = "unique"
-    INDEX = "index"
-    EXCLUSION = "exclusion"
-    CHECK = "check"
-    FOREIGN_KEY = "foreign key"
-
-
-@dataclass(frozen=True, slots=True)
-class TargetPlace:
-    """Where a source's table goes.
-
-    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the columns that
-    the target has; None while it is not there, and then the mapping alone tells.
-    """
-
-    mapping: RelationMapping
-    has_sid: bool
-    columns: frozenset[str] | None = None
-
-    @property
-    def quoted(self) -> str:
-        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
-
-    def column(self, source_column: str) -> str | None:
-        """Return the target's name for a column; None if the target does not get it."""
-        name = self.mapping.target_column(source_column)
-        if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
-            return None
-        return name if self.columns is None or name in self.columns else None
-
-
-Places = Callable[[RelationName], TargetPlace | None]
-"""Returns where another table of the same source goes; None if it is not replicated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A definition for the target, in two ways to make it.
-
-    ``statements`` are right while no other session uses the table; each runs in the same
-    transaction. ``online`` do the same without long locks; each runs in a transaction of its own,
-    because ``create index concurrently`` allows no other. ``name``: of the index, constraint or
-    column; the table's for its comment. ``index``: the index that ``online`` builds concurrently,
-    which a build that dies leaves invalid. ``reason``: why it cannot be made; then there are no
-    statements, and ``source_sql`` is all there is.
-    """
-
-    kind: ObjectKind
-    name: str
-    statements: tuple[str, ...] = ()
-    online: tuple[str, ...] = ()
-    index: str | None = None
-    source_sql: str = ""
-    reason: str | None = None
-    referenced: RelationName | None = None
-    """The target table that a foreign key refers to."""
-
-    @property
-    def sql(self) -> str:
-        """The SQL to show to a person."""
-        return "; ".join(self.online or self.statements) or self.source_sql
-
 
 _NO_ROLE: Final = (
     "the target's role may not set session_replication_role, so it would act on changes"
@@ -162,8 +93,9 @@ class Renderer:
 
     def plan(self, create: Create) -> list[Planned]:
         """Return all that *create* asks for, foreign keys last."""
+        partitioning = plan_partitioning(self._definition, self._place)
         if create is Create.COLUMNS:
-            return []
+            return partitioning
         planned = [
             self.index(index)
             for index in self._definition.indexes
@@ -175,9 +107,10 @@ class Renderer:
             planned += [found for c in self._definition.columns if (found := self.default(c))]
             planned += [found for c in self._definition.columns if (found := self.statistics(c))]
             planned += [self.constraint(each) for each in constraints if each.kind == "c"]
+            planned += plan_statistics(self._definition, self._place)
             planned += self.comments()
             planned += [self.constraint(each) for each in constraints if each.kind == "f"]
-        return planned
+        return partitioning + planned
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -265,7 +198,7 @@ class Renderer:
     def index(self, index: IndexDefinition) -> Planned:
         """Render an index that belongs to no constraint."""
         try:
-            return self._index(index)
+            return for_partitions(self._index(index), self._place)
         except _UnmadeError as exc:
             return Planned(
                 ObjectKind.INDEX, index.name, reason=str(exc), source_sql=_summary(index)
@@ -389,7 +322,7 @@ class Renderer:
             f"{quote_identifier(constraint.name)} {constraint.definition}"
         )
         try:
-            planned = render(constraint)
+            planned = for_partitions(render(constraint), self._place)
         except _UnmadeError as exc:
             return Planned(kind, constraint.name, reason=str(exc), source_sql=source_sql)
         if constraint.comment is not None and planned.kind is not ObjectKind.INDEX:

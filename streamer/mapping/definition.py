@@ -10,7 +10,7 @@ Pure.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -22,6 +22,7 @@ from streamer.mapping.objects import (
     object_difference,
     type_difference,
 )
+from streamer.mapping.partitions import Partition, PartitionChange, partition_difference
 from streamer.mapping.rules import DdlKind, RelationName
 
 FORMAT: Final = 1
@@ -82,12 +83,14 @@ class SourceDefinition:
     """A table at the source: its columns in the order of their numbers, and what goes with them.
 
     ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
-    these, parts first. None: not known.
+    these, parts first. ``partitions``: the table itself and its partitions, parents first; empty
+    for a table without a partition key. None: not known.
     """
 
     columns: tuple[DefinedColumn, ...]
     objects: tuple[DefinedObject, ...] | None = None
     types: tuple[DefinedType, ...] | None = None
+    partitions: tuple[Partition, ...] | None = None
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -101,7 +104,12 @@ class SourceDefinition:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [asdict(replace(column, fill=None, default=None)) for column in self.columns]
         fields: dict[str, Any] = {"format": FORMAT, "columns": columns}
-        for name, known in (("objects", self.objects), ("types", self.types)):
+        lists: dict[str, Sequence[Any] | None] = {
+            "objects": self.objects,
+            "types": self.types,
+            "partitions": self.partitions,
+        }
+        for name, known in lists.items():
             if known is not None:
                 fields[name] = [asdict(each) for each in known]
         return json.dumps(fields)
@@ -118,10 +126,12 @@ class SourceDefinition:
     def of(cls, fields: dict[str, Any]) -> Self:
         """Read the JSON of a message, or a stored definition."""
         objects, types = fields.get("objects"), fields.get("types")
+        partitions = fields.get("partitions")
         return cls.of_columns(
             (DefinedColumn(**column) for column in fields["columns"]),
             None if objects is None else tuple(DefinedObject(**each) for each in objects),
             None if types is None else tuple(map(DefinedType.of, types)),
+            None if partitions is None else tuple(Partition(**each) for each in partitions),
         )
 
     @classmethod
@@ -130,8 +140,15 @@ class SourceDefinition:
         columns: Iterable[DefinedColumn],
         objects: tuple[DefinedObject, ...] | None = None,
         types: tuple[DefinedType, ...] | None = None,
+        partitions: tuple[Partition, ...] | None = None,
     ) -> Self:
-        return cls(tuple(sorted(columns, key=lambda column: column.number)), objects, types)
+        in_order = tuple(sorted(columns, key=lambda column: column.number))
+        return cls(in_order, objects, types, partitions)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all that a message of this version brings."""
+        return self.objects is not None and self.partitions is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +225,13 @@ class ColumnChange:
         return f'{self.kind} "{self.column}"'
 
 
-AnyChange = ColumnChange | ObjectChange | TypeChange
+AnyChange = ColumnChange | ObjectChange | TypeChange | PartitionChange
 
 
 def all_differences(
     before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
 ) -> list[AnyChange]:
-    """Return the changes of types, columns, indexes and constraints, in an order to make them in.
+    """Return the changes of types, columns, objects and partitions, in an order to make them in.
 
     *computes_values*: see `difference`.
     """
@@ -224,11 +241,14 @@ def all_differences(
     types: list[TypeChange] = []
     if before.types is not None and after.types is not None:
         types = type_difference(before.types, after.types)
+    parts: list[PartitionChange] = []
+    if before.partitions is not None and after.partitions is not None:
+        parts = partition_difference(before.partitions, after.partitions)
     dropped = [change for change in objects if change.after is None]
     before = _under_new_names(before, types)
     columns = difference(before, after, computes_values=computes_values)
     rest = [change for change in objects if change.after is not None]
-    return [*types, *dropped, *columns, *rest]
+    return [*types, *dropped, *columns, *rest, *parts]
 
 
 def _under_new_names(

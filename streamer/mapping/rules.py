@@ -123,6 +123,7 @@ class DdlKind(enum.StrEnum):
     SET_DEFAULT = "set_default"
     RENAME_TABLE = "rename_table"
     ATTACH_PARTITION = "attach_partition"
+    DETACH_PARTITION = "detach_partition"
     ADD_INDEX = "add_index"
     DROP_INDEX = "drop_index"
     RENAME_INDEX = "rename_index"
@@ -162,6 +163,7 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
         (
             *(DdlKind.DROP_COLUMN, DdlKind.CHANGE_TYPE),
             *(DdlKind.DROP_ATTRIBUTE, DdlKind.CHANGE_ATTRIBUTE),
+            DdlKind.DETACH_PARTITION,
         ),
         OnDdl.STOP,
     )
@@ -328,6 +330,8 @@ class TableRule:
     on_column_added: OnColumnAdded = OnColumnAdded.STOP
     on_table_dropped: OnTableDropped = OnTableDropped.STOP
     create: Create = Create.COLUMNS
+    partitioned: bool = False
+    """A created target has the partitions of the source's table."""
     verify_interval: float | None = None
     """Seconds between two verifications; 0 for none, None for that of all tables."""
     skip_truncate: bool = False
@@ -338,6 +342,11 @@ class TableRule:
     """A source transaction that deletes more rows, or truncates, waits for an operator."""
     priority: int = 0
     """Tables with a higher one are copied first."""
+
+    @property
+    def asks_for_definitions(self) -> bool:
+        """Whether a created target gets more than columns and the primary key."""
+        return self.create is not Create.COLUMNS or self.partitioned
 
     @property
     def deleted_at(self) -> str | None:
@@ -500,7 +509,7 @@ class SourceMapping:
     @property
     def makes_definitions(self) -> bool:
         """Whether target tables get definitions beside the stream."""
-        asked = any(rule.create is not Create.COLUMNS for rule in self.rules)
+        asked = any(rule.asks_for_definitions for rule in self.rules)
         return asked or self.ddl is DdlCapture.CAPTURE
 
     @property

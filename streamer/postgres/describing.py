@@ -1,8 +1,9 @@
 """SQL that describes a table: scalar subqueries that return JSON, for a query over ``pg_class c``.
 
 Both drivers run them on both sides, and so does the capture of definitions at a source. They need
-an empty search_path to write the schemas of names. Only `MARKED_OBJECTS` and `USED_TYPES` are free
-of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the table. Pure.
+an empty search_path to write the schemas of names. `MARKED_OBJECTS`, `USED_TYPES` and `PARTITIONS`
+are free of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the table.
+Pure.
 """
 
 from typing import Final
@@ -180,6 +181,36 @@ select pg_catalog.jsonb_agg(pg_catalog.to_jsonb(o) order by o.oid) from (
      where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
     ) o
 """
+
+STATISTICS: Final = """
+select pg_catalog.json_agg(pg_catalog.json_build_object(
+    'name', s.stxname, 'definition', pg_catalog.pg_get_statisticsobjdef(s.oid),
+    'target', (select t.value from (
+        select nullif(pg_catalog.to_json(s) ->> 'stxstattarget', '-1')::int4 as value) t),
+    'comment', pg_catalog.obj_description(s.oid, 'pg_statistic_ext')) order by s.oid)
+from pg_catalog.pg_statistic_ext s where s.stxrelid = c.oid
+"""
+"""Extended statistics; PostgreSQL 13 and later have a target of their own."""
+
+# A bound has no columns, so pg_get_expr needs no table, which it would lock.
+PARTITIONS: Final = """
+with recursive tree (oid, parent, depth) as (
+    select c.oid, 0::oid, 0 where c.relkind = 'p'
+    union all
+    select i.inhrelid, case t.depth when 0 then 0 else t.oid end, t.depth + 1
+      from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid
+      join pg_catalog.pg_partitioned_table k on k.partrelid = t.oid
+     where not coalesce((pg_catalog.to_jsonb(i) ->> 'inhdetachpending')::bool, false)
+)
+select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+    'oid', p.oid::int8, 'parent', t.parent::int8, 'namespace', pn.nspname, 'name', p.relname,
+    'bound', pg_catalog.pg_get_expr(p.relpartbound, 0),
+    'key', case when p.relkind = 'p' then pg_catalog.pg_get_partkeydef(p.oid) end)
+    order by t.depth, p.oid), '[]')
+  from tree t join pg_catalog.pg_class p on p.oid = t.oid
+  join pg_catalog.pg_namespace pn on pn.oid = p.relnamespace
+"""
+"""A partitioned table and its partitions, parents first."""
 
 # FirstNormalObjectId is 16384: below it are the types that every server has.
 _TYPES: Final = """

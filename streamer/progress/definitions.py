@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.definitions.render import ObjectKind, Planned
+from streamer.definitions.planned import ObjectKind, Planned
 from streamer.mapping.rules import RelationName, parse_name
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction

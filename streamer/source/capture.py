@@ -25,7 +25,13 @@ from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.errors import SyncError
 from streamer.mapping.definition import BASELINE, DefinitionMessage
 from streamer.mapping.rules import DdlCapture, RelationName, SourceMapping, source_object_name
-from streamer.postgres.describing import CONSTRAINTS, INDEXES, MARKED_OBJECTS, USED_TYPES
+from streamer.postgres.describing import (
+    CONSTRAINTS,
+    INDEXES,
+    MARKED_OBJECTS,
+    PARTITIONS,
+    USED_TYPES,
+)
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.connection import (
@@ -81,6 +87,7 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
                 on d.adrelid = a.attrelid and d.adnum = a.attnum
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '[]'),
         'objects', coalesce(({objects}), '[]'), 'types', coalesce(({types}), '[]'),
+        'partitions', ({partitions}),
         'indexes', ({indexes}), 'constraints', ({constraints}))
     )::text
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -130,8 +137,8 @@ union
 select a.attrelid from changed u join pg_catalog.pg_attribute a on a.atttypid = u.oid
  where u.oid >= 16384 and not a.attisdropped
 """
-# The catalogs no longer know the table of a dropped index. DROP INDEX holds a lock on that, as the
-# rest of its transaction does; a table that has not changed makes no difference.
+# The catalogs no longer know the table of a dropped index or partition. DROP holds a lock on that,
+# as the rest of its transaction does; a table that has not changed makes no difference.
 _CUT_SQL: Final = """
 with dropped as materialized (
     select classid, objid, objsubid, object_type, address_names
@@ -149,7 +156,8 @@ union
 select l.relation from pg_catalog.pg_locks l
  where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation' and l.granted
    and l.mode in ('AccessExclusiveLock', 'ShareUpdateExclusiveLock')
-   and tg_tag <> 'ALTER TABLE' and exists (select from dropped d where d.object_type = 'index')
+   and tg_tag <> 'ALTER TABLE'
+   and exists (select from dropped d where d.object_type in ('index', 'table'))
 """
 
 # Decoding orders the changes of subtransactions by position, and that of a message is its end,
@@ -179,7 +187,8 @@ begin
     begin
         contents := array(
             select {schema}.describe(x.oid, tg_tag, pg_catalog.current_query())
-              from (select distinct f.oid from ({found}) f) x);
+              from (select distinct coalesce(pg_catalog.pg_partition_root(f.oid), f.oid) as oid
+                      from ({found}) f) x);
     exception when others then
         raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
     end;
@@ -233,6 +242,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         schema=schema,
         objects=MARKED_OBJECTS,
         types=USED_TYPES,
+        partitions=PARTITIONS,
         indexes=INDEXES,
         constraints=CONSTRAINTS,
     )

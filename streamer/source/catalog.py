@@ -19,8 +19,9 @@ from streamer.errors import (
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinedColumn, SourceDefinition
 from streamer.mapping.objects import DefinedObject, DefinedType
+from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName, SourceMapping
-from streamer.postgres.describing import MARKED_OBJECTS, USED_TYPES
+from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.flush import (
     COMMIT_LATER_SQL,
@@ -131,6 +132,9 @@ class SourceRelation:
     types: tuple[DefinedType, ...] = field(default=(), compare=False)
     """The types of its columns that PostgreSQL does not bring along, and their parts."""
 
+    partitions: tuple[Partition, ...] = field(default=(), compare=False)
+    """Itself and its partitions, if it has any."""
+
     @property
     def oid(self) -> int:
         return self.identity.root.oid
@@ -165,7 +169,7 @@ class SourceRelation:
     @property
     def definition(self) -> SourceDefinition:
         columns = (column.defined for column in self.columns)
-        return SourceDefinition.of_columns(columns, self.objects, self.types)
+        return SourceDefinition.of_columns(columns, self.objects, self.types, self.partitions)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -270,7 +274,7 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
                              when k.condeferrable then ' deferrable' end
           from pg_catalog.pg_constraint k
          where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
-       ({MARKED_OBJECTS}) as objects, ({USED_TYPES}) as types,
+       ({MARKED_OBJECTS}) as objects, ({USED_TYPES}) as types, ({PARTITIONS}) as partitions,
        (select coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)
           from ({_LEAVES_SQL}) l)::int8 as row_count_estimate,
        (select coalesce(pg_catalog.sum(l.pages), 0) from ({_LEAVES_SQL}) l)::int8
@@ -346,6 +350,7 @@ async def read_relations(
         row["unique_keys"] = tuple(map(tuple, row["unique_keys"]))
         row["objects"] = tuple(DefinedObject(**each) for each in row["objects"] or ())
         row["types"] = tuple(map(DefinedType.of, row["types"] or ()))
+        row["partitions"] = tuple(Partition(**each) for each in row["partitions"])
         relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
     return relations
 

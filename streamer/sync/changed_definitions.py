@@ -12,6 +12,7 @@ round begins here again.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -136,6 +137,7 @@ class ChangedDefinitions:
                     mapped,
                     place,
                     message,
+                    at=str(datetime.now(UTC)),
                     told="the source changed the table, and a copy of it is due",
                 )
                 await change.make(changes, brings_rows=True)

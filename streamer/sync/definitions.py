@@ -17,8 +17,9 @@ from typing import Final
 
 import structlog
 
+from streamer.definitions.planned import ObjectKind, Places, TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
-from streamer.definitions.render import ObjectKind, Places, Renderer, TargetPlace, without_acting
+from streamer.definitions.render import Renderer, without_acting
 from streamer.errors import (
     ConflictError,
     MappingError,
@@ -29,7 +30,6 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.mapping.rules import (
-    Create,
     RelationMapping,
     RelationName,
     SourceMapping,
@@ -81,7 +81,11 @@ select (select i.indisvalid and i.indisready
        exists (select from pg_catalog.pg_attribute a
                 where a.attrelid = c.oid and a.attname = $3
                   and (a.atthasdef or a.attidentity <> '')) as has_default,
-       pg_catalog.pg_table_size(c.oid) as size_bytes
+       exists (select from pg_catalog.pg_statistic_ext s
+                where s.stxrelid = c.oid and s.stxname = $3) as has_statistics,
+       (select pg_catalog.sum(pg_catalog.pg_table_size(p.oid))::int8
+          from (select c.oid union
+                select relid from pg_catalog.pg_partition_tree(c.oid)) p (oid)) as size_bytes
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
@@ -113,7 +117,7 @@ async def plan_definitions(
 
     Raises SourceError, TargetError.
     """
-    asking = [copy for copy in copies if copy.mapped.mapping.rule.create is not Create.COLUMNS]
+    asking = [copy for copy in copies if copy.mapped.mapping.rule.asks_for_definitions]
     if not asking:
         return
     names = [str(copy.mapped.mapping.target) for copy in asking]
@@ -134,7 +138,8 @@ async def plan_definitions(
         if definition is None:
             continue
         mapping = copy.mapped.mapping
-        place = TargetPlace(mapping, copy.sid is not None, frozenset(copy.target.columns))
+        columns, is_partitioned = frozenset(copy.target.columns), copy.target.is_partitioned
+        place = TargetPlace(mapping, copy.sid is not None, columns, is_partitioned)
         wanted = [index.name for index in definition.indexes]
         wanted += [c.sequence.name.name for c in definition.columns if c.sequence is not None]
         taken = await read_taken(target, mapping.target, wanted)
@@ -187,12 +192,14 @@ class DefinitionFacts:
     index_is_valid: bool | None
     has_constraint: bool
     has_default: bool
+    has_statistics: bool
     size_bytes: int
 
 
 _CONSTRAINTS: Final = frozenset(
     {ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK, ObjectKind.FOREIGN_KEY}
 )
+_BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UNIQUE})
 
 
 def left_to_run(
@@ -209,6 +216,8 @@ def left_to_run(
         if facts.has_constraint:
             return statements[2 if builds_index else 1 :]
         return statements[1:] if builds_index and facts.index_is_valid else statements
+    if record.kind is ObjectKind.EXTENDED_STATISTICS and facts.has_statistics:
+        return statements[1:]
     if record.kind is ObjectKind.DEFAULT and facts.has_default:
         return ()
     return statements
@@ -336,7 +345,7 @@ async def _make(target: TargetConnection, record: DefinitionRecord, *, online: b
             for statement in statements:
                 await target.execute(statement)
         return
-    is_locking = record.kind in (ObjectKind.EXCLUSION, ObjectKind.UNIQUE) and record.index is None
+    is_locking = record.kind in _BUILT and record.index is None
     if is_locking and len(statements) == len(record.online) and facts.size_bytes > LOCKED_BYTES_MAX:
         raise TargetSchemaError(
             f'target table "{place}" is in use, and building "{record.name}" locks it'

@@ -3,7 +3,8 @@
 streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
 and generated columns with their expressions. The primary key, or the columns of the replica
 identity's index, follow the sid. Identity columns become plain ones, because values come from the
-source; defaults are not needed for the same reason. Partitioned tables become plain ones.
+source; defaults are not needed for the same reason. Partitioned tables become plain ones, unless
+the rule says `partitioned` and the target can have the partitions.
 
 A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
 three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
@@ -19,6 +20,7 @@ from typing import Final
 from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.rules import (
     METADATA_TYPES,
@@ -77,10 +79,22 @@ def create_table_sql(
             constraint += f", exclude using btree ({listed}) where ({_OPEN}){timing}"
     elif key:
         constraint = f", primary key ({quote_columns(names)}){timing}"
-    statements = [f"create table {quoted} ({', '.join(columns)}{constraint})"]
+    clause, partitions = _partitions(relation, mapping)
+    statements = [f"create table {quoted} ({', '.join(columns)}{constraint}){clause}", *partitions]
     if is_history and key and not timing:
         statements.append(f"create unique index on {quoted} ({quote_columns(names)}) where {_OPEN}")
     return statements
+
+
+def _partitions(relation: SourceRelation, mapping: RelationMapping) -> tuple[str, list[str]]:
+    """Return the clause PARTITION BY and the statements for partitions, where the rule asks."""
+    tree, columns = relation.partitions, relation.column_names
+    key = relation.key or relation.primary_key
+    if not mapping.rule.partitioned or not tree:
+        return "", []
+    if obstacle_to_partitions(tree, mapping, columns, key) is not None:
+        return "", []  # named by `streamer check` and in the bookkeeping
+    return create_partitions_sql(tree, mapping, columns, key)
 
 
 def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:

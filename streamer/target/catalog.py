@@ -1,11 +1,14 @@
 """A relation in the target's catalogs, as far as applying changes depends on it."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName
+from streamer.postgres.describing import PARTITIONS
 from streamer.postgres.quoting import quote_qualified
 
 if TYPE_CHECKING:  # plans are pure, and this module describes their input
@@ -208,6 +211,21 @@ def _relation(
         sequences=tuple(row.pop("sequences")),
         **row,
     )
+
+
+_PARTITIONS_SQL: Final = (
+    f"select ({PARTITIONS})::text from pg_catalog.pg_class c where c.oid = $1::int8::oid"
+)
+
+
+async def read_partitions(
+    connection: "TargetConnection", relation: TargetRelation
+) -> tuple[Partition, ...]:
+    """Return a partitioned table and its partitions, parents first; nothing for a plain table."""
+    if not relation.is_partitioned:
+        return ()
+    found = await connection.fetch_value(_PARTITIONS_SQL, relation.oid)
+    return tuple(Partition(**each) for each in json.loads(found or "[]"))
 
 
 async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:

@@ -134,3 +134,55 @@ def test_killed_while_an_index_or_a_constraint_is_made(
 
 
 LEFT = "select * from streamer.definition where state <> 'made'"
+
+
+def change_partitions(source: Database, number: int) -> None:
+    """Add a partition with rows, and detach or drop the one before, with rows around it."""
+    for table in "pq":
+        source.execute(
+            f"insert into {table} values ({number}, 0);"
+            f"create table {table}_{number} partition of {table}"
+            f" for values from ({number * 10 + 10}) to ({number * 10 + 20});"
+            f"insert into {table} select {number}, {number * 10 + 10} + g"
+            " from generate_series(0, 9) g"
+        )
+        if number:
+            before = f"{table}_{number - 1}"
+            leave = f"alter table {table} detach partition {before}"
+            source.execute(
+                f"update {table} set id = -id where id = {number - 1};"
+                f"{leave if number % 2 else f'drop table {before}'};"
+                f"insert into {table} values ({number}, 1)"
+            )
+
+
+def test_killed_while_partitions_come_and_go(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    for table in "pq":
+        source.execute(
+            f"create table {table} (id int, at int, primary key (id, at)) partition by range (at)"
+        )
+        source.execute(f"create table {table}_rest partition of {table} default")
+    config = tmp_path / "config.yaml"
+    group = "ddl: capture\non_ddl: {detach_partition: apply}"
+    write_config(config, source, target, "p:\nq: {partitioned: true}", group=group)
+    number = 0
+    for name in ("ddl.applied=kill@7", "apply.before_commit=kill@9", "apply.after_commit=kill@9"):
+        with Process(config, environment={"STREAMER_FAILPOINTS": name}) as process:
+            if not number:
+                caught_up(process)
+            while not process.process.ends_within(0.1):
+                assert number < 200, "the failpoint was not reached"
+                change_partitions(source, number)
+                number += 1
+            assert process.process.returncode == -9
+    with Process(config) as process:
+        eventually(lambda: status(config)[0]["state"] == "streaming")
+        caught_up(process)
+        assert process.terminate() == 0
+    for table in "pq":
+        rows = f"select id, at from {table} order by at, id"
+        assert target.execute(rows) == source.execute(rows)
+    leaves = "select relid::regclass::text from pg_partition_tree('q') order by 1"
+    assert target.execute(leaves) == source.execute(leaves)

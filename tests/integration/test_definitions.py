@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from streamer.definitions.model import TableDefinition
-from streamer.definitions.render import ObjectKind, Planned, Renderer, TargetPlace
+from streamer.definitions.planned import ObjectKind, Planned, TargetPlace
+from streamer.definitions.render import Renderer
 from streamer.mapping.rules import (
     Create,
     RelationMapping,

@@ -22,6 +22,7 @@ create table t (id int primary key, name varchar(10) not null default 'x', m moo
 create unique index once on t (name);
 create index sorted on t (lower(name) desc) where total > 1;
 create index on t (hidden);
+create statistics st on name, (total + 1) from t;
 alter table t add constraint apart exclude using btree (parent with =);
 """
 
@@ -73,11 +74,12 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
         alter table w add constraint apart exclude using btree (sid with =, parent with =),
             add constraint t_parent_fkey foreign key (sid, parent) references p
                 on delete set null (parent);
+        create statistics st on title, (total + 1) from w;
     """)
     configure("all")
     assert await differences(path, source, target) == []
     target.execute("""
-        drop index sorted; alter type mood add value 'mad'; alter table w alter total type bigint;
+        drop statistics st; drop index sorted; alter type mood add value 'mad'; alter table w alter total type bigint;
         alter table w add constraint more check (total > 5), drop constraint apart,
             drop constraint t_total_check, drop constraint w_pkey, add primary key (id);
     """)
@@ -89,6 +91,7 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
         'index "sorted" is missing: create index "sorted"',
         'exclusion "apart" is missing: alter table "public"."w" add constraint "apart" exclude',
         'check "t_total_check" is missing',
+        'extended statistics "st" is missing: create statistics "public"."st" on "title"',
         'check "more" is only at the target: alter table "public"."w" add constraint "more"',
     ]
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
@@ -96,3 +99,32 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     assert len(await differences(path, source, target)) == 5
     configure("columns")
     assert len(await differences(path, source, target)) == 3
+
+
+async def test_partitions_are_compared_where_the_rule_asks_for_them(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("""
+        create table p (id int primary key);
+        create table t (name text, at int, primary key (name, at)) partition by range (at);
+        create table t_1 partition of t for values from (1) to (5) partition by list (name);
+        create table t_a partition of t_1 for values in ('a');
+        create table t_rest partition of t default;
+    """)
+    target.execute("""
+        create table p (id int primary key);
+        create table w (title text, at int, primary key (title, at)) partition by range (at);
+        create table t_1 partition of w for values from (1) to (5) partition by list (title);
+        create table t_a partition of t_1 for values in ('b');
+        create table own partition of w for values from (7) to (9);
+    """)
+    path = tmp_path / "config.yaml"
+    rule = "target: w, columns: {name: title, at: at}"
+    write_config(path, source, target, f"p:\nt: {{{rule}, partitioned: true}}")
+    assert await differences(path, source, target) == [
+        'partition "own" is only at the target: FOR VALUES FROM (7) TO (9)',
+        """partition "t_a" is t_1 FOR VALUES IN ('b'), and should be t_1 FOR VALUES IN ('a')""",
+        'partition "t_rest" is missing: DEFAULT',
+    ]
+    write_config(path, source, target, f"p:\nt: {{{rule}}}")
+    assert await differences(path, source, target) == []

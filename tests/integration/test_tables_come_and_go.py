@@ -250,7 +250,8 @@ async def test_rows_of_an_attached_partition_come_by_themselves(
         "insert into p values (1, 'a'), (2, 'b')"
     )
     filled = "select xmin::text from p where id = 2"
-    async with stream("p: {}", group=CAPTURE) as streamer:
+    group = f"{CAPTURE}\non_ddl: {{detach_partition: apply}}"
+    async with stream("p: {}", group=group) as streamer:
         await streamer.caught_up()
         before = target.value(filled)
         source.execute(

@@ -26,6 +26,10 @@ create table orders (
 create index "or""ders_note" on orders (lower(note) desc) where note <> 'x';
 create index other_schema on orders (at);
 comment on table orders is 'it''s ours';
+create statistics "st at" (ndistinct, mcv) on note, "total ", lower(note) from orders;
+create statistics of_one on extract(year from at at time zone 'utc') from orders;
+alter statistics of_one set statistics 7;
+comment on statistics of_one is 'ON a, b FROM here';
 insert into people values (1, 'a@b', null), (2, 'b@c', 1);
 insert into orders (person, "total ", note) select 1, g, 'n' || g from generate_series(1, 100) g;
 """

@@ -25,6 +25,7 @@ def described(database: Database, table: str) -> dict[str, list[str]]:
         "indexes": f"select pg_get_indexdef(indexrelid) || case when indisvalid then '' else ' INVALID' end from pg_index where indrelid = {oid}",
         "constraints": f"select conname || ' ' || pg_get_constraintdef(oid) from pg_constraint where conrelid = {oid} and contype <> 'n'",
         "columns": f"select attname || ' ' || coalesce(pg_get_expr(adbin, adrelid), '-') || ' ' || attidentity::text || ' ' || coalesce(nullif(attstattarget, -1)::text, '-') from pg_attribute left join pg_attrdef on adrelid = attrelid and adnum = attnum where attrelid = {oid} and attnum > 0 and not attisdropped",
+        "statistics": f"select pg_get_statisticsobjdef(oid) || ' ' || coalesce(nullif(stxstattarget, -1)::text, '-') || coalesce(obj_description(oid, 'pg_statistic_ext'), '') from pg_statistic_ext where stxrelid = {oid}",
         "comments": f"select description from pg_description where (classoid, objoid) in (select 'pg_class'::regclass, {oid}::oid union all select 'pg_class'::regclass, indexrelid from pg_index where indrelid = {oid} union all select 'pg_constraint'::regclass, oid from pg_constraint where conrelid = {oid})",
     }
     with database.connect() as connection:

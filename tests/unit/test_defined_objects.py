@@ -14,7 +14,7 @@ from streamer.definitions.model import (
     IndexKey,
     TableDefinition,
 )
-from streamer.definitions.render import TargetPlace
+from streamer.definitions.planned import TargetPlace
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
 from streamer.mapping.objects import (

@@ -10,7 +10,8 @@ from streamer.definitions.model import (
     TableDefinition,
 )
 from streamer.definitions.names import UnclearExpressionError, rename_columns
-from streamer.definitions.render import Planned, Renderer, TargetPlace, other_name
+from streamer.definitions.planned import Planned, TargetPlace
+from streamer.definitions.render import Renderer, other_name
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.rules import (
     Create,

@@ -15,7 +15,7 @@ from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.table_change import TableChange, Waiting, store_waiting
-from streamer.decode.pgoutput import Redefinition
+from streamer.decode.pgoutput import Redefinition, to_datetime
 from streamer.mapping.definition import AnyChange, DefinitionMessage, all_differences
 from streamer.progress.ddl import DdlPlace, read_definition
 from streamer.target.connection import TargetConnection
@@ -64,6 +64,7 @@ class Definitions:
         Raises DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
         """
         concerned = []
+        at = str(to_datetime(part.transaction.commit_time))
         for mapped, changes in part.changes:
             for payload in changes.payloads:
                 if mapped.has(part.transaction):
@@ -73,7 +74,7 @@ class Definitions:
                 place = DdlPlace(mapped.relation_id, part.transaction.final_lsn, number)
                 message = DefinitionMessage.parse(payload)
                 assert message is not None
-                await self._apply(mapped, place, message)
+                await self._apply(mapped, place, message, at)
                 concerned.append(mapped)
         return concerned
 
@@ -88,7 +89,7 @@ class Definitions:
             await store_waiting(self._target, self._waiting)
 
     async def _apply(
-        self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage
+        self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage, at: str
     ) -> None:
         known = await read_definition(self._target, mapped.relation_id)
         changes: list[AnyChange] = []
@@ -96,9 +97,9 @@ class Definitions:
             changes = all_differences(
                 known, message.definition, computes_values=message.computes_values
             )
-        if known is None or known.objects is None or changes:
+        if known is None or not known.is_whole or changes:
             owner = self._owner
-            change = TableChange(self._target, owner.source, owner, mapped, place, message)
+            change = TableChange(self._target, owner.source, owner, mapped, place, message, at=at)
             try:
                 await change.make(changes)
             finally:

@@ -17,15 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.definitions.model import ConstraintDefinition, IndexDefinition, TableDefinition
-from streamer.definitions.render import (
-    ObjectKind,
-    Places,
-    Planned,
-    Renderer,
-    TargetPlace,
-    other_name,
-    without_acting,
-)
+from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
+from streamer.definitions.render import Renderer, other_name, without_acting
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.objects import INDEX, DefinedObject, ObjectChange
 from streamer.mapping.rules import Create, DdlKind, RelationName, TableType

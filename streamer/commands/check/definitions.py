@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from streamer.commands.check.findings import Finding, Place, at_target, info
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
-from streamer.definitions.render import Renderer, TargetPlace
+from streamer.definitions.planned import TargetPlace
+from streamer.definitions.render import Renderer
 from streamer.mapping.rules import RelationMapping, RelationName
 
 

@@ -12,7 +12,7 @@ from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import Create, DdlCapture, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import DdlCapture, RelationMapping, RelationName, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.capture import Capture, read_capture
@@ -306,9 +306,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
     asking = [
-        relation.oid
-        for mapping, relation in facts.mapped()
-        if mapping.rule.create is not Create.COLUMNS
+        relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]
     if asking:
         rows = await fetch_all(plain, definitions_sql("%s::oid[]"), asking)

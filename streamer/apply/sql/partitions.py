@@ -1,0 +1,161 @@
+"""A partition that joined or left the source's table, as statements for its target. Pure.
+
+A target with the same partition follows: it attaches or detaches its own. Elsewhere the rows of a
+detached partition leave, because the source's table no longer has them. A clone loses them,
+`on_delete: mark` marks them, and a history closes their versions. An append table keeps them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamer.definitions.partitions import create_partition_sql, key_renderer, partition_name
+from streamer.errors import TargetSchemaError
+from streamer.hints import command
+from streamer.mapping.partitions import (
+    ROOT,
+    Partition,
+    PartitionChange,
+    UnclearPartitionError,
+    rows_of,
+)
+from streamer.mapping.rules import DdlKind, MetadataKind, RelationMapping, RelationName, TableType
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.target.catalog import TargetRelation
+from streamer.target.conventions import HISTORY_OPEN, SID
+
+
+class PartitionTranslator:
+    """Translates changes of partitions for the target of one relation.
+
+    *source_columns*: the names of the source's columns. *there*: the target and its partitions;
+    empty for a plain table. *at*, *lsn*: the commit time at the source, and its position.
+    """
+
+    def __init__(
+        self,
+        mapping: RelationMapping,
+        target: TargetRelation,
+        *,
+        sid: str | None,
+        source_columns: Sequence[str],
+        there: Sequence[Partition],
+        at: str,
+        lsn: str,
+    ) -> None:
+        self._mapping = mapping
+        self._target = target
+        self._sid = sid if target.has_sid else None
+        self._columns = list(source_columns)
+        self._there = list(there)
+        self._at = f"{quote_literal(at)}::timestamptz"
+        self._lsn = f"{quote_literal(lsn)}::pg_lsn"
+
+    def translate(self, changes: Sequence[PartitionChange], *, brings_rows: bool) -> list[str]:
+        """Return the statements for *changes*, in order.
+
+        *brings_rows*: a copy replaces all rows. Raises TargetSchemaError.
+        """
+        found: list[str] = []
+        for change in changes:
+            try:
+                if change.kind is DdlKind.ATTACH_PARTITION:
+                    found += self._attach(change)
+                else:
+                    found += self._detach(change, brings_rows=brings_rows)
+            except UnclearPartitionError as exc:
+                raise TargetSchemaError(self._problem(change, str(exc))) from None
+        return found
+
+    def _problem(self, change: PartitionChange, reason: str) -> str:
+        name = change.partition.full_name
+        if change.kind is DdlKind.ATTACH_PARTITION:
+            return f'partition "{name}" cannot be made at the target: {reason}'
+        resync = command("resync", str(self._mapping.source), "--mode", "diff")
+        return (
+            f'the rows of partition "{name}", which left the table, cannot be found at the target: '
+            f"{reason}; skip this change, and `{resync}` removes them"
+        )
+
+    def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
+        """Return the target's partition for one of the source's."""
+        own = next((e for e in self._there if e.full_name == self._name(partition)), None)
+        if own is None or own.bound != partition.bound:
+            return None
+        parent = self._parent(partition, tree)
+        return own if self._parent(own, self._there, is_own=True) == parent else None
+
+    def _name(self, partition: Partition) -> RelationName:
+        return partition_name(partition, self._target.name)
+
+    def _parent(
+        self, partition: Partition, tree: Sequence[Partition], *, is_own: bool = False
+    ) -> RelationName | None:
+        """Return the target's table above a partition."""
+        if partition.parent == ROOT:
+            return self._target.name
+        parent = next((each for each in tree if each.oid == partition.parent), None)
+        if parent is None:
+            return None
+        return parent.full_name if is_own else self._name(parent)
+
+    def _attach(self, change: PartitionChange) -> list[str]:
+        partition = change.partition
+        parent = self._parent(partition, change.tree)
+        is_parent = any(e.full_name == parent and e.key is not None for e in self._there)
+        if not is_parent or parent is None or self._own(partition, change.tree) is not None:
+            return []
+        render = key_renderer(self._mapping, self._columns, self._target.columns)
+        statement = create_partition_sql(partition, parent, self._target.name, render)
+        # A later change of the same message may concern this partition.
+        above = ROOT if partition.parent == ROOT else self._oid(parent)
+        name = self._name(partition)
+        own = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
+        self._there.append(own)
+        return [statement]
+
+    def _oid(self, name: RelationName) -> int:
+        return next(each.oid for each in self._there if each.full_name == name)
+
+    def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
+        partition = change.partition
+        own = self._own(partition, change.tree)
+        if own is not None and self._sid is None and self._mapping.type is TableType.CLONE:
+            parent = self._parent(partition, change.tree)
+            assert parent is not None
+            self._there.remove(own)
+            name = quote_qualified(own.namespace, own.name)
+            return [f"alter table {quote_qualified(*_parts(parent))} detach partition {name}"]
+        if brings_rows or self._mapping.type is TableType.APPEND:
+            return []
+        render = key_renderer(self._mapping, self._columns, self._target.columns)
+        return [self._remove(rows_of(partition, change.tree, render))]
+
+    def _remove(self, condition: str) -> str:
+        table = quote_qualified(*_parts(self._target.name))
+        if self._sid is not None:
+            own = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
+            condition = f"{own} and {condition}"
+        if self._mapping.type is TableType.HISTORY:
+            return (
+                f"update {table} set kvsz_end = greatest(kvsz_start, {self._at}), "
+                f"kvsz_deleted = true where kvsz_end = {HISTORY_OPEN} and {condition}"
+            )
+        rule = self._mapping.rule
+        if rule.deleted_at is not None:
+            values = {
+                MetadataKind.COMMITTED_AT: self._at,
+                MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+                MetadataKind.LSN: self._lsn,
+                MetadataKind.OPERATION: "'delete'",
+                MetadataKind.DELETED_AT: self._at,
+            }
+            marks = ", ".join(
+                f"{quote_identifier(n)} = {values[kind]}" for kind, n in rule.metadata
+            )
+            condition = f"{quote_identifier(rule.deleted_at)} is null and {condition}"
+            return f"update {table} set {marks} where {condition}"
+        return f"delete from {table} where {condition}"
+
+
+def _parts(name: RelationName) -> tuple[str, str]:
+    return name.namespace, name.name

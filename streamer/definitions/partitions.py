@@ -1,0 +1,85 @@
+"""Partition keys and bounds of a source's table, over the columns of its target. Pure."""
+
+from collections.abc import Iterable
+
+from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.mapping.partitions import (
+    KeyItem,
+    Partition,
+    PartitionKey,
+    Render,
+    UnclearPartitionError,
+)
+from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+
+
+def key_renderer(
+    mapping: RelationMapping,
+    source_columns: Iterable[str],
+    target_columns: Iterable[str] | None,
+    key: Iterable[str] = (),
+) -> Render:
+    """Return a function that renders an item of a partition key for the target.
+
+    It raises UnclearPartitionError where the target has no such value. *target_columns*: None if
+    the mapping alone tells; then it has the columns of *key* in any case.
+    """
+    names, needed = list(source_columns), frozenset(key)
+    there = None if target_columns is None else frozenset(target_columns)
+
+    def name_of(column: str) -> str | None:
+        name = mapping.target_column(column)
+        if name is None or mapping.is_computed(name):
+            return None
+        if there is None:
+            return None if mapping.is_optional(column) and column not in needed else name
+        return name if name in there else None
+
+    def render(item: KeyItem) -> str:
+        if item.column is not None:
+            found = name_of(item.column)
+            if found is None:
+                raise _not_there(item.column)
+            return quote_identifier(found)
+        text, renamed = item.expression or "", {}
+        try:
+            for name in names:
+                found = name_of(name)
+                if found is not None:
+                    renamed[name] = found
+                elif rename_columns(text, {name: f"{name}?"}) != text:
+                    raise _not_there(name)
+            return rename_columns(text, renamed)
+        except UnclearExpressionError as exc:
+            raise UnclearPartitionError(str(exc)) from None
+
+    return render
+
+
+def _not_there(column: str) -> UnclearPartitionError:
+    return UnclearPartitionError(f'the target does not get the values of column "{column}"')
+
+
+def partition_by(key: str, render: Render) -> str:
+    """Return the clause PARTITION BY for a partition key. Raises UnclearPartitionError."""
+    parsed = PartitionKey.parse(key)
+    items = ", ".join(render(item) + item.rest for item in parsed.items)
+    return f"partition by {parsed.strategy.lower()} ({items})"
+
+
+def partition_name(partition: Partition, target: RelationName) -> RelationName:
+    """Return the name of a partition at the target: its own, in the schema of the table."""
+    return RelationName(target.namespace, partition.name)
+
+
+def create_partition_sql(
+    partition: Partition, parent: RelationName, target: RelationName, render: Render
+) -> str:
+    """Return the statement that creates a partition. Raises UnclearPartitionError."""
+    name = partition_name(partition, target)
+    below = f" {partition_by(partition.key, render)}" if partition.key is not None else ""
+    return (
+        f"create table {quote_qualified(name.namespace, name.name)} partition of "
+        f"{quote_qualified(parent.namespace, parent.name)} {partition.bound}{below}"
+    )

@@ -1,0 +1,81 @@
+"""A definition that a target table is to get, and the place of that table. Pure."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.postgres.quoting import quote_qualified
+
+
+class ObjectKind(enum.StrEnum):
+    """What a planned definition is."""
+
+    COMMENT = "comment"
+    DEFAULT = "default"
+    STATISTICS = "statistics"
+    EXTENDED_STATISTICS = "extended statistics"
+    PARTITIONING = "partitioning"
+    UNIQUE = "unique"
+    INDEX = "index"
+    EXCLUSION = "exclusion"
+    CHECK = "check"
+    FOREIGN_KEY = "foreign key"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlace:
+    """Where a source's table goes.
+
+    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the columns that
+    the target has; None while it is not there, and then the mapping alone tells.
+    ``is_partitioned``: the target is a partitioned table.
+    """
+
+    mapping: RelationMapping
+    has_sid: bool
+    columns: frozenset[str] | None = None
+    is_partitioned: bool = False
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    def column(self, source_column: str) -> str | None:
+        """Return the target's name for a column; None if the target does not get it."""
+        name = self.mapping.target_column(source_column)
+        if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
+            return None
+        return name if self.columns is None or name in self.columns else None
+
+
+Places = Callable[[RelationName], TargetPlace | None]
+"""Returns where another table of the same source goes; None if it is not replicated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A definition for the target, in two ways to make it.
+
+    ``statements`` are right while no other session uses the table; each runs in the same
+    transaction. ``online`` do the same without long locks; each runs in a transaction of its own,
+    because ``create index concurrently`` allows no other. ``name``: of the index, constraint or
+    column; the table's for its comment. ``index``: the index that ``online`` builds concurrently,
+    which a build that dies leaves invalid. ``reason``: why it cannot be made; then there are no
+    statements, and ``source_sql`` is all there is.
+    """
+
+    kind: ObjectKind
+    name: str
+    statements: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+    index: str | None = None
+    source_sql: str = ""
+    reason: str | None = None
+    referenced: RelationName | None = None
+    """The target table that a foreign key refers to."""
+
+    @property
+    def sql(self) -> str:
+        """The SQL to show to a person."""
+        return "; ".join(self.online or self.statements) or self.source_sql

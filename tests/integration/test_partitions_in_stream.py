@@ -1,0 +1,109 @@
+"""Partitions that join and leave a source's table, in their place in the stream."""
+
+import pytest
+
+from streamer.commands import ddl
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database
+from tests.support.process import command
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+DDL = """
+create table m (id int, at date, region text, note text, primary key (id, at, region))
+    partition by range (at);
+create table m_1 partition of m for values from (minvalue) to ('2024-02-01');
+create table m_2 partition of m for values from ('2024-02-01') to ('2024-03-01')
+    partition by list (region);
+create table m_2_eu partition of m_2 for values in ('e''u', 'EU');
+create table m_2_rest partition of m_2 default;
+create table m_rest partition of m default;
+insert into m select g, '2024-01-01'::date + g, case g % 3 when 0 then 'e''u' else 'us' end, 'x'
+  from generate_series(1, 80) g;
+"""
+ROWS = "select id, at, region, note from m order by id"
+
+
+async def test_rows_of_a_detached_partition_wait_for_a_decision_in_their_place(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream("m:", group="ddl: capture") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into m values (900, '2024-05-01', 'x')")
+        source.execute("alter table m detach partition m_1; delete from m where id = 900")
+        await streamer.table_state("public.m", "error")
+        assert target.value("select count(*) from m") == 81
+        error = str((await streamer.table("public.m"))["error"])
+        assert "on_ddl is stop for detach_partition" in error
+        assert "streamer ddl apply public.m --database shop" in error
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await ddl.store_decision(address, "apply", "m", "shop", None, None)
+        await streamer.table_state("public.m", "ready")
+        await streamer.caught_up()
+        assert target.execute(ROWS) == source.execute(ROWS)
+
+
+APPLY = "ddl: capture\ncreate: all\non_ddl: {detach_partition: apply}"
+TABLES = "m:\nh: {type: history}\np: {partitioned: true, target: dw.p}"
+CHANGES = [
+    "alter table m detach partition m_1",
+    "create table m_0 partition of m for values from (minvalue) to ('2024-02-01')",
+    "create table other (like m); alter table m_2 attach partition other for values in ('z')",
+    "alter table m_2 detach partition m_2_rest",
+    "drop table m_2",
+    "alter table m detach partition m_rest",
+]
+PARTITIONS = """
+select relid::regclass::text, parentrelid::regclass::text, isleaf,
+       pg_get_expr(relpartbound, relid), pg_get_partkeydef(relid)
+  from pg_partition_tree('p') t join pg_class c on c.oid = relid order by 1
+"""
+
+
+async def test_partitions_come_and_go_in_a_plain_table_a_history_and_a_partitioned_one(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    tables = ("m", "h", "p")
+    for table in tables:
+        source.execute(DDL.replace(" m", f" {table}").replace("of m", f"of {table}"))
+        source.execute(f"create index on {table} (note, at)")
+    async with stream(TABLES, group=APPLY) as streamer:
+        await streamer.caught_up()
+        path = "set search_path = dw, public;"
+        assert target.execute(path + PARTITIONS) == source.execute(PARTITIONS)
+        made = "select count(*) from streamer.definition where kind = 'index' and state = 'made'"
+        assert target.value(made) == len(tables)
+        for number, change in enumerate(CHANGES):
+            for table in tables:
+                own = change.replace(" m", f" {table}").replace("other", f"other_{table}")
+                source.execute(
+                    f"update {table} set note = 'n{number}' where id % 5 = {number};"
+                    f"insert into {table} values (-{number + 1}, '2024-02-03', 'e''u');"
+                    f"{own};"
+                    f"insert into {table} values ({1000 + number}, '2024-01-01', 'q')"
+                    if number in (1, 2)
+                    else own
+                )
+        await streamer.caught_up()
+        for table, read in (("m", "m"), ("h", "h"), ("p", "dw.p")):
+            still = "where kvsz_end > now()" if table == "h" else ""
+            rows = "select id, at, region, note from {} {} order by id"
+            expected = source.execute(rows.format(table, ""))
+            assert target.execute(rows.format(read, still)) == expected, table
+        assert target.execute(path + PARTITIONS) == source.execute(PARTITIONS)
+        assert target.value("select count(*) from h where kvsz_deleted") == 82
+        target.execute(
+            "update dw.p set note = 'wrong' where id = 1000; delete from dw.p where id = 1001"
+        )
+        assert command(streamer.path, "resync", "p").returncode == 0
+        source.execute("update p set at = '2024-01-05' where id = 1000")
+
+        async def is_repaired() -> bool:
+            return target.execute(rows.format("dw.p", "")) == source.execute(rows.format("p", ""))
+
+        await streamer.eventually(is_repaired)
+        assert target.value("select count(*) from dw.p_1") == source.value(
+            "select count(*) from p_1"
+        )
