@@ -31,7 +31,7 @@ SECONDS: Final = 900.0
 _BIG: Final = {"max_replication_slots": "150", "max_wal_senders": "150", "max_connections": "600"}
 _DDL: Final = """
 create table items (id int primary key, v text, n int);
-create table log (n bigint);
+create table log (id bigserial primary key, n bigint);
 insert into items select g, 'first', 0 from generate_series(1, 200) g;
 """
 
@@ -124,7 +124,7 @@ def workload(fleet: Fleet, left_out: set[str]) -> Iterator[Counter[str]]:
                 fleet.tenants[sid].execute(
                     f"begin; insert into items values ({number}, 'x', 1) on conflict (id)"
                     f" do update set n = items.n + 1; delete from items where id = {number // 7};"
-                    f" insert into log values ({number}); commit"
+                    f" insert into log (n) values ({number}); commit"
                 )
                 done[sid] += 1
             except psycopg.OperationalError:
