@@ -386,7 +386,7 @@ def routes_table() -> str:
     """Return the routes of the API as a table."""
     app = FastAPI()
     never: Any = None
-    app.include_router(make_router(never, never, never))
+    app.include_router(make_router(never, never, never, never))
     rows = []
     for path, methods in app.openapi()["paths"].items():
         for method, route in methods.items():

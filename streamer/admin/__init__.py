@@ -13,6 +13,11 @@ discovery.py     the tables of a database, for the API                          
 sides.py         one table as source and target have it
 service.py       the work of the API: draft, plan, apply, requests
 events.py        events for listeners
+series.py        lag, rate and retained WAL of each source over the last day        pure
+source_history.py  the task that samples them, and keeps them in the SQLite database
+status_reader.py the status, read once for all pages
+fleet.py         all sources in a line each: health, order, filters                 pure
+bulk.py          acts on the tables of many sources
 access.py        authentication and roles
 api/             the gate before the routes, and the routes
 page/            the same in a browser

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin.activity import ChangeActivity, TableActivity
-from streamer.admin.trends import Point, Trend, Trends
+from streamer.admin.source_history import MinuteStore, SourceHistory
 from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
@@ -99,24 +99,58 @@ class PastEvent:
     error: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The events that a listener wants.
+
+    ``source``: the label of the only source whose events it gets. ``is_brief``: it gets neither
+    lag, rates and progress nor the states of the snapshot: a wall of sources reads those itself.
+    """
+
+    source: str | None = None
+    is_brief: bool = False
+
+    def has(self, name: str, data: dict[str, Any]) -> bool:
+        """Whether the listener wants an event."""
+        if self.is_brief and name in _FIGURES:
+            return False
+        return self.source is None or data.get("source") in (None, self.source)
+
+    def snapshot(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Return the wanted part of a snapshot."""
+        if self.is_brief:
+            return whole | {"states": [], "lag": [], "rates": []}
+        return whole | {
+            part: [each for each in whole[part] if self.has(part, each)]
+            for part in ("states", "lag", "rates")
+        }
+
+
+_FIGURES: Final = frozenset({"lag", "rate", "progress"})
+
+
 class Events:
     """Sends events to listeners."""
 
-    def __init__(self, engine: Watched, address: TargetAddress) -> None:
+    def __init__(
+        self, engine: Watched, address: TargetAddress, store: MinuteStore | None = None
+    ) -> None:
+        self.history = SourceHistory(engine, store)
         self._engine = engine
         self._address = address
-        self._listeners: set[asyncio.Queue[Event | None]] = set()
+        self._listeners: dict[asyncio.Queue[Event | None], Wanted] = {}
         self._seen = SeenState()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
         self._activity = ChangeActivity()
-        self._trends = Trends()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def start(self) -> None:
         """Begin to look, if that has not begun."""
+        if not self._is_closed:
+            self.history.start()
         if not self._is_closed and (self._task is None or self._task.done()):
             self._seen = self._look()
             self._task = asyncio.create_task(self._watch(), name="events")
@@ -135,28 +169,13 @@ class Events:
             self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
         )
 
-    def trends(self, source: str) -> dict[str, Trend]:
-        """Return lag, rate and retained WAL of a source over the last hours."""
-        return self._trends.of(source)
-
-    def _remember_trends(self, now: SeenState) -> None:
-        """Add a point of each source that is due."""
-        self._trends.keep_only(supervisor.source.label for supervisor in self._engine.supervisors)
-        for supervisor in self._engine.supervisors:
-            label = supervisor.source.label
-            if self._trends.is_due(label, now.at):
-                lag = now.lags.get(label)
-                point = Point(
-                    now.at,
-                    None if lag is None else lag[1],
-                    supervisor.retained_wal_bytes,
-                    now.changes.get(label, 0),
-                )
-                self._trends.add(label, point)
-
     def past(self) -> list[PastEvent]:
         """Return the last events, the newest first."""
         return list(reversed(self._past))
+
+    def source_states(self) -> dict[tuple[str, str | None], ShownState]:
+        """Return the same for sources alone, which are few."""
+        return {(each.source.label, None): each.condition for each in self._engine.supervisors}
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return state and error of sources and tables as this process knows them now."""
@@ -172,6 +191,7 @@ class Events:
     async def close(self) -> None:
         """End all streams; a server that stops waits for them."""
         self._is_closed = True
+        await self.history.close()
         for queue in list(self._listeners):
             self._end(queue)
         if self._task is not None:
@@ -183,20 +203,26 @@ class Events:
         """Send an event to every listener."""
         if (event := past_event(name, data, datetime.now(UTC))) is not None:
             self._past.append(event)
-        for queue in list(self._listeners):
+        for queue, wanted in list(self._listeners.items()):
+            if not wanted.has(name, data):
+                continue
             try:
                 queue.put_nowait((name, data))
             except asyncio.QueueFull:
                 self._end(queue)
 
     def _end(self, queue: "asyncio.Queue[Event | None]") -> None:
-        self._listeners.discard(queue)
+        self._listeners.pop(queue, None)
         while queue.full():
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def subscribe(self) -> "asyncio.Queue[Event | None]":
-        """Return a queue that receives all events from now on. Raises UnreadyError for too many."""
+    def subscribe(self, wanted: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
+        """Return a queue that receives the wanted events from now on, by default all.
+
+        Raises UnreadyError for too many listeners.
+        """
+        wanted = wanted or Wanted()
         if len(self._listeners) >= LISTENERS_MAX:
             raise UnreadyError("too many listen already", hint="close a page or two")
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)
@@ -205,8 +231,8 @@ class Events:
             return queue
         self.start()
         self._look_early()
-        queue.put_nowait(("snapshot", self._as_snapshot()))
-        self._listeners.add(queue)
+        queue.put_nowait(("snapshot", wanted.snapshot(self._as_snapshot())))
+        self._listeners[queue] = wanted
         return queue
 
     async def stream(
@@ -231,7 +257,7 @@ class Events:
                     return
                 yield f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n"
         finally:
-            self._listeners.discard(queue)
+            self._listeners.pop(queue, None)
 
     # ---- looking -------------------------------------------------------------------------------
 
@@ -256,7 +282,6 @@ class Events:
 
     def _remember(self, now: SeenState) -> None:
         """Keep rates and errors."""
-        self._remember_trends(now)
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():

@@ -24,6 +24,9 @@ from streamer.postgres.passwords import MASK, check_url, has_mask
 from streamer.sync.scope import parse_resync
 from streamer.target.conventions import TABLE_COLUMNS_MAX
 
+SOURCES_MAX: Final = 2000
+"""Of one request about many sources."""
+
 Body = TypeVar("Body", bound=BaseModel)
 
 ID_MAX: Final = 2**63 - 1
@@ -289,6 +292,104 @@ class ResyncBody(ActionBody):
             return parse_resync(self.mode, force=self.force, where=self.where, columns=self.columns)
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
+
+
+class SourceName(_Body):
+    """A source."""
+
+    database: Name
+    sid: Sid | None = None
+
+
+class BulkBody(_Body):
+    """Sources whose tables are meant. ``tables``: names or patterns; none means all. ``state``:
+    only tables in this state.
+    """
+
+    sources: Annotated[list[SourceName], Field(min_length=1, max_length=SOURCES_MAX)]
+    tables: Annotated[list[Name], Field(max_length=TABLE_COLUMNS_MAX)] = Field(default_factory=list)
+    state: Literal["error", "paused", "ready"] | None = None
+
+
+class BulkResyncBody(BulkBody):
+    """``mode`` and ``force``: see the resync of one table."""
+
+    mode: Mode = Mode.RELOAD
+    force: bool = False
+
+
+class BulkOutcome(BaseModel):
+    """What became of the request to one source. ``error``: why not all of its tables are asked."""
+
+    database: str
+    sid: str | None
+    tables: int
+    error: str | None
+    hint: str | None
+
+
+class BulkAnswer(BaseModel):
+    """``tables``: how many tables are asked. ``failed``: sources with an error; they come first."""
+
+    action: Literal["pause", "resume", "resync"]
+    tables: int
+    failed: int
+    sources: list[BulkOutcome]
+
+
+class HistoryAnswer(BaseModel):
+    """The last day of a source as columns of equal length. ``times``: unix time, each 10 s in the
+    last hour, before that each minute. An unknown value is null.
+    """
+
+    source: str
+    times: list[int]
+    lag_seconds: list[float | None]
+    changes_per_second: list[float | None]
+    retained_wal_bytes: list[float | None]
+
+
+class SourceProblem(BaseModel):
+    """A problem of a source, or of a table of it, with its runbook."""
+
+    place: str
+    what: str
+    kind: Literal["bad", "warning"]
+    runbook: str
+    command: str | None
+
+
+class FleetSource(BaseModel):
+    """A source in a line. ``health``: ``bad`` and ``warning`` need an operator, ``busy`` copies.
+
+    ``states``: the number of tables by state. ``problems``: the first ones of ``problem_count``.
+    """
+
+    database: str
+    sid: str | None
+    label: str
+    state: str
+    health: Literal["bad", "warning", "busy", "good", "quiet"]
+    problem_count: int
+    problems: list[SourceProblem]
+    lag_seconds: float | None
+    lag_bytes: int | None
+    retained_wal_bytes: int | None
+    waiting_for: str | None
+    process: str | None
+    """The process that runs it."""
+    table_count: int
+    states: dict[str, int]
+    copied_share: float | None
+    seconds_left: float | None
+
+
+class FleetPage(Page):
+    """``summary``: how things are, in a line. ``healths``: the number of sources by health."""
+
+    summary: str
+    healths: dict[str, int]
+    items: list[FleetSource]
 
 
 class TenantBody(_Body):

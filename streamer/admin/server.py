@@ -14,6 +14,7 @@ from streamer.admin.events import Events
 from streamer.admin.page.render import load
 from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
+from streamer.admin.status_reader import StatusReader
 from streamer.admin.store import WATCH_SECONDS
 from streamer.config.settings import Settings, UserSettings
 from streamer.errors import AdminError, StoreError
@@ -54,7 +55,9 @@ class AdminServer:
         The caller has to close the returned events before the server stops.
         """
         settings = self._service.settings
-        events = Events(engine, TargetAddress.parse(settings.target.url))
+        # Static mode has no database, so a restart begins with an empty history.
+        store = None if self._service.is_static else self._service.store
+        events = Events(engine, TargetAddress.parse(settings.target.url), store)
         self._service.engine = engine
         self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish
@@ -94,8 +97,9 @@ class AdminServer:
 
 def install(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
     """Let *app* serve the API and the page."""
-    install_api(app, service, access, events)
-    install_page(app, service, access, events)
+    status = StatusReader(service, events)
+    install_api(app, service, access, events, status)
+    install_page(app, service, access, events, status)
 
 
 async def take_over_users(service: AdminService, access: Access) -> None:

@@ -374,13 +374,13 @@ class AdminService:
     async def status(self) -> Row:
         """Return the output of `streamer status --json`, and the state of the draft."""
         report = await read_report(self._address, self.mapping)
+        report = replace(report, mapping=self.trouble or report.mapping)
+        # Thousands of tables take a moment, and the event loop also streams.
+        shown = await asyncio.to_thread(lambda: _with_redacted_sources(report.to_json()))
         return {
             "mode": "static" if self.is_static else "admin",
             "draft": await self.draft(),
-            "target": report.target.to_json(),
-            "mapping": replace(report, mapping=self.trouble or report.mapping).to_json()["mapping"],
-            "sources": [_redacted(status.to_json()) for status in report.sources],
-            "replicas": report.to_json()["replicas"],
+            **{name: shown[name] for name in ("target", "mapping", "sources", "replicas")},
         }
 
     async def discover(
@@ -556,6 +556,10 @@ def _differing(settings: Row, file: Settings) -> Row:
     """Return the settings of an imported file that differ from the own configuration."""
     own = {"target_schema": file.target.schema_, "on_error": file.on_error.value}
     return {name: value for name, value in settings.items() if value != own[name]}
+
+
+def _with_redacted_sources(status: Row) -> Row:
+    return status | {"sources": _redacted(status["sources"])}
 
 
 def _redacted(value: Any) -> Any:

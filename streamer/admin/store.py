@@ -9,7 +9,7 @@ Rows that leave have ``***`` for them, unless the mapping itself is built.
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from streamer.admin.rows import (
     fetch_all,
     fetch_content,
     fetch_latest,
+    fetch_minutes,
     fetch_one,
     fetch_row,
     fetch_settings,
@@ -43,10 +44,12 @@ from streamer.admin.rows import (
     prune_audit,
     row_of,
     select_sql,
+    store_minutes,
     store_settings,
     translating_constraints,
     write_audit,
 )
+from streamer.admin.series import Minute
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
@@ -413,6 +416,16 @@ class AdminStore:
         async with self._writes() as writer:
             for label in labels:
                 await write_audit(writer, actor, TEARDOWN, "source", None, label)
+
+    async def add_minutes(self, minutes: Sequence[Minute], oldest: int) -> None:
+        """Store minutes of sources, and remove those before *oldest*. Raises StoreError."""
+        async with self._writes() as writer:
+            await store_minutes(writer, minutes, oldest)
+
+    async def minutes(self, since: int) -> list[Minute]:
+        """Return the minutes from *since* on, the oldest first. Raises StoreError."""
+        async with self._reads() as reader:
+            return await fetch_minutes(reader, since)
 
     async def prune_audit(self) -> None:
         """Remove audit rows that are too old. Raises StoreError."""

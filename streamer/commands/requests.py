@@ -4,11 +4,15 @@ A notification wakes a running process at once; a stopped one finds the request 
 """
 
 import getpass
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamer.errors import MappingError
-from streamer.mapping.rules import parse_name, parse_relation
+from streamer.commands.scope import Scope
+from streamer.errors import MappingError, StreamerError, TargetError
+from streamer.hints import command
+from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
+from streamer.observability.logs import redact
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_requests
@@ -96,3 +100,131 @@ async def _check_columns(
                 f'target table "{name}" has no column "{missing[0]}"',
                 hint=f"its columns are: {', '.join(present)}",
             )
+
+
+RESUMABLE = ("error", "paused")
+"""The states of tables that a request to resume changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKey:
+    """The name of a source."""
+
+    database: str
+    sid: str | None
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOutcome:
+    """What became of a request to one source of several.
+
+    ``tables``: how many tables it is about. ``error``: why it is about none, or not about all.
+    """
+
+    database: str
+    sid: str | None
+    tables: int
+    error: str | None = None
+    hint: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def request_each(
+    address: TargetAddress,
+    action: str,
+    sources: Sequence[SourceKey],
+    *,
+    tables: Sequence[str] = (),
+    state: str | None = None,
+    options: dict[str, Any] | None = None,
+    actor: str | None = None,
+) -> list[SourceOutcome]:
+    """Ask several sources for *action*, each in a transaction; return the outcome of each.
+
+    *tables*: names or patterns; none means all tables. *state*: only tables in this state. Sources
+    that fail leave the requests of the others in place. Raises MappingError for a faulty pattern,
+    and TargetError.
+    """
+    scope = Scope(tuple(tables))
+    scope.of([])
+    found: list[SourceOutcome] = []
+    async with installed(address, f"streamer {action}") as bookkeeping:
+        records = {
+            SourceKey(record.database, record.sid): record.source_id
+            for record in await read_source_records(bookkeeping)
+        }
+        relations: dict[int, list[RelationRecord]] = {}
+        for relation in await read_relation_records(bookkeeping):
+            relations.setdefault(relation.source_id, []).append(relation)
+        lost: TargetError | None = None
+        for key in dict.fromkeys(sources):
+            if lost is not None:
+                found.append(_failed(key, lost))
+                continue
+            own = relations.get(records.get(key, -1), [])
+            chosen = scope.of((relation.source, relation) for relation in own)
+            try:
+                outcome = choose(key, action, chosen, state)
+                if isinstance(outcome, SourceOutcome):
+                    found.append(outcome)
+                    continue
+                ids, left_out = outcome
+                await make_requests(
+                    bookkeeping, ids, action, options, actor=actor or command_actor()
+                )
+                found.append(_asked(key, len(ids), left_out))
+            except StreamerError as exc:
+                found.append(_failed(key, exc))
+                lost = exc if isinstance(exc, TargetError) else None
+    return found
+
+
+def choose(
+    key: SourceKey, action: str, relations: Iterable[RelationRecord], state: str | None
+) -> tuple[list[int], list[str]] | SourceOutcome:
+    """Return the relations of a source to ask, and the tables left out; or why there are none.
+
+    A table that waits before a mass delete needs a decision of its own, so no request about many
+    tables resumes it. Pure.
+    """
+    states = RESUMABLE if action == "resume" else None
+    chosen = [
+        relation
+        for relation in relations
+        if state in (None, relation.state)
+        and (states is None or relation.state in states)
+        and (action != "pause" or relation.state != "paused")
+    ]
+    waiting = [r for r in chosen if action == "resume" and r.waiting_brake is not None]
+    ids = [relation.relation_id for relation in chosen if relation not in waiting]
+    names = [relation.source for relation in waiting]
+    if ids:
+        return ids, names
+    if names:
+        return _asked(key, 0, names)
+    error = f"no table to {action}" + (f" is in state {state}" if state is not None else "")
+    return SourceOutcome(key.database, key.sid, 0, error, "`streamer status` lists the tables")
+
+
+def _asked(key: SourceKey, count: int, left_out: Sequence[str]) -> SourceOutcome:
+    if not left_out:
+        return SourceOutcome(key.database, key.sid, count)
+    more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+    return SourceOutcome(
+        key.database,
+        key.sid,
+        count,
+        f"{left_out[0]}{more}: waits before a mass delete, so decide about it alone",
+        command("resume", left_out[0], database=key.database, sid=key.sid),
+    )
+
+
+def _failed(key: SourceKey, error: StreamerError) -> SourceOutcome:
+    hint = None if error.hint is None else redact(error.hint)
+    return SourceOutcome(key.database, key.sid, 0, redact(error.message), hint)

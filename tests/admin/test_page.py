@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from streamer.admin import status_reader
 from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
 from streamer.admin.activity import ChangeActivity
 from streamer.admin.events import PAST_MAX
-from streamer.admin.page import adding, overview
-from streamer.admin.trends import POINT_SECONDS, POINTS_MAX, Point, Trends
+from streamer.admin.page import adding
 from streamer.commands.quarantine import Choice
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
 
@@ -275,7 +275,7 @@ async def test_no_page_holds_a_secret(open_admin: OpenAdmin) -> None:
 async def test_a_server_that_takes_long_keeps_nobody_waiting(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(status_reader, "WAIT_SECONDS", 0.05)
     sources = "sources: [{database: shop, urls: [{url: host=h}], tables: {t: }}]"
     async with open_admin("", sources=sources) as admin, admin.client(None) as client:
         answered = asyncio.Event()
@@ -401,7 +401,7 @@ def show(
         return {"sources": [source], "target": {"state": "reachable"}}
 
     monkeypatch.setattr(admin.service, "status", status)
-    monkeypatch.setattr(overview, "KEEP_SECONDS", -1.0)
+    monkeypatch.setattr(status_reader, "KEEP_SECONDS", -1.0)
 
 
 ONE_SOURCE = "sources: [{database: shop, urls: [{url: host=h}], tables: {t: }}]"
@@ -453,7 +453,7 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
     )
     async with open_admin("") as admin, admin.client(None) as client:
         show(admin, monkeypatch, *tables)
-        monkeypatch.setattr(overview.StatusReader, "_is_current", lambda *_: True)
+        monkeypatch.setattr(status_reader.StatusReader, "_is_current", lambda *_: True)
         page = (await client.get("/")).text
         problems = {
             name: re.search(
@@ -543,7 +543,7 @@ async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
             a_table("b", quarantined=1),
             a_table("c"),
         )
-        monkeypatch.setattr(overview.StatusReader, "_is_current", lambda *_: True)
+        monkeypatch.setattr(status_reader.StatusReader, "_is_current", lambda *_: True)
         page = (await client.get("/quarantine")).text
         assert "shop:eu" in page
         assert "/table?database=shop&amp;sid=us&amp;name=public.b#quarantine" in page
@@ -617,10 +617,13 @@ async def test_the_page_of_a_source_draws_its_last_hours(
         show(admin, monkeypatch, a_table("t"))
         path = "/source?database=shop"
         assert "<polyline" not in (await client.get(path)).text
-        trends = Trends()
-        for number, lag in enumerate((1.0, 3.0, None, 2.0, 2.0)):
-            trends.add("shop", Point(30.0 * number, lag, 1024.0 * number, 60 * number))
-        monkeypatch.setattr(admin.events, "trends", trends.of)
+        points: list[Any] = [
+            (30 * number, (lag, rate, 1024.0 * number))
+            for number, (lag, rate) in enumerate(
+                [(1.0, 0.0), (3.0, 2.0), (None, 2.0), (2.0, 2.0), (2.0, 2.0)]
+            )
+        ]
+        monkeypatch.setattr(admin.events.history, "points", lambda source: points)
         page = (await client.get(path)).text
         assert "The last 2\xa0min" in page
         for title, highest in (
@@ -630,18 +633,6 @@ async def test_the_page_of_a_source_draws_its_last_hours(
         ):
             assert f'{title}, the last 2\xa0min, at most {highest}"' in page
         assert page.count("<polyline") == 4, "a gap parts the line of the lag"
-
-
-def test_trends_are_kept_for_six_hours_and_no_longer() -> None:
-    trends = Trends()
-    for number in range(POINTS_MAX + 10):
-        now = number * POINT_SECONDS
-        assert trends.is_due("shop", now)
-        trends.add("shop", Point(now, 0.0, 0.0, 0))
-        assert not trends.is_due("shop", now + POINT_SECONDS - 1)
-    assert trends.of("shop")["lag"].seconds == (POINTS_MAX - 1) * POINT_SECONDS
-    trends.keep_only([])
-    assert trends.of("shop") == {}
 
 
 def row_of(page: str, table: str) -> str:
@@ -719,14 +710,3 @@ async def test_forms_that_no_page_sends_are_refused_in_words(open_admin: OpenAdm
                      "/table?name=%22", "/source?database=%00", "/?note=x"):  # fmt: skip
             assert (await client.get(path)).status_code < 500, path
         assert (await state(admin))[1] == before[1]
-
-
-def test_a_value_without_neighbours_is_drawn_and_no_box_is_empty() -> None:
-    trends = Trends()
-    trends.add("shop", Point(0.0, None, None, 0))
-    trends.add("shop", Point(30.0, 1.0, None, 60))
-    trends.add("shop", Point(60.0, None, 5.0, 60))
-    drawn = trends.of("shop")
-    assert drawn["lag"].lines == ["118.5,1.0 121.5,1.0"]
-    assert drawn["wal"].lines == ["237.0,1.0 240.0,1.0"]
-    assert drawn["rate"].lines == ["0.0,1.0 120.0,1.0 240.0,31.0"]

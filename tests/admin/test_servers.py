@@ -193,6 +193,21 @@ async def test_status_and_requests(
         await post(client, "tables/2/resume")
         await streamer.table_state("public.tt", "ready")
         assert (await client.post("/api/tables/1/pause", json={"sid": "eu"})).status_code == 409
+
+        # Tables of several sources at once; streamer does not stream the second source.
+        both = [{"database": "shop"}, {"database": "shop", "sid": "gone"}]
+        answer = await post(client, "sources/pause", sources=both, tables=["tt", "nothing*"])
+        assert (answer["tables"], answer["failed"]) == (1, 1)
+        assert [each["sid"] for each in answer["sources"]] == ["gone", None]
+        await streamer.table_state("public.tt", "paused")
+        assert (await post(client, "sources/pause", sources=both[:1]))["tables"] == 1
+        await streamer.table_state("public.t", "paused")
+        answer = await post(client, "sources/resume", sources=both[:1], state="paused")
+        assert answer["tables"] == 2
+        for name in ("public.t", "public.tt"):
+            await streamer.table_state(name, "ready")
+        acts = (await client.get("/api/audit")).json()["items"][:2]
+        assert {(act["action"], act["actor"]) for act in acts} == {("resume", "token")}
         assert (await client.post("/api/tables/99/pause")).status_code == 404
         assert (await client.get("/api/quarantine")).json() == {"items": [], "total": 0}
         assert (await client.post("/api/quarantine/drop", json={})).status_code == 422

@@ -71,7 +71,7 @@ sources:
     look(page, "busy-overview")
 
     page.goto("/source?database=shop")
-    expect(page.get_by_role("region", name="Trends").locator("polyline").first).to_be_attached()
+    expect(page.get_by_role("region", name="Trends").locator("canvas")).to_have_count(3)
     look(page, "trends")
     page.goto("/quarantine")
     expect(page.get_by_text("public.payments").first).to_be_visible()

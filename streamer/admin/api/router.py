@@ -11,6 +11,7 @@ from streamer.admin import models
 from streamer.admin.access import COOKIE, Access
 from streamer.admin.api.draft import add_draft
 from streamer.admin.api.errors import install_errors
+from streamer.admin.api.fleet import add_fleet
 from streamer.admin.api.gate import PREFIX, Gate
 from streamer.admin.api.mapping import add_mapping
 from streamer.admin.api.servers import add_servers
@@ -18,6 +19,7 @@ from streamer.admin.api.sessions import add_sessions
 from streamer.admin.api.tenants import add_tenants
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
+from streamer.admin.status_reader import StatusReader
 
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": models.ErrorAnswer, "description": text}
@@ -31,12 +33,15 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def make_router(service: AdminService, access: Access, events: Events) -> APIRouter:
+def make_router(
+    service: AdminService, access: Access, events: Events, status: StatusReader
+) -> APIRouter:
     """Make all routes."""
     router = APIRouter(prefix=PREFIX, responses=_ERRORS)
     add_mapping(router, service)
     add_draft(router, service)
     add_servers(router, service, access, events)
+    add_fleet(router, service, events, status)
     add_tenants(router, service)
     add_sessions(router, access)
     return router
@@ -61,9 +66,11 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
-def install_api(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+def install_api(
+    app: FastAPI, service: AdminService, access: Access, events: Events, status: StatusReader
+) -> None:
     """Add the API to *app*, and the gate before it."""
-    app.include_router(make_router(service, access, events))
+    app.include_router(make_router(service, access, events, status))
 
     @app.get("/api/openapi.json", include_in_schema=False)
     async def describe() -> Response:

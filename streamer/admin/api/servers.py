@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from streamer.admin import models
 from streamer.admin.access import Access, UserIdentity, actor_of
 from streamer.admin.api.parameters import Number, Text
-from streamer.admin.events import Events
+from streamer.admin.events import Events, Wanted
 from streamer.admin.service import AdminService
 from streamer.commands.quarantine import Choice
 from streamer.commands.scope import Scope
@@ -121,14 +121,20 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
-    async def listen(request: Request) -> StreamingResponse:
-        """Send server-sent events: snapshot, state, lag, progress, verified,
-        draft, applied."""
+    async def listen(
+        request: Request, source: Text = None, brief: bool = False
+    ) -> StreamingResponse:
+        """Send server-sent events: snapshot, state, lag, rate, progress, verified, target, draft,
+        applied.
+
+        `source`: the label of the only source to hear about. `brief`: without lag, rate and
+        progress, and without states in the snapshot.
+        """
         identity: UserIdentity = request.state.identity
 
         def may_go_on() -> bool:
             return identity.session is None or access.session(request) is not None
 
-        stream = events.stream(events.subscribe(), may_go_on)
+        stream = events.stream(events.subscribe(Wanted(source, brief)), may_go_on)
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

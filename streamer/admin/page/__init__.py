@@ -11,6 +11,7 @@ frame.py      shared by all pages: user, CSRF, errors, notes
 overview.py   sources, progress, and problems
 attention.py  problems with their runbook, command and forms              pure
 manual.py     the documentation, for links from a problem to its runbook
+bulk.py       acts on many sources: a page to confirm, and the outcomes
 table.py      one table: both sides, errors, quarantine, requests
 tenants.py    the databases of each group, and where they differ
 past.py       recent events; conflicts and quarantine of all tables

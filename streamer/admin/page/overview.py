@@ -1,121 +1,23 @@
 """The overview: sources, their progress, and problems."""
 
-import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from streamer.admin import fleet
 from streamer.admin.page import view
 from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
-from streamer.error_reports import ErrorReport, error_fields
-from streamer.errors import NotFoundError, StreamerError
+from streamer.admin.series import trends
+from streamer.admin.status_reader import StatusReader
+from streamer.errors import NotFoundError
 from streamer.mapping.rules import SourceLabel
-from streamer.runtime.target_watch import TargetState
 
-KEEP_SECONDS: Final = 2.0
-"""The maximum age of a status: many pages may be open, and each status asks every source."""
 TABLES_PER_PAGE: Final = 200
-_WITHOUT_STATUS: Final = (
-    TargetState.UNREACHABLE,
-    TargetState.REFUSED,
-    TargetState.ERROR,
-)
-"""States of the target without readable bookkeeping."""
-WAIT_SECONDS: Final = 3.0
-"""How long a page waits for it; a source that is out of reach keeps it much longer."""
-
-
-class StatusReader:
-    """Reads the status for every page, once at a time."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
-        self._task: asyncio.Task[Row] | None = None
-        self._read_at = float("-inf")
-        self._last: Row | None = None
-
-    async def read(self) -> tuple[list[Row], str | None]:
-        """Return the sources, and why they may not be as they are now."""
-        if self._task is None and self._now() - self._read_at > KEEP_SECONDS:
-            self._task = asyncio.create_task(self._frame.service.status(), name="status")
-        reason = None
-        if (task := self._task) is not None:
-            await asyncio.wait([task], timeout=WAIT_SECONDS)
-            if not task.done():
-                reason = "a server takes long to answer"
-            else:
-                if self._task is task:
-                    self._task, self._read_at = None, self._now()
-                try:
-                    self._last = task.result()
-                except StreamerError as exc:
-                    self._last, self._read_at = None, float("-inf")
-                    return self._known(), str(exc)
-                if self._last["target"]["state"] in _WITHOUT_STATUS:
-                    reason, self._last = str(self._last["target"]["error"]), None
-                    return self._known(), reason
-        if self._last is None or not self._is_current(self._last):
-            return self._known(), reason
-        sources: list[Row] = self._last["sources"]
-        return sources, reason
-
-    def forget(self) -> None:
-        """Let the next page read the status again, because it has changed."""
-        self._read_at = float("-inf")
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
-    def _is_current(self, status: Row) -> bool:
-        """Whether it is of the mapping that runs."""
-        labels = [source.label for source in self._frame.service.mapping.sources]
-        read = [SourceLabel(row["database"], row["sid"]) for row in status["sources"]]
-        return read == labels
-
-    def _known(self) -> list[Row]:
-        """Return the facts that only this process has."""
-        states = self._frame.events.known_states()
-        found = []
-        for source in self._frame.service.mapping.sources:
-            state, error = states.get((source.label, None), ("not started", None))
-            tables = [
-                _known_table(table, *known)
-                for (label, table), known in states.items()
-                if label == source.label and table is not None
-            ]
-            found.append(
-                {
-                    "database": source.database,
-                    "sid": source.sid,
-                    "state": state,
-                    "slot": source.slot,
-                    **error_fields(error),
-                    "hint": None,
-                    "lag_bytes": None,
-                    "lag_seconds": None,
-                    "retained_wal_bytes": None,
-                    "confirmed_flush_lsn": None,
-                    "process": None,
-                    "tables": sorted(tables, key=lambda table: str(table["source"])),
-                }
-            )
-        return found
-
-
-def _known_table(table: str, state: str, error: ErrorReport | None) -> Row:
-    return {
-        "source": table,
-        "target": None,
-        "type": None,
-        "state": state,
-        **error_fields(error),
-        "end_lsn": None,
-        "rows_copied": None,
-        "rows_total": None,
-        "quarantined": 0,
-    }
+SOURCES_PER_PAGE: Final = 50
+CARDS_MAX: Final = 6
+"""Up to this many sources the overview shows each with its tables; more are a wall of lines."""
 
 
 def routes(frame: Frame, status: StatusReader) -> APIRouter:
@@ -123,41 +25,16 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
     @router.get("/")
     async def overview(request: Request) -> Response:
-        sources, reason = await status.read()
-        is_empty = not sources and not frame.service.is_static
-        databases: list[Row] = []
-        if is_empty:
-            databases = (await frame.service.store.content())["databases"]
-        target = frame.events.target
-        state = _wanted_state(request)
-        sources = view.with_own_state(sources, frame.events.known_states())
-        return await frame.page(
-            request,
-            "overview.html",
-            target=target,
-            sources=[
-                view.with_activity(
-                    view.source_view(source, target=target, state=state), frame.events.activity
-                )
-                for source in sources
-            ],
-            attention=attention(sources, target),
-            states=view.state_filter(sources, state, "/"),
-            copies=view.copy_progress(sources),
-            state_wanted=state,
-            summary=view.summary(sources, target),
-            reason=reason,
-            is_empty=is_empty,
-            databases=databases,
-            given={},
-            failure=None,
-        )
+        count = len(frame.service.mapping.sources)
+        if count > CARDS_MAX or request.query_params.get("view") == "wall":
+            return await _wall(frame, status, request)
+        return await _cards(frame, status, request)
 
     @router.get("/source")
     async def one_source(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
         target = frame.events.target
-        (source,) = view.with_own_state([source], frame.events.known_states())
+        (source,) = view.with_own_state([source], frame.events.source_states())
         label = SourceLabel(source["database"], source["sid"])
         wanted = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
@@ -170,7 +47,10 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "source.html",
             source=view.with_activity(shown | {"tables": part}, frame.events.activity),
-            trends=frame.events.trends(label),
+            history=view.address(
+                "/api/sources/history", database=source["database"], sid=source["sid"]
+            ),
+            trends=trends(frame.events.history.points(label)),
             attention=attention([source], target),
             states=view.state_filter([source], state, "/source", **given),
             copies=view.copy_progress([source]),
@@ -186,6 +66,110 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         )
 
     return router
+
+
+async def _cards(frame: Frame, status: StatusReader, request: Request) -> Response:
+    """Show each source with its tables."""
+    sources, reason = await status.read()
+    is_empty = not sources and not frame.service.is_static
+    databases: list[Row] = []
+    if is_empty:
+        databases = (await frame.service.store.content())["databases"]
+    target = frame.events.target
+    state = _wanted_state(request)
+    sources = view.with_own_state(sources, frame.events.source_states())
+    return await frame.page(
+        request,
+        "overview.html",
+        target=target,
+        sources=[
+            view.with_activity(
+                view.source_view(source, target=target, state=state), frame.events.activity
+            )
+            for source in sources
+        ],
+        attention=attention(sources, target),
+        states=view.state_filter(sources, state, "/"),
+        copies=view.copy_progress(sources),
+        state_wanted=state,
+        summary=view.summary(sources, target),
+        reason=reason,
+        is_empty=is_empty,
+        databases=databases,
+        given={},
+        failure=None,
+    )
+
+
+def wanted_lines(parameters: Any) -> fleet.LineFilter:
+    """Return the lines of the wall that a page's address asks for; any other word means all."""
+    health, sort = parameters.get("health", ""), parameters.get("sort", "")
+    return fleet.LineFilter(
+        text=parameters.get("q", "")[:200],
+        health=health if health in fleet.HEALTHS else "",
+        database=parameters.get("database", "")[:300],
+        sort=sort if sort in fleet.SORTS else "need",
+        is_grouped=parameters.get("group") == "database",
+    )
+
+
+def wall_address(choice: fleet.LineFilter, **changes: Any) -> str:
+    """Return the address of the wall with *choice*, and with *changes* of its parameters."""
+    given = {
+        "view": "wall",
+        "q": choice.text,
+        "health": choice.health,
+        "database": choice.database,
+        "sort": "" if choice.sort == "need" else choice.sort,
+        "group": "database" if choice.is_grouped else "",
+    } | changes
+    return view.address("/", **{name: value or None for name, value in given.items()})
+
+
+async def _wall(frame: Frame, status: StatusReader, request: Request) -> Response:
+    """Show each source in a line, those that need an operator first."""
+    seen, reason = await status.fleet()
+    choice = wanted_lines(request.query_params)
+    number = row_number(request.query_params.get("page", "1"), "page")
+    found = fleet.choose(seen, choice)
+    part = found[(number - 1) * SOURCES_PER_PAGE : number * SOURCES_PER_PAGE]
+    others = replace(choice, health="")
+    counts = fleet.count_healths(fleet.choose(seen, others))
+    target = frame.events.target
+    return await frame.page(
+        request,
+        "wall.html",
+        target=target,
+        is_confirmed=not target["error"],
+        attention=attention([], target),
+        lines=[line.row for line in part],
+        spark=frame.events.history.spark,
+        groups=fleet.groups(found) if choice.is_grouped else {},
+        healths=[
+            {
+                "health": health,
+                "count": count,
+                "is_chosen": health == choice.health,
+                "address": wall_address(choice, health=health),
+            }
+            for health, count in [("", sum(counts.values())), *counts.items()]
+        ],
+        databases=seen.databases,
+        is_shared=seen.is_shared,
+        sorts={sort: wall_address(choice, sort=sort) for sort in fleet.SORTS},
+        choice=choice,
+        copies=seen.copies,
+        queue=seen.queue,
+        summary=seen.summary,
+        reason=reason,
+        number=number,
+        count=len(found),
+        total=len(seen.lines),
+        before=wall_address(choice, page=number - 1) if number > 1 else None,
+        after=wall_address(choice, page=number + 1)
+        if number * SOURCES_PER_PAGE < len(found)
+        else None,
+    )
 
 
 def _wanted_state(request: Request) -> str:

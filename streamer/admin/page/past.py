@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text, row_number
-from streamer.admin.page.overview import StatusReader
+from streamer.admin.status_reader import StatusReader
 from streamer.commands.conflicts import words
 from streamer.commands.quarantine import Choice
 from streamer.commands.scope import Scope

@@ -12,11 +12,12 @@ from streamer.admin.api.errors import status_of
 from streamer.admin.api.gate import PREFIX
 from streamer.admin.api.sessions import delete_cookies, set_cookies
 from streamer.admin.events import Events
-from streamer.admin.page import adding, changes, mapping, overview, past, table, tenants
+from streamer.admin.page import adding, bulk, changes, mapping, overview, past, table, tenants
 from streamer.admin.page.frame import Frame, error_page, form_text, html, own_path, problem_page
 from streamer.admin.page.manual import HELP, INDEX, manual_page, manual_texts
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
+from streamer.admin.status_reader import StatusReader
 from streamer.errors import StreamerError
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 FOREVER = "public, max-age=31536000, immutable"
 
 
-def install_page(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
+def install_page(
+    app: FastAPI, service: AdminService, access: Access, events: Events, status: StatusReader
+) -> None:
     """Add the pages to *app*."""
     frame = Frame(service, access, events)
-    status = overview.StatusReader(frame)
     app.include_router(overview.routes(frame, status))
+    app.include_router(bulk.routes(frame, status))
     app.include_router(table.routes(frame, status))
     app.include_router(past.routes(frame, status))
     app.include_router(tenants.routes(frame, status))

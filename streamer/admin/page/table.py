@@ -16,7 +16,8 @@ from streamer.admin.page.frame import (
     is_refresh,
     row_number,
 )
-from streamer.admin.page.overview import StatusReader, find_source
+from streamer.admin.page.overview import find_source
+from streamer.admin.status_reader import StatusReader
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
 from streamer.mapping.resync import Mode, Resync

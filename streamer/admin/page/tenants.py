@@ -9,7 +9,7 @@ from streamer.admin import models
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text
-from streamer.admin.page.overview import StatusReader
+from streamer.admin.status_reader import StatusReader
 from streamer.commands.scope import Scope
 from streamer.commands.tenants.drift import deviations
 from streamer.commands.tenants.listing import PURGING, REMOVED

@@ -88,7 +88,7 @@ function update(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  if (old.hasAttribute("data-spark") || old.hasAttribute("data-rate")) {
+  if (["data-spark", "data-rate", "data-own"].some((name) => old.hasAttribute(name))) {
     return; // drawn here
   }
   for (const { name, value } of [...fresh.attributes]) {
@@ -154,6 +154,7 @@ async function refresh() {
       const token = fresh.querySelector("input[name=csrf]");
       if (token) for (const input of $("input[name=csrf]")) input.value = token.value;
       addCopyButtons();
+      showTools();
       drawRates();
     } else if (response.ok || response.status === 404) {
       location.reload(); // it is another page now
@@ -170,9 +171,13 @@ async function refresh() {
   }
 }
 
+// A wall of many sources has its figures from the page alone: it asks for brief events.
+const isBrief = $("[data-brief]").length > 0;
+const AGAIN_MS = isBrief ? 5000 : 2000;
+
 function soon() {
-  // Not more than once in two seconds, however much happens.
-  const wait = Math.max(SOON_MS, 2000 - (Date.now() - refreshedAt));
+  // Not more than once in this time, however much happens.
+  const wait = Math.max(SOON_MS, AGAIN_MS - (Date.now() - refreshedAt));
   refreshTimer ||= setTimeout(refresh, wait);
 }
 
@@ -225,9 +230,15 @@ function say(text, isOn) {
   place.className = `live ${isOn ? "on" : "off"}`;
 }
 
+function eventsAddress() {
+  if (isBrief) return "/api/events?brief=true";
+  const [only] = $("[data-only]");
+  return only ? `/api/events?source=${encodeURIComponent(only.dataset.only)}` : "/api/events";
+}
+
 function listen() {
   if (events) return;
-  events = new EventSource("/api/events");
+  events = new EventSource(eventsAddress());
   events.onopen = () => say("live", true);
   events.onerror = () => {
     say("not live", false);
@@ -315,7 +326,10 @@ for (const form of $("form[data-slow]")) {
   });
 }
 
-for (const tools of $("[data-tools]")) tools.hidden = false;
+function showTools() {
+  for (const tools of $("[data-tools]")) tools.hidden = false;
+}
+showTools();
 
 for (const input of $("[data-filter]")) {
   const rows = () => [...document.getElementById(input.dataset.filter).rows];

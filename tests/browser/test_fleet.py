@@ -1,0 +1,114 @@
+"""The page of a large fleet in a browser: 200 sources with 20,000 tables, without servers."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Watched, free_port, look
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PAGE_BYTES_MAX = 100_000
+HISTORY_BYTES_MAX = 60_000
+
+
+@pytest.fixture
+def base() -> Iterator[str]:
+    """Serve a large fleet; return its address."""
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-m", "tests.support.fleet", str(port)])
+    address = f"http://127.0.0.1:{port}"
+    try:
+        eventually(lambda: _answers(address), 60)
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def rows(page: Page) -> list[str]:
+    return page.locator("#wall-rows tr[data-key] > td > a:first-child").all_inner_texts()
+
+
+def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
+    base: str, browser: Browser
+) -> None:
+    watched = Watched(base)
+    context = browser.new_context(base_url=base, viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    watched.watch(page)
+    sizes: dict[str, int] = {}
+    page.on("response", lambda r: sizes.update({r.url: len(r.body())}) if "text/" in
+            r.headers.get("content-type", "") and "event-stream" not in r.headers["content-type"]
+            else None)  # fmt: skip
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("199 of 200 sources stream")
+    expect(page.locator("#connection")).to_have_text("live")
+    assert rows(page)[:2] == ["shop:t017", "shop:t033"]
+    look(page, "wall")
+
+    # The first thing that an operator needs is one tab and one key away.
+    problem = page.get_by_role("row").filter(has=page.get_by_role("link", name="shop:t033"))
+    expect(problem).to_contain_text("column note is missing")
+    expect(problem.get_by_role("link", name="Runbook")).to_have_attribute(
+        "href", re.compile("/help/runbooks/")
+    )
+    page.get_by_role("link", name="in trouble 2").press("Enter")
+    expect(page.locator("#wall-rows tr[data-key]")).to_have_count(2)
+    page.goto("/")
+    page.get_by_label("Source or table").fill("t19")
+    page.get_by_label("Source or table").press("Enter")
+    expect(page.locator("#wall-rows tr[data-key]")).to_have_count(10)
+    page.goto("/")
+    page.get_by_label("By database").check()
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("rowheader", name="shop 50 sources, 2 in trouble")).to_be_visible()
+    look(page, "wall-by-database")
+
+    # A refresh keeps ticks, focus and the tools of the script.
+    page.goto("/?health=bad")
+    page.get_by_role("checkbox", name="Choose shop:t033").check()
+    page.evaluate("refresh()")
+    expect(page.get_by_role("checkbox", name="Choose shop:t033")).to_be_checked()
+    expect(page.get_by_role("button", name="Tick all shown")).to_be_visible()
+    page.get_by_role("checkbox", name="Choose shop:t033").uncheck()
+    page.get_by_role("button", name="Tick all shown").press("Enter")
+    page.get_by_role("button", name=re.compile("^Pause")).click()
+    expect(page.get_by_role("heading", name="Pause tables of 2 sources?")).to_be_visible()
+    expect(page.get_by_role("radio", name="all: 200 tables")).to_be_checked()
+    look(page, "bulk")
+    page.get_by_role("button", name=re.compile("^Pause")).click()
+    expect(page.get_by_role("alert")).to_contain_text("1 source of 2")
+    expect(page.get_by_role("row", name="shop:t017")).to_contain_text("no table to pause")
+    look(page, "bulk-done")
+
+    # The history of one source is drawn under the page's policy, in both colour schemes.
+    page.goto("/source?database=shop&sid=t017")
+    lag = page.get_by_role("img", name=re.compile("^Lag, the last 1 h: now .* at most"))
+    expect(lag.locator("canvas")).to_be_visible()
+    page.get_by_role("button", name="6 h").press("Enter")
+    expect(page.get_by_role("button", name="6 h")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("img", name=re.compile("^WAL retained, the last 6 h"))).to_be_visible()
+    page.evaluate("refresh()")
+    expect(page.locator(".chart canvas")).to_have_count(3)
+    look(page, "history")
+
+    pages = [size for url, size in sizes.items() if "/static/" not in url and "/help" not in url]
+    assert max(pages) < PAGE_BYTES_MAX
+    history = httpx.get(f"{base}/api/sources/history?database=shop&sid=t017")
+    assert len(history.content) < HISTORY_BYTES_MAX
+    context.close()
+    assert watched.faults == []

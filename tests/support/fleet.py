@@ -1,0 +1,129 @@
+"""A large fleet as the status has it, without servers: for the wall of the page.
+
+As a program it serves the page with such a fleet: ``python -m tests.support.fleet PORT``.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from streamer.admin.series import FINE_SECONDS
+from streamer.admin.service import AdminService
+from streamer.commands import requests
+from streamer.config import static
+from streamer.mapping.rules import Mapping
+
+DATABASES = ("billing", "shop", "stock", "web")
+
+
+def a_table(name: str, **values: Any) -> dict[str, Any]:
+    """Return a table as the status has it."""
+    return {"source": f"public.{name}", "target": f"public.{name}", "type": "clone",
+            "state": "ready", "error": None, "quarantined": 0, "rows_copied": 1,
+            "rows_total": None, "end_lsn": "0/1", **values}  # fmt: skip
+
+
+def a_source(database: str, sid: str | None, *tables: dict[str, Any], **values: Any) -> Any:
+    """Return a source as the status has it."""
+    return {"database": database, "sid": sid, "state": "streaming", "slot": "s", "error": None,
+            "hint": None, "lag_bytes": 0, "lag_seconds": 0.1, "retained_wal_bytes": 4096,
+            "confirmed_flush_lsn": "0/1A2B3C", "tables": list(tables), "heartbeat_seconds": None,
+            "backlog": None, "waiting_for": None, **values}  # fmt: skip
+
+
+def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
+    """Return four groups of sources.
+
+    One source is in error, and one has a table in error. One copies, one waits for its turn, and
+    one has quarantined changes.
+    """
+    found = []
+    for number in range(sources):
+        its = [a_table(f"table_{n:04}") for n in range(tables)]
+        values: dict[str, Any] = {"lag_seconds": number / 1000}
+        match number:
+            case 17:
+                values = {"state": "error", "error": "slot streamer_shop is gone",
+                          "hint": "run: streamer resync", "lag_seconds": None}  # fmt: skip
+            case 33:
+                its[7] |= {
+                    "state": "error",
+                    "error": "column note is missing",
+                    "source": "public.broken",
+                }
+            case 50:
+                its[0] |= {"state": "copying", "rows_copied": 500, "rows_total": 1000,
+                           "bytes_copied": 5_000, "bytes_total": 20_000, "rows_per_second": 100.0}  # fmt: skip
+            case 51:
+                values["waiting_for"] = "its turn: number 2 of 3"
+            case 66:
+                its[3] |= {"quarantined": 4}
+        found.append(a_source(DATABASES[number % 4], f"t{number:03}", *its, **values))
+    return found
+
+
+def mapping_of(fleet: list[dict[str, Any]], directory: Path) -> Mapping:
+    """Return the mapping of a fleet."""
+    groups: dict[str, list[str]] = {}
+    for source in fleet:
+        urls = groups.setdefault(source["database"], [])
+        urls.append(f"    - {{url: host=127.0.0.1 port=1 dbname=x, sid: {source['sid']}}}")
+    text = "\n".join(
+        f"- database: {name}\n  urls:\n" + "\n".join(urls) + '\n  tables: {"*": }'
+        for name, urls in groups.items()
+    )
+    config = directory / "fleet.yaml"
+    config.write_text(f'target: {{url: "host=127.0.0.1 port=1"}}\nsources:\n{text}\n')
+    return static.load(config)[1]
+
+
+def show_fleet(service: AdminService, fleet: list[dict[str, Any]], directory: Path) -> None:
+    """Let *service* have *fleet* as its mapping and status."""
+    service.mapping = mapping_of(fleet, directory)
+    order = {source.label: number for number, source in enumerate(service.mapping.sources)}
+    fleet.sort(key=lambda row: order[requests.SourceKey(row["database"], row["sid"]).label])
+
+    async def status() -> dict[str, Any]:
+        return {"sources": list(fleet), "target": {"state": "reachable", "error": None}}
+
+    service.status = status  # type: ignore[method-assign]
+
+
+async def serve(port: int) -> None:
+    """Serve the page with a large fleet whose requests all succeed but those of one source."""
+    import uvicorn
+
+    from streamer.admin import bulk
+    from tests.support.admin import admin
+
+    async def request_each(
+        address: Any, action: str, sources: list[requests.SourceKey], **options: Any
+    ) -> list[requests.SourceOutcome]:
+        return [
+            requests.SourceOutcome(key.database, key.sid, 0, "no table to pause", "see the status")
+            if key.sid == "t017"
+            else requests.SourceOutcome(key.database, key.sid, 100)
+            for key in sources
+        ]
+
+    setattr(bulk, "request_each", request_each)  # noqa: B010
+    with tempfile.TemporaryDirectory() as name:
+        async with admin(Path(name), "", is_alone=False) as made:
+            fleet = large_fleet()
+            show_fleet(made.service, fleet, Path(name))
+            history, now = made.events.history, time.time()
+            history.start = lambda: None  # type: ignore[method-assign]  # the fleet has no engine
+            for number in range(200):
+                at = now - (200 - number) * FINE_SECONDS
+                values = (0.1 + number % 7, float(number % 40), 4096.0 * (1 + number % 90))
+                labels = [source.label for source in made.service.mapping.sources]
+                history._series.add(at, dict.fromkeys(labels, values))
+            config = uvicorn.Config(made.app, port=port, log_level="warning", lifespan="off")
+            await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))
