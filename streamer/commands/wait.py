@@ -30,6 +30,10 @@ POLL_GROWTH: Final = 1.25
 one costs the target little.
 """
 NOTIFY_SECONDS: Final = 1.0
+RECONNECT_SECONDS: Final = 10.0
+"""After that long a wait connects anew, because the target may have failed over. An old primary
+that lives on would never have the awaited positions.
+"""
 SOURCE_RETRY_SECONDS: Final = 1.0
 _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
@@ -115,7 +119,11 @@ class _Waiting:
     async def run(self) -> None:
         """Return when nothing is missing."""
         asked_at, pause = -math.inf, POLL_SECONDS
+        connected_at = time.monotonic()
         while True:
+            if time.monotonic() - connected_at >= RECONNECT_SECONDS:
+                await self._bookkeeping.close()
+                self._is_installed, connected_at = False, time.monotonic()
             try:
                 found = await self._look()
                 now = time.monotonic()
