@@ -81,8 +81,10 @@ class KeptConnections:
         await self._keep(source.url, kept)
 
     async def _keep(self, url: Secret, kept: _Kept) -> None:
+        is_reset = url not in self._idle and await _reset(kept.connection)
         seconds = kept.closes_at - time.monotonic()
-        if url in self._idle or seconds <= 0 or not await _reset(kept.connection):
+        # Another task may have put its connection there during the reset.
+        if not is_reset or seconds <= 0 or url in self._idle:
             await kept.connection.close()
             return
         self._idle[url] = kept
