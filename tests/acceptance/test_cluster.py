@@ -23,6 +23,7 @@ from streamer.commands.embedded import free_port
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
+from streamer.source.place import PLACE_SQL, place_of
 from streamer.sync import spark_job
 from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.claim import LOCK_CLASS
@@ -369,10 +370,8 @@ def test_a_job_by_spark_submit(
         assert row is not None
         blocker.execute("select pg_advisory_lock(%s::int8::bit(32)::int4, 1)", (LOCK_CLASS,))
         blocker.commit()
-        (place,) = source.execute(
-            "select system_identifier::text, timeline_id from pg_control_system(),"
-            " pg_control_checkpoint()"
-        )
+        ((identifier, segment, started),) = source.execute(PLACE_SQL)
+        place = place_of(str(identifier), str(segment), int(str(started)), ("", 0, 1))
         ends: dict[str, Any] = {
             "source_url": source.url,
             "target_url": target.url,

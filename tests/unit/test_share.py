@@ -78,6 +78,17 @@ def test_a_source_whose_journal_is_on_a_disk_goes_to_that_replica() -> None:
     assert {takers[label] for label in SOURCES[8:]} == {1}
 
 
+def test_a_source_goes_back_to_the_replica_that_has_its_journal() -> None:
+    """It came back too late after an outage of the target, and another one has the lock."""
+    first, second = members(1, 2)
+    team = [first, replace(second, journals=frozenset({"s00"}))]
+    owners: dict[str, int | None] = {"s00": 1, "s01": 1, "s02": 2}
+    assert of(1, team, owners).give == ["s00"]
+    assert of(2, team, owners).take == ["s00"]
+    both = [replace(each, journals=frozenset({"s00"})) for each in team]
+    assert of(1, both, owners) == Decision([], [])
+
+
 def test_a_source_that_a_replica_has_not_taken_goes_to_another() -> None:
     team, owners = members(1, 2), owned()
     (label, taker), *_ = make_plan(team, owners).takers.items()

@@ -325,7 +325,10 @@ class Replica:
                 await self._begin(shared)
 
     async def _begin(self, shared: Shared) -> None:
-        """Lock a source and run it; or leave it to the process that has the lock."""
+        """Lock a source and run it; or leave it to the process that has the lock.
+
+        A source with a journal on this disk stays: the other process gives it back.
+        """
         holder = await self._locks.reserve(shared.source)
         if holder is None and self._is_stopping:
             await self._locks.give_up(shared.source.label)
@@ -334,7 +337,7 @@ class Replica:
             if not shared.is_assigned:
                 shared.assign()
             return
-        if shared.is_assigned:
+        if shared.is_assigned and not shared.has_journal:
             log.warning("another replica runs this source", source=shared.source.label, by=holder)
             shared.hand_back()
 

@@ -55,11 +55,26 @@ Refusals = Collection[tuple[int, str]]
 """Replicas that have not taken a source for a while, although it was theirs to take."""
 
 
+def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
+    """Return the replica that has the journal of a source: no other one can continue the source."""
+    keepers: dict[str, int] = {}
+    for member in members:
+        for label in member.journals:
+            if label not in keepers or owners.get(label) == member.number:
+                keepers[label] = member.number
+    return keepers
+
+
 def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -> SharePlan:
     """Return the even share that takes the fewest moves from *owners*."""
+    keepers = find_keepers(members, owners)
+    # A replica that lost the target for longer may find its source taken, and goes on with it.
+    owners = {
+        label: owner if keepers.get(label, owner) == owner else None
+        for label, owner in owners.items()
+    }
     loads = Counter(owner for owner in owners.values() if owner is not None)
     loads = Counter({member.number: loads[member.number] for member in members})
-    keepers = {label: member.number for member in members for label in member.journals}
     takers = {}
     for label in sorted(label for label, owner in owners.items() if owner is None):
         able = [
@@ -122,14 +137,22 @@ def decide(
     take = [label for label, taker in plan.takers.items() if taker == number]
     excess = loads[number] + len(take) - plan.loads.get(number, 0)
     short = [member for member in members if loads[member.number] < plan.loads[member.number]]
+    keepers = find_keepers(members, owners)
+    lent = [
+        label
+        for label, owner in owners.items()
+        if owner == number and keepers.get(label, number) != number
+    ]
+    excess -= len(lent)
     give = [
         label
         for label, owner in owners.items()
         if owner == number
         and label not in busy
+        and label not in lent
         and any(label in m.sources and (m.number, label) not in refused for m in short)
     ]
-    return Decision(take, give[max(0, len(give) - excess) :] if excess > 0 else [])
+    return Decision(take, lent + (give[max(0, len(give) - excess) :] if excess > 0 else []))
 
 
 def leads(number: int, members: Sequence[Peer], label: str) -> bool:
