@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 _OTHERS = (
     *("sync.", "indexes.", "journal.", "compare.", "execute.", "brake.", "cutover."),
-    *("definitions.", "ddl.", "expressions.", "rename.", "purge."),
+    *("definitions.", "ddl.", "expressions.", "rename.", "purge.", "attach.", "drop.", "join."),
 )
 STREAMING = sorted(name for name in NAMES if not name.startswith(_OTHERS))
 

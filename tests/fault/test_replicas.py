@@ -64,9 +64,10 @@ class Site:
 
 
 def shares(process: Process) -> Counter[int]:
-    """Return how many sources each process streams, by its pid."""
+    """Return how many sources each process streams, by its pid; of one that moves, none does."""
     found = [each for each in status(process.config) if each["state"] == "streaming"]
-    return Counter(int(str(each["process"]).rpartition(":")[2]) for each in found)
+    names = [str(each["process"]) for each in found if each["process"] is not None]
+    return Counter(int(name.rpartition(":")[2]) for name in names)
 
 
 def has_share(seen_by: Process, process: Process) -> None:
