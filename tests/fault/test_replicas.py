@@ -152,11 +152,17 @@ def sees_fleet(process: Process, port: int, all_of_them: list[Process]) -> None:
         return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).status_code == 200
 
     eventually(is_ready, SECONDS, "readyz")
-    metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
-    assert f'streamer_fleet_sources{{state="streaming"}} {len(NAMES)}.0' in metrics
-    assert metrics.count("\nstreamer_replica_sources{") == len(pids)
-    assert metrics.count("\nstreamer_source_process{") == len(NAMES)
-    # The details of a source are those of the process that runs it.
-    assert metrics.count("\nstreamer_source_state{") == 5 * len(NAMES) // len(pids)
+
+    def tells_all() -> bool:  # a process looks at the fleet every second
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        return (
+            f'streamer_fleet_sources{{state="streaming"}} {len(NAMES)}.0' in metrics
+            and metrics.count("\nstreamer_replica_sources{") == len(pids)
+            and metrics.count("\nstreamer_source_process{") == len(NAMES)
+            # The details of a source are those of the process that runs it.
+            and metrics.count("\nstreamer_source_state{") == 5 * len(NAMES) // len(pids)
+        )
+
+    eventually(tells_all, SECONDS, "metrics of the fleet")
     page = httpx.get(f"http://127.0.0.1:{port}/", timeout=30).text
     assert all(f":{pid}" in page for pid in pids)
