@@ -70,6 +70,7 @@ NAMES: Final = frozenset(
         "sync.job_started",
         "sync.part_copied",
         "sync.copied",
+        "sync.chunk_stored",
         "sync.at_point",
         "sync.exchanged",
         "sync.index_restored",

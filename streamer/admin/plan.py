@@ -163,7 +163,11 @@ async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None
         estimate,
         list(seen.report.findings),
         copies=plan_copies(
-            seen.sources, seen.target, rows_per_second=limit, bytes_per_second=speed
+            seen.sources,
+            seen.target,
+            rows_per_second=limit,
+            bytes_per_second=speed,
+            resumable_above=settings.sync.resumable_above,
         ),
         sources_at_once=settings.sync.sources_at_once,
     )

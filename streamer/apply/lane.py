@@ -24,6 +24,10 @@ others are not in the copy, so no change of theirs may be dropped:
 `Relations.hold_to_point` does the first step, `SyncEvents.reach` the second, and it waits for the
 third. `SyncEvents.copy_finished` or ``copy_failed`` does the last. A process that dies before the
 commit has stored nothing but applied changes, so the relation is as it was.
+
+A copy in chunks (`streamer.sync.chunks`) takes the same steps for each chunk after the first. Its
+lane stays held in between, and the drainer leaves out changes of rows that a later chunk brings
+(`streamer.apply.copied_range`).
 """
 
 import asyncio
@@ -32,10 +36,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from streamer.apply.brake import Brake
 from streamer.apply.fold import Counts, Fold, NotFoldable
+from streamer.apply.held import Held
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
@@ -54,6 +59,9 @@ from streamer.progress.tracker import LanePending
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
+
+if TYPE_CHECKING:
+    from streamer.mapping.chunks import ChunkedCopy
 
 CONFIRMED_MAX: Final = 4
 """RELATION messages remembered for a plan: streamed transactions have one each."""
@@ -101,6 +109,8 @@ class MappedRelation:
     __slots__ = (
         "_confirmed",
         "_statements",
+        "chunks",
+        "chunks_obstacle",
         "conflict_watch",
         "decided",
         "end_lsn",
@@ -150,6 +160,11 @@ class MappedRelation:
         """Changes are missing, so later ones are of no use until an operator requests a copy."""
         self.is_held_to_point = False
         """It is in sync, and its lane is held to the point of a copy, see the module."""
+        self.chunks: ChunkedCopy | None = None
+        """A copy in chunks is under way: the rows that the target has, and that the stream changes.
+        """
+        self.chunks_obstacle: str | None = None
+        """Why this copy cannot go on in chunks."""
         self.relid: int | None = None
         """Oid of the source's table that the target has; another one of that name is another table.
         """
@@ -224,6 +239,7 @@ class MappedRelation:
         if not self.is_held_to_point:
             self.outlives = False
         self.is_held_to_point = self.is_to_declare = False
+        self.chunks = self.chunks_obstacle = None
         self.resync = Resync()
 
     def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
@@ -249,32 +265,6 @@ class MappedRelation:
         )
 
 
-class Held:
-    """How many changes are held of each relation, and their bytes."""
-
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        self._counts: dict[MappedRelation, tuple[int, int]] = {}
-
-    def of(self, mapped: MappedRelation) -> tuple[int, int]:
-        """Return the number of changes of a relation, and their bytes."""
-        return self._counts.get(mapped, (0, 0))
-
-    def __bool__(self) -> bool:
-        return any(number for number, _ in self._counts.values())
-
-    def add(self, share: LaneTransaction) -> None:
-        for mapped, changes in share.changes:
-            number, size = self.of(mapped)
-            self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
-
-    def remove(self, other: "Held") -> None:
-        for mapped, (number, size) in other._counts.items():
-            before, size_before = self.of(mapped)
-            self._counts[mapped] = (before - number, size_before - size)
-
-
 class Hold(enum.Flag):
     """Why a lane is held. The drainer works unless one of `BLOCKING` is among the reasons."""
 
@@ -286,10 +276,13 @@ class Hold(enum.Flag):
     LARGE = enum.auto()  # a transaction larger than memory
     QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
     POINT = enum.auto()  # a copy exchanges rows at a point: the drainer works up to there
+    CHUNKS = enum.auto()  # a copy in chunks: the drainer knows which rows the target has
     SLOW = enum.auto()  # the target takes long for it: a drainer spares the worker's other lanes
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
+STAYING = Hold.QUARANTINE | Hold.CHUNKS | Hold.SLOW
+"""A lane stays with the drainer for these, also with nothing held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,7 +612,7 @@ class Lane:
 
     def go_live(self) -> bool:
         """Return to the worker's queue if nothing is left to drain; tell whether it did."""
-        if self.hold & (BLOCKING | Hold.QUARANTINE | Hold.POINT | Hold.SLOW):
+        if self.hold & (BLOCKING | Hold.POINT | STAYING):
             return False
         if self.has_backlog or self.has_open_share:
             return False

@@ -20,7 +20,8 @@ from typing import Final, cast
 
 import structlog
 
-from streamer.apply.lane import Held, MappedRelation
+from streamer.apply.held import Held
+from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.large import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation

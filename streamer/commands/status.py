@@ -65,6 +65,10 @@ class TableStatus:
     bytes_total: int | None = None
     rows_per_second: float | None = None
     seconds_left: float | None = None
+    chunks_copied: int | None = None
+    """During a copy in chunks: how many of them the target has, which stay after a restart."""
+    chunks_total: int | None = None
+    """About how many there are."""
     held_changes: int = 0
     held_bytes: int = 0
     retained_wal_bytes: int | None = None
@@ -387,6 +391,8 @@ def _table_status(
         status.rows_copied, status.rows_total = copy.rows, copy.rows_total
         status.bytes_copied, status.bytes_total = copy.bytes, copy.bytes_total
         status.rows_per_second, status.seconds_left = copy.rows_per_second, copy.seconds_left
+    if relation.chunks is not None:
+        status.chunks_copied, status.chunks_total = relation.chunks.count, relation.chunks.total
     if verification is not None:
         verified_at = verification.verified_at
         status.verified_at = None if verified_at is None else verified_at.isoformat()

@@ -257,6 +257,8 @@ def _copied(row: TableStatus) -> str:
         if row.bytes_total:
             size += f" of about {format_bytes(row.bytes_total)}"
     text = f"{rows} rows, {size}"
+    if row.chunks_copied is not None:
+        text += f", chunk {row.chunks_copied} of about {row.chunks_total}"
     if row.rows_per_second is not None:
         text += f", {row.rows_per_second:,.0f} rows/s"
     if row.seconds_left is not None:

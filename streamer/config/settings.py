@@ -15,12 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamer.config.connection import ConnectionSettings, SecretText, Strict
@@ -270,6 +265,10 @@ class SyncSection(Strict):
         description="Sources whose first copies run at the same time. The others have no slot and "
         "no snapshot until their turn: higher `priority` first, then less to copy. Tables that "
         "join later, and resyncs, have as many turns of their own.",
+    )
+    resumable_above: Size = Field(
+        default=10 << 30,
+        description="Size above which streamer copies a table in chunks that survive.",
     )
     defer_indexes: bool = Field(
         default=True,

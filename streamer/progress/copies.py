@@ -10,6 +10,7 @@ from typing import Any, Final
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.rules import parse_name
 from streamer.target.connection import TargetConnection
@@ -59,6 +60,68 @@ async def begin_part(connection: TargetConnection, relation_id: int) -> BegunCop
     if not rows:
         raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
     return BegunCopy(**rows[0])
+
+
+@dataclass(frozen=True, slots=True)
+class BegunChunk:
+    """The state of a table's bookkeeping when its next chunk begins: ``chunks`` before it, and the
+    position of their rows.
+    """
+
+    attempt: int
+    chunks: ChunkedCopy
+    end_lsn: Lsn
+
+
+async def begin_chunk(connection: TargetConnection, relation_id: int) -> BegunChunk:
+    """Store a new attempt to copy the next chunk of a relation. Raises TargetFencedError."""
+    rows = await connection.fetch(_BEGIN_CHUNK_SQL, relation_id)
+    if not rows:
+        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy went on")
+    (row,) = rows
+    chunks = ChunkedCopy.from_json(json.loads(row["chunks"]))
+    return BegunChunk(row["attempt"], chunks, Lsn.parse(row["end_lsn"]))
+
+
+async def hand_over_chunk(
+    connection: TargetConnection,
+    relation_id: int,
+    lsn: Lsn,
+    chunks: ChunkedCopy,
+    *,
+    attempt: int,
+    rows: int,
+    size: int,
+    columns: Mapping[str, int],
+    definition: SourceDefinition,
+) -> None:
+    """A chunk is in the target, with the changes up to *lsn*: the stream brings later ones.
+
+    *chunks*: with this one. *columns*, *definition*: as in `HandedOver`. Raises TargetFencedError
+    if the copy has begun again.
+    """
+    updated = await connection.execute(
+        _HAND_OVER_CHUNK_SQL,
+        relation_id,
+        str(lsn),
+        attempt,
+        json.dumps(chunks.to_json()),
+        rows,
+        size,
+        json.dumps(dict(columns)),
+        definition.to_json(),
+        chunks.count == 1,
+    )
+    if not updated:
+        raise TargetFencedError("a request or another process has begun this copy again")
+
+
+async def read_chunks(connection: TargetConnection, relation_id: int) -> ChunkedCopy | None:
+    """Return the chunks of a relation that the target has."""
+    stored = await connection.fetch_value(
+        "select chunks::text from streamer.relation where id = $1", relation_id
+    )
+    return None if stored is None else ChunkedCopy.from_json(json.loads(stored))
 
 
 async def hand_over_part(
@@ -280,7 +343,7 @@ update streamer.relation r set
     state = case state when 'paused' then state else 'copying' end,
     error = case when state in ('init', 'copying') then error end,
     error_code = case when state in ('init', 'copying') then error_code end, waiting_for = null,
-    snapshot_lsn = null,
+    snapshot_lsn = null, chunks = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     changed_at = now()
 where r.id = any ($1::int8[]) and not needs_resync
@@ -305,30 +368,59 @@ update streamer.relation set
     resync = null, error = null, error_code = null, waiting_for = null, changed_at = now()
 where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
 """
-# The copy includes the rows of changes in quarantine.
+_BEGIN_CHUNK_SQL: Final = """
+update streamer.relation set
+    attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
+    error = null, error_code = null, waiting_for = null, changed_at = now()
+where id = $1 and not needs_resync and chunks is not null
+returning attempt, chunks::text as chunks, end_lsn::text as end_lsn
+"""
+_HAND_OVER_CHUNK_SQL: Final = """
+update streamer.relation r set
+    end_lsn = $2::text::pg_lsn,
+    chunks = jsonb_build_object('began_at', coalesce(chunks->'began_at', to_jsonb((
+        select min(started_at) from streamer.sync_partition where relation_id = r.id)))
+        ) || $4::text::jsonb,
+    rows_copied = rows_copied + $5, bytes_copied = bytes_copied + $6,
+    columns = $7::text::jsonb, definition = $8::text::jsonb,
+    error = null, error_code = null, waiting_for = null, changed_at = now()
+where id = $1 and attempt = $3 and not needs_resync and snapshot_lsn is null
+  and end_lsn <= $2::text::pg_lsn and (chunks is null) = $9
+"""
+# The copy includes the rows of changes in quarantine, unless it is one of several chunks.
 _HAND_OVER_SQL: Final = """
 with gone as (
-    delete from streamer.quarantine where relation_id = any ($1::int8[])),
+    delete from streamer.quarantine q using streamer.relation r
+    where q.relation_id = any ($1::int8[]) and r.id = q.relation_id and r.chunks is null),
 obsolete as (
     delete from streamer.ddl where relation_id = any ($1::int8[])
         and state not in ('applied', 'skipped'))
 update streamer.relation r set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = c.lsn::pg_lsn, end_lsn = c.lsn::pg_lsn,
-    rows_copied = c.copied, rows_total = c.copied, bytes_copied = c.size,
+    rows_copied = c.copied + b.copied, rows_total = c.copied + b.copied,
+    bytes_copied = c.size + b.size,
     declared = r.declared or c.attempt is null,
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     definition = c.definition::jsonb,
-    filling = false, resync = null, error = null, error_code = null, waiting_for = null,
-    changed_at = now(), unfilled = '{}'
+    filling = false, chunks = null, resync = null, error = null, error_code = null,
+    waiting_for = null, changed_at = now(), unfilled = '{}'
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
             $8::text[])
      c (id, lsn, copied, size, attempt, owns, columns, definition)
+join lateral (
+    select case when o.chunks is null then 0 else o.rows_copied end,
+           case when o.chunks is null then 0 else o.bytes_copied end
+    from streamer.relation o where o.id = c.id) b (copied, size) on true
 where r.id = c.id and (c.attempt is null or r.attempt = c.attempt)
 """
 # A table that is paused before its copy is complete is still being copied.
 _LEDGERS_SQL: Final = """
-select r.id as relation_id, r.source_id, r.target, r.rows_total, p.*
+select r.id as relation_id, r.source_id, r.target, r.rows_total,
+       p.rows + b.rows as rows, p.bytes + b.bytes as bytes,
+       p.heap_bytes + b.heap_bytes as heap_bytes,
+       greatest(p.heap_bytes_total + b.heap_bytes, b.heap_bytes_total) as heap_bytes_total,
+       extract(epoch from clock_timestamp() - least(p.started_at, b.began_at))::float8 as seconds
 from streamer.relation r,
      lateral (
          select coalesce(sum(rows_copied), 0)::int8 as rows,
@@ -336,9 +428,17 @@ from streamer.relation r,
                 coalesce(sum(size_bytes) filter (where finished_at is not null), 0)::int8
                     as heap_bytes,
                 coalesce(sum(size_bytes), 0)::int8 as heap_bytes_total,
-                extract(epoch from clock_timestamp() - min(started_at))::float8 as seconds
+                min(started_at) as started_at
          from streamer.sync_partition where relation_id = r.id
-     ) p
+     ) p,
+     lateral (
+         select case when r.chunks is null then 0 else r.rows_copied end as rows,
+                case when r.chunks is null then 0 else r.bytes_copied end as bytes,
+                coalesce((r.chunks->>'count')::int8 * (r.chunks->>'chunk_bytes')::int8, 0)
+                    as heap_bytes,
+                coalesce((r.chunks->>'size_bytes')::int8, 0) as heap_bytes_total,
+                (r.chunks->>'began_at')::timestamptz as began_at
+     ) b
 where r.state = 'copying' or (r.state = 'paused' and r.snapshot_lsn is null)
 """
 # In pg_locks a session has a row for a lock that it waits for, too.

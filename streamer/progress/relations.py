@@ -10,6 +10,7 @@ from typing import Any, Final
 from streamer.error_reports import ErrorReport
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
@@ -55,6 +56,8 @@ class RelationRecord:
     brake: MassDelete | None
     outlives: bool
     quarantined: int
+    chunks: ChunkedCopy | None = None
+    """The rows that a copy in chunks has brought, while that is under way."""
     has_returned: bool = False
     """It was mapped before, not all the time, and is mapped again as of now."""
 
@@ -76,7 +79,7 @@ select id as relation_id, source_id, source, target, type, state,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, identity,
        transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,
-       outlives,
+       outlives, chunks,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -92,6 +95,8 @@ def _relation_record(row: Any) -> RelationRecord:
         fields["visible_lsn"] = Lsn.parse(fields["visible_lsn"])
     fields["resync"] = _resync(fields["resync"])
     fields["brake"] = MassDelete.stored(fields["brake"])
+    chunks = fields["chunks"]
+    fields["chunks"] = None if chunks is None else ChunkedCopy.from_json(json.loads(chunks))
     return RelationRecord(**fields)
 
 
@@ -123,7 +128,7 @@ _CHANGED_SQL: Final = """
 update streamer.relation r
 set type = w.type, expressions = w.expressions,
     state = case when w.is_copied then 'init' else r.state end,
-    snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end,
+    snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end, chunks = null,
     error = null, error_code = null, needs_resync = false, brake = null, outlives = false
 from unnest($2::text[], $3::text[], $4::text[], $5::boolean[])
      w (source, type, expressions, is_copied)
@@ -301,7 +306,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
             "update streamer.relation set error = $2, error_code = $3, needs_resync = true,"
             " changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end,"
-            " attempt = attempt + 1, snapshot_lsn = null, waiting_for = null,"
+            " attempt = attempt + 1, snapshot_lsn = null, chunks = null, waiting_for = null,"
             " brake = null, outlives = false,"
             " resync = coalesce(resync, $4::text::jsonb) where id = $1",
             relation_id,
@@ -318,7 +323,8 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
             "update streamer.relation set error = null, error_code = null, needs_resync = false,"
             " state = case state when 'paused' then state else 'init' end,"
             " waiting_for = null, changed_at = now(), brake = null, outlives = false,"
-            " attempt = attempt + 1, snapshot_lsn = null, resync = $2::text::jsonb"
+            " attempt = attempt + 1, snapshot_lsn = null, chunks = null,"
+            " resync = $2::text::jsonb"
             " where id = $1",
             relation_id,
             json.dumps(resync.to_json()),
@@ -331,6 +337,22 @@ async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRepo
         await connection.execute(
             "update streamer.relation set state = 'error', error = $2, error_code = $3,"
             " waiting_for = null, changed_at = now() where id = $1",
+            relation_id,
+            error.text,
+            error.code,
+        )
+
+
+async def fail_chunk(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
+    """Record why a copy in chunks stops; the chunks before stay, and follow the stream.
+
+    A paused table continues when an operator resumes it, so it has no error.
+    """
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set error = $2, error_code = $3, state = 'error',"
+            " waiting_for = null, changed_at = now()"
+            " where id = $1 and chunks is not null and state <> 'paused'",
             relation_id,
             error.text,
             error.code,

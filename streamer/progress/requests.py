@@ -56,7 +56,7 @@ update streamer.relation set
     changed_at = now(), brake = null, outlives = false,
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
-    snapshot_lsn = null
+    snapshot_lsn = null, chunks = null
 where id = $1 returning resync::text
 """
 # A table in sync follows the stream up to the point of the copy.

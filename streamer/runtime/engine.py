@@ -287,6 +287,7 @@ class Engine:
                 defer_indexes=settings.sync.defer_indexes,
                 jobs=settings.sync.jobs,
                 rows_per_second=settings.sync.rows_per_second,
+                resumable_above=settings.sync.resumable_above,
                 target_namespace=settings.target.schema_,
             ),
             target_namespace=settings.target.schema_,

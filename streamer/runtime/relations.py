@@ -17,6 +17,7 @@ from streamer.decode.text_conversion import TextConversion
 from streamer.error_reports import ErrorReport
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import (
     OnTableDropped,
@@ -161,6 +162,11 @@ class Relations:
         if record.needs_resync:
             self.set_aside(mapped)
             return
+        if record.chunks is not None:
+            self.follow_chunks(mapped, record.chunks)
+            if state is State.PAUSED:
+                self._lanes[mapped].keep(Hold.PAUSED)
+            return
         if needs_copy(state, has_snapshot=record.snapshot_lsn is not None):
             self.hold_for_copy(mapped)
             if state is State.PAUSED:
@@ -226,6 +232,19 @@ class Relations:
             assert before is not None
             self._followed[mapped] = (before, through_lsn)
 
+    def follow_chunks(self, mapped: MappedRelation, chunks: ChunkedCopy) -> None:
+        """Apply the changes of rows in *chunks*, which the target has; a copy brings the others."""
+        mapped.chunks = chunks
+        mapped.is_held_to_point = True
+        lane = self._own_lane(mapped)
+        lane.keep(Hold.CHUNKS)
+        lane.release(Hold.SYNC)
+        lane.release_point()
+
+    def may_follow_chunks(self, mapped: MappedRelation) -> bool:
+        """Whether changes of some rows may be left out: foreign keys could refer to those."""
+        return mapped.mapping.target not in self._groups
+
     def followed(self, mapped: MappedRelation) -> Lane | None:
         """Return the lane that *mapped* has left, while that is not done with its changes."""
         if mapped not in self._followed:
@@ -271,7 +290,10 @@ class Relations:
     def _give_up_point(self, mapped: MappedRelation) -> None:
         """Only a copy of all rows helps now."""
         if mapped.is_held_to_point:
-            mapped.resync = Resync()
+            if mapped.chunks is None:
+                mapped.resync = Resync()
+            mapped.chunks = mapped.chunks_obstacle = None
+            self._lanes[mapped].release(Hold.CHUNKS)
             self.release_point(mapped)
 
     def _own_lane(self, mapped: MappedRelation) -> Lane:

@@ -22,6 +22,7 @@ from streamer.errors import MappingError, MassDeleteError, StreamerError, SyncEr
 from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import (
@@ -134,6 +135,8 @@ class TableEvents:
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
         for mapped in self._relations_of(lane, error):
+            if mapped.chunks_obstacle is not None:
+                continue  # another copy follows
             if self.relations.state(mapped) is not State.ERROR:
                 log.error(
                     "table stopped",
@@ -225,6 +228,8 @@ class TableEvents:
         """Store the state of a table that streams. A copy or an operator has the say before."""
         if self.relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
             return
+        if mapped.chunks is not None:
+            return  # some of its rows stream, and a copy has the say
         if mapped.is_set_aside:
             return  # it may be idle, but it is not in sync
         if mapped.obstacle is not None and failure is None:
@@ -281,9 +286,36 @@ class TableEvents:
                 return
             await until_changed(lane, REACH_SECONDS)
 
+    def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
+        return self.relations.may_follow_chunks(mapped)
+
+    def chunk_begins(self, mapped: MappedRelation) -> None:
+        if self.relations.state(mapped) is not State.PAUSED:
+            self.relations.set_state(mapped, State.COPYING)
+        lane = self.relations.lane(mapped)
+        lane.release_point()  # that of a chunk that was given up
+        lane.keep(Hold.POINT)
+
+    def chunk_copied(
+        self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn
+    ) -> bool:
+        mapped.end_lsn = mapped.skip_through_lsn = consistent_point
+        self.relations.follow_chunks(mapped, chunks)
+        self.has_progress = True
+        self.advanced.set()
+        return self.relations.state(mapped) is not State.PAUSED
+
+    async def copy_begins_again(self, mapped: MappedRelation) -> None:
+        if self.relations.state(mapped) is not State.PAUSED:
+            self.relations.set_state(mapped, State.INIT)
+        lane = self.relations.lane(mapped)
+        await self.relations.hold_until_settled(mapped, self.tracker.newest_lsn)
+        lane.release(Hold.ERROR)
+
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         if mapped.is_held_to_point:
             self.relations.release_point(mapped)
+            self.relations.lane(mapped).release(Hold.CHUNKS)
         mapped.handed_over(consistent_point)
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.CATCHING_UP)
@@ -304,7 +336,12 @@ class TableEvents:
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
         table = str(mapped.mapping.source)
-        if mapped.is_held_to_point:
+        if mapped.chunks is not None:
+            self.relations.lane(mapped).release_point()  # its rows follow the stream
+            if self.relations.state(mapped) is State.PAUSED:
+                return  # it continues when an operator resumes it
+            self.relations.set_state(mapped, State.ERROR, error)
+        elif mapped.is_held_to_point:
             mapped.resync = Resync()
             if self.relations.state(mapped) is not State.PAUSED:
                 self.relations.set_state(mapped, State.READY, error)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
+from streamer.errors import StreamerError
 from streamer.lsn import Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import FoundRows
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.observability.metrics import Metrics
@@ -43,6 +45,8 @@ class SyncSettings:
     defer_indexes: bool
     jobs: int
     rows_per_second: float | None
+    resumable_above: int = 10 << 30
+    """The size in bytes above which streamer copies a table with a suitable key in chunks."""
     target_namespace: str = "public"
     """The schema of target tables whose rule names none."""
 
@@ -74,6 +78,30 @@ class SyncEvents(Protocol):
         ...
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
+    def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
+        """Whether the drainer can apply changes of some rows of *mapped*, without the others."""
+        ...
+
+    def chunk_begins(self, mapped: MappedRelation) -> None:
+        """Hold *mapped* to the point of its next chunk."""
+        ...
+
+    def chunk_copied(
+        self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn
+    ) -> bool:
+        """Apply changes of the rows that *mapped* has now; return whether to copy the
+        next chunk.
+        """
+        ...
+
+    async def copy_begins_again(self, mapped: MappedRelation) -> None:
+        """Hold all changes of *mapped* for another copy, once none of them is on its way."""
+        ...
+
+    def source_failed(self, error: StreamerError) -> None:
+        """End the attempt to stream the source: its state in the target is another."""
+        ...
+
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
     def table_missing(self, mapped: MappedRelation) -> None:
         """The source has no table of that name. A caller can request its copy once the source has

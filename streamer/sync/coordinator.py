@@ -51,7 +51,7 @@ class SyncCoordinator:
         self._context = context
         self._queue = CopyQueue()
         self._reports = CopyReports(context)
-        self._finisher = Finisher(context, self._queue)
+        self._finisher = Finisher(context, self._queue, self.request)
         self._wanted = asyncio.Event()
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None

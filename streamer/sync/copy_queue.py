@@ -8,8 +8,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from streamer.apply.lane import MappedRelation
 
 LOCK_AFTER_ROUNDS: Final = 3
@@ -23,11 +21,13 @@ class CopyQueue:
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
         """Taken, and neither handed over nor in error."""
-        self._taken: set[MappedRelation] = set()
-        """Of rounds that run, unless the copy is complete."""
+        self._taken: dict[MappedRelation, list[MappedRelation]] = {}
+        """Of rounds that run, unless the copy is complete, with the batch of the round."""
         self._asked_again: set[MappedRelation] = set()
         """An operator asked for the copy after the round took them."""
         self._rewrites: Counter[MappedRelation] = Counter()
+        self._in_one_piece: set[MappedRelation] = set()
+        """Relations whose changes do not fit a copy in chunks."""
 
     def request(self, mapped: "MappedRelation") -> None:
         """Copy *mapped*, in the next round."""
@@ -50,13 +50,15 @@ class CopyQueue:
         for mapped in batch:
             del self._waiting[mapped]
         self._copying.update(batch)
-        self._taken.update(batch)
+        self._taken.update(dict.fromkeys(batch, batch))
         self._asked_again.difference_update(batch)
         return batch
 
-    def end(self, batch: "Iterable[MappedRelation]") -> None:
-        """The round of *batch* is over."""
-        self._taken.difference_update(batch)
+    def end(self, batch: "list[MappedRelation]") -> None:
+        """The round of *batch*, which `take` returned, is over."""
+        for mapped in batch:
+            if self._taken.get(mapped) is batch:  # else another round has it by now
+                del self._taken[mapped]
 
     def ask_again(self, mapped: "MappedRelation") -> None:
         """An operator asks for *mapped*, which a round copies: its failure begins another copy.
@@ -92,11 +94,13 @@ class CopyQueue:
         """Whether a round under way copies *mapped*, and no caller has cancelled that."""
         return mapped in self._copying and not mapped.is_set_aside
 
-    def unfinished(self, batch: "Iterable[MappedRelation]") -> "list[MappedRelation]":
-        """Return the relations of *batch* whose copy is neither done nor given up."""
-        batch = list(batch)
-        self._copying -= {mapped for mapped in batch if mapped.is_set_aside}
-        return [mapped for mapped in batch if mapped in self._copying]
+    def unfinished(self, batch: "list[MappedRelation]") -> "list[MappedRelation]":
+        """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
+        given up.
+        """
+        mine = [mapped for mapped in batch if self._taken.get(mapped) is batch]
+        self._copying -= {mapped for mapped in mine if mapped.is_set_aside}
+        return [mapped for mapped in mine if mapped in self._copying]
 
     @property
     def is_empty(self) -> bool:
@@ -110,7 +114,7 @@ class CopyQueue:
     @property
     def can_begin(self) -> bool:
         """Whether a round could take a relation now."""
-        return not self._waiting.keys() <= self._taken
+        return not self._waiting.keys() <= self._taken.keys()
 
     def has(self, mapped: "MappedRelation") -> bool:
         is_here = mapped in self._waiting or mapped in self._copying
@@ -124,8 +128,22 @@ class CopyQueue:
 
     def copied(self, mapped: "MappedRelation") -> None:
         self.remove(mapped)
-        self._taken.discard(mapped)
+        self._taken.pop(mapped, None)
         self._rewrites.pop(mapped, None)
+        self._in_one_piece.discard(mapped)
+
+    def chunk_copied(self, mapped: "MappedRelation") -> None:
+        """A chunk of *mapped* is there; its next one may belong to another round."""
+        self.remove(mapped)
+        self._taken.pop(mapped, None)
+
+    def copy_in_one_piece(self, mapped: "MappedRelation") -> None:
+        """Do not copy *mapped* in chunks."""
+        self._in_one_piece.add(mapped)
+
+    def may_cut(self, mapped: "MappedRelation") -> bool:
+        """Whether a round may copy a chunk of *mapped*, and leave the rest to later rounds."""
+        return mapped not in self._in_one_piece and not self.needs_lock(mapped)
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:
         """Whether nothing but a lock keeps *mapped* as it is until it is copied."""

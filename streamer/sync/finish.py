@@ -8,7 +8,7 @@ copy that fails leaves the target as it was.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -25,9 +25,17 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.hints import command
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import KeySet, RowScope
-from streamer.progress.copies import HandedOver, hand_over, hand_over_part, is_handed_over
-from streamer.progress.relations import demand_copy, fail_copy, fail_part
+from streamer.progress.copies import (
+    HandedOver,
+    hand_over,
+    hand_over_chunk,
+    hand_over_part,
+    is_handed_over,
+    read_chunks,
+)
+from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
@@ -45,9 +53,16 @@ log = structlog.get_logger()
 class Finisher:
     """Ends copies of one source."""
 
-    def __init__(self, context: CopyContext, queue: CopyQueue) -> None:
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        request: Callable[[MappedRelation], None],
+    ) -> None:
+        """*request* asks for another copy, or for the next chunk."""
         self._context = context
         self._queue = queue
+        self._request = request
 
     async def refuse(
         self, mapped: MappedRelation, error: StreamerError, when: str | None = None
@@ -75,6 +90,9 @@ class Finisher:
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
+        if mapped.chunks is not None:
+            await self._fail_chunk(mapped, error)
+            return
         if mapped.is_held_to_point:
             await self._fail_part(mapped, error)
             return
@@ -89,6 +107,28 @@ class Finisher:
             )
             return
         self._context.events.copy_failed(mapped, error)
+
+    async def _fail_chunk(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        if mapped.chunks_obstacle is not None:
+            self._queue.copy_in_one_piece(mapped)
+            await self.begin_again(mapped, mapped.chunks_obstacle)
+            return
+        await fail_chunk(self._context.bookkeeping, mapped.relation_id, error)
+        if not self._queue.failed(mapped):
+            self._context.events.copy_failed(mapped, error)
+
+    async def begin_again(self, mapped: MappedRelation, reason: str) -> None:
+        """Give up the chunks of *mapped* that are there, and copy all its rows."""
+        log.warning(
+            "a copy in chunks begins again",
+            source=self._context.source.label,
+            table=str(mapped.mapping.source),
+            reason=reason,
+        )
+        await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+        await self._context.events.copy_begins_again(mapped)
+        self._queue.remove(mapped)
+        self._request(mapped)
 
     async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
         if self._queue.failed(mapped):
@@ -147,10 +187,13 @@ class Finisher:
             async with _using(kept) as target:
                 if copy.is_to_point and await self._plan_strays(target, copy):
                     return  # their parts come first
+                if copy.chunk is not None and copy.chunk.after is not None:
+                    await self._store_chunk(target, copy, copy.chunk.after, rows, size)
+                    return
                 if copy.is_staged:
                     await target.set_up_origin()
                     await self._exchange(target, copy, rows, size)
-                else:
+                elif not await self._is_last_chunk_stored(target, copy):
                     await restore_indexes(target, copy.target.name)
                     await make_before_hand_over(target, copy.mapped.relation_id)
                     await _analyze(target, copy)
@@ -166,11 +209,52 @@ class Finisher:
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
-            elif copy.is_staged and not isinstance(exc, TargetFencedError):
-                copy.backoff.log(log, f'exchanging the rows of "{copy.name}" has to wait', exc)
+            elif (copy.is_staged or copy.chunk) and not isinstance(exc, TargetFencedError):
+                copy.backoff.log(log, f'handing over the rows of "{copy.name}" has to wait', exc)
                 copy.not_before = time.monotonic() + copy.backoff.next_seconds()
             else:
                 raise
+
+    async def _is_last_chunk_stored(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Whether the connection was lost in the commit of the last chunk."""
+        return copy.chunk is not None and await is_handed_over(
+            target, copy.mapped.relation_id, copy.consistent_point, attempt=copy.attempt
+        )
+
+    async def _store_chunk(
+        self, target: TargetConnection, copy: TableCopy, after: ChunkedCopy, rows: int, size: int
+    ) -> None:
+        """A chunk is there, and others follow: let the stream change its rows, too."""
+        mapped = copy.mapped
+        if await read_chunks(target, mapped.relation_id) != after:  # else the commit was made
+            await hand_over_chunk(
+                target,
+                mapped.relation_id,
+                copy.consistent_point,
+                after,
+                attempt=copy.attempt,
+                rows=rows,
+                size=size,
+                columns=copy.column_numbers,
+                definition=copy.relation.definition,
+            )
+        failpoint("sync.chunk_stored")
+        copy.is_done = True
+        self._context.metrics.count_copied(table_labels(mapped), rows, size)
+        log.info(
+            "chunk of a table copied",
+            source=self._context.label,
+            table=copy.name,
+            chunk=after.count,
+            chunks=f"about {after.total}",
+            lsn=str(copy.consistent_point),
+            rows=rows,
+        )
+        if not self._queue.is_copying(mapped):
+            return  # an operator has asked for another copy
+        self._queue.chunk_copied(mapped)
+        if self._context.events.chunk_copied(mapped, after, copy.consistent_point):
+            self._request(mapped)
 
     def _handed_over(self, copy: TableCopy, rows: int, size: int) -> None:
         failpoint("sync.catching_up")
@@ -179,7 +263,7 @@ class Finisher:
             copy.is_done = True
             copy.mapped.end_lsn = copy.mapped.skip_through_lsn = copy.consistent_point
             return
-        if not copy.resync.is_partial:
+        if not copy.resync.is_partial and copy.mapped.chunks is None:
             copy.mapped.quarantine.forget(0)
         copy.is_done = True
         self._queue.copied(copy.mapped)

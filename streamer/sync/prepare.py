@@ -16,6 +16,7 @@ that are in the way, or a failure, concern one table. So the caller then prepare
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,6 +27,7 @@ from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.chunks import beyond
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import (
@@ -37,7 +39,7 @@ from streamer.mapping.rules import (
     TableType,
 )
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.progress.copies import begin_copies, begin_part, read_filling
+from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
@@ -57,6 +59,9 @@ from streamer.sync.tables import NewTable, create_tables, published_relation
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
+
+if TYPE_CHECKING:
+    from streamer.sync.chunks import TableChunk
 
 log = structlog.get_logger()
 
@@ -92,6 +97,8 @@ class TableCopy:
     """When to try again to exchange the rows."""
     is_to_point: bool = False
     """The relation is in sync, and follows the stream up to the copy's consistent point."""
+    chunk: "TableChunk | None" = None
+    """The rows that it brings, in a copy in chunks."""
     found: RowScope | None = None
     """The rows that a comparison at the consistent point found to differ."""
     has_strays: bool = False
@@ -269,7 +276,7 @@ class Preparation:
                 found,
                 was_created,
                 resync=mapped.resync,
-                is_to_point=mapped.is_held_to_point,
+                is_to_point=mapped.is_held_to_point and mapped.chunks is None,
             )
             await _check_scope(source, copy)
             if not mapped.is_to_declare:
@@ -387,6 +394,24 @@ class Preparation:
                 is_append = copy.mapped.mapping.type is TableType.APPEND
                 copy.mode = WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
 
+    async def _begin_chunk(self, target: TargetConnection, copy: TableCopy) -> None:
+        """Store a new attempt to copy the next chunk, and remove the rows of an earlier one."""
+        mapped = copy.mapped
+        async with transaction(target):
+            await target.execute(
+                "delete from streamer.sync_partition where relation_id = $1", mapped.relation_id
+            )
+            begun = await begin_chunk(target, mapped.relation_id)
+            copy.attempt = begun.attempt
+            if mapped.chunks != begun.chunks:  # the outcome of a commit was unknown
+                mapped.chunks = begun.chunks
+                mapped.end_lsn = mapped.skip_through_lsn = begun.end_lsn
+            await rest_triggers(target)
+            there = [mapped.mapping.target_column(name) for name in begun.chunks.columns]
+            names = [quote_identifier(name) for name in there if name is not None]
+            rest = beyond(names, begun.chunks.types, begun.chunks.border)
+            await target.execute(f"delete from {copy.table} where {copy.own_rows} and {rest}")
+
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
         """Store ``copying`` and a new attempt, and decide which way each copy goes.
 
@@ -397,6 +422,9 @@ class Preparation:
         is_alone = len(copies) == 1
         if is_alone and copies[0].is_to_point:
             await self._begin_part(target, copies[0])
+            return []
+        if is_alone and copies[0].mapped.chunks is not None:
+            await self._begin_chunk(target, copies[0])
             return []
         async with transaction(target):
             # All waits come before the locks on the relations' rows, because their reasons go
@@ -414,6 +442,7 @@ class Preparation:
                     for copy in copies
                     if copy.mapped.relation_id not in filling
                     and not (copy.target.is_partitioned or copy.is_to_point)
+                    and copy.mapped.chunks is None
                 ]
                 chosen = await _choose_empty(target, chosen)
             if chosen:

@@ -36,12 +36,14 @@ from streamer.errors import (
     SyncAgainError,
     SyncError,
     TargetContentionError,
+    TargetFencedError,
 )
 from streamer.failpoints import failpoint
 from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
 from streamer.progress.relations import set_waiting
 from streamer.source.catalog import read_relations
+from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
     Connection,
     login_of_source,
@@ -57,6 +59,13 @@ from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import read_locked, set_lock_timeout, watched
 from streamer.sync.changed_definitions import ChangedDefinitions
+from streamer.sync.chunks import (
+    begin_chunks,
+    cut_into_parts,
+    find_chunk,
+    fingerprint,
+    size_of_chunk,
+)
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
@@ -73,7 +82,7 @@ from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
 from streamer.target.connection import TargetConnection, login_of_target
-from streamer.target.deferred_indexes import defer_indexes
+from streamer.target.deferred_indexes import defer_indexes, restore_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -136,6 +145,9 @@ class Round:
             reporting = asyncio.create_task(self._waits.run(), name="copy waits")
             sessions.push_async_callback(self._waits.end, reporting)
             await self._context.end_former_tasks(running)
+            for mapped in batch:
+                if mapped.chunks is not None:
+                    self._context.events.chunk_begins(mapped)
             await sessions.enter_async_context(self._finishing)
             await self._prepare(batch)
             if self._copies:
@@ -228,6 +240,8 @@ class Round:
                 return
             left = await self._preparation.begin(target, copies)
         except StreamerError as exc:
+            if isinstance(exc, TargetFencedError) and pairs[0][0].chunks is not None:
+                self._context.events.source_failed(exc)  # the next attempt reads the state
             is_contention = isinstance(exc, TargetContentionError)
             if exc.retry is Retry.TIMED and not is_contention:
                 raise
@@ -411,7 +425,8 @@ class Round:
             for copy in self._unfinished:
                 try:
                     await self._plan_one(target, copy)
-                    planned.append(copy)
+                    if not copy.is_done:
+                        planned.append(copy)
                 except StreamerError as exc:
                     await self._refuse_unless_timed(copy, exc)
             try:
@@ -458,18 +473,54 @@ class Round:
         rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)
         copy.columns = source.names
-        copy.parts = cut(
-            source,
-            part_bytes=part_bytes(
-                relation.size_bytes,
-                relation.row_count_estimate,
-                None if rate is None else rate / settings.jobs,
-            ),
+        size = part_bytes(
+            relation.size_bytes,
+            relation.row_count_estimate,
+            None if rate is None else rate / settings.jobs,
         )
+        if await self._plan_chunk(target, copy, size):
+            return
+        copy.parts = cut(source, part_bytes=size)
         if copy.is_staged:
             await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
         elif settings.defer_indexes and is_large(copy.heaps):
             await _defer_indexes(target, copy)
+
+    async def _plan_chunk(self, target: TargetConnection, copy: TableCopy, size: int) -> bool:
+        """Plan the next chunk of a large table; return False for a copy in one piece.
+
+        If its table has changed since the chunk before, the copy begins again in the next round.
+        """
+        before = copy.mapped.chunks
+        if before is not None:
+            if before.definition != fingerprint(copy):
+                self._queue.rewritten(copy.mapped)
+                copy.is_done = True
+                await self._finisher.begin_again(
+                    copy.mapped, "the application altered or rewrote it"
+                )
+                return True
+            await self._context.events.reach(copy.mapped, copy.consistent_point)
+            failpoint("sync.at_point")
+        else:
+            limit = self._context.settings.resumable_above
+            is_possible = not copy.is_staged and not copy.is_to_point and copy.scope is None
+            is_possible = is_possible and copy.filled is None
+            if not is_possible or sum(heap.size_bytes for heap in copy.heaps) <= limit:
+                return False
+            columns = chunk_columns(copy.relation, copy.unchanged)
+            may_cut = self._queue.may_cut(copy.mapped)
+            if isinstance(columns, str) or not may_cut or len(copy.heaps) != 1:
+                return False
+            if not self._context.events.may_copy_in_chunks(copy.mapped):
+                return False
+            await restore_indexes(target, copy.target.name)  # the stream needs them from now on
+            before = begin_chunks(copy, columns, limit)
+        chunk_size = size_of_chunk(copy, before.chunk_bytes, size)
+        copy.chunk = await find_chunk(self._snapshot.plain, copy, before, chunk_size)
+        versions = self._context.server.version, target.server_version
+        copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)
+        return True
 
     async def _find_differences(self, copy: TableCopy) -> None:
         """Compare the table at the consistent point, so that the copy brings what differs only."""

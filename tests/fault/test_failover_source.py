@@ -16,6 +16,7 @@ from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
 from streamer.source.slot import create_slot
+from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
@@ -171,6 +172,50 @@ async def found(directory: Path) -> str:
     """Return the findings of `streamer check`."""
     report = (await examine(*static.load(directory / "config.yaml"))).report
     return "\n".join(map(str, report.findings))
+
+
+async def test_a_copy_in_chunks_goes_on_at_the_new_primary(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    """The snapshot is lost with the old primary; a chunk that is there is not copied again."""
+    source, second = pair
+    source.execute(chunk_case.DDL.partition("insert")[0])
+    path = tmp_path / "config.yaml"
+    settings = chunk_case.SETTINGS.replace("400kB", "400kB, rows_per_second: 600")
+    write_config(path, source, target, "big:", settings=settings, group="failover: true")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up(SECONDS)
+        async with asyncio.timeout(SECONDS):
+            while not await asyncio.to_thread(second.has_slot, "streamer_shop"):
+                source.execute("select pg_log_standby_snapshot()")
+                await streamer.caught_up(SECONDS)
+        source.execute("insert" + chunk_case.DDL.partition("insert")[2])
+        await streamer.caught_up(SECONDS)
+        target.execute("truncate big")
+        chunk_case.request(target, "resync")
+
+        async def has_chunk() -> bool:
+            tables = [each for its in await streamer.statuses() for each in its["tables"]]
+            return any(table["chunks_copied"] for table in tables)
+
+        await streamer.eventually(has_chunk)
+        chunk_case.request(target, "pause")
+        await streamer.table_state("public.big", "paused")
+        place = "select xmin || ' ' || ctid from big where id = 97"
+        before = target.value(place)
+        chunk_case.write(source, 1)
+        await asyncio.to_thread(second.wait)
+        source.server.kill()
+        await asyncio.to_thread(second.promote)
+        chunk_case.request(target, "resume")
+        await streamer.caught_up(SECONDS)
+        rows = "select * from big order by id"
+        assert second.execute(rows, "shop") == target.execute(rows)
+        assert target.value(place) == before
+    finally:
+        await streamer.stop()
 
 
 async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(

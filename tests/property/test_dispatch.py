@@ -14,7 +14,8 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from streamer.apply.lane import Held, Hold, Lane, LaneOwner, MappedRelation
+from streamer.apply.held import Held
+from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.transactions import TransactionAssembler
 from streamer.lsn import EVERYTHING, Lsn

@@ -51,14 +51,14 @@ def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> No
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
     queue.ask_again(mapped)
-    queue.take()
+    batch = queue.take()
     assert not queue.failed(mapped), "the round began after the operator asked"
-    queue.end([mapped])
+    queue.end(batch)
     queue.request(mapped)
-    queue.take()
+    batch = queue.take()
     queue.ask_again(mapped)
     assert queue.failed(mapped)
-    queue.end([mapped])
+    queue.end(batch)
     assert queue.take() == [mapped]
     queue.ask_again(mapped)
     queue.ask_no_more(mapped)
@@ -120,3 +120,20 @@ def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_reques
     assert not queue.is_copying(mapped), "the round under way does not get it back"
     queue.end(batch)
     assert queue.take() == [mapped]
+
+
+def test_the_next_chunk_of_a_relation_does_not_wait_for_the_round_of_the_one_before() -> None:
+    queue, mapped, other = CopyQueue(), mapped_relation(1), mapped_relation(2)
+    queue.request(mapped)
+    queue.request(other)
+    first = queue.take()
+    queue.chunk_copied(mapped)
+    queue.request(mapped)
+    second = queue.take()
+    assert second == [mapped]
+    assert queue.unfinished(first) == [other], "the round of its first chunk is done with it"
+    queue.end(first)
+    queue.request(mapped)
+    assert not queue.can_begin, "the round of its next chunk is not"
+    queue.end(second)
+    assert queue.can_begin

@@ -45,6 +45,7 @@ class Tables:
             quarantined=0,
             needs_resync=False,
             snapshot_lsn=None,
+            chunks=None,
             resync=Resync(),
         )
         self.relations.add(mapped, record)

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.drain.turn import Turn
-from streamer.apply.lane import Hold, Lane, until_changed
+from streamer.apply.lane import STAYING, Hold, Lane, until_changed
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.transaction import CONFLICTS_KEPT
@@ -156,7 +156,7 @@ class Drainer:
             if lane.go_live():
                 del self._tasks[lane]  # at once: it may be held again before this task has ended
                 return
-            if lane.hold & (Hold.QUARANTINE | Hold.SLOW) and not lane.has_backlog:
+            if lane.hold & STAYING and not lane.has_backlog:
                 await until_changed(lane, slow_seconds if Hold.SLOW in lane.hold else None)
 
     @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from streamer.apply.conflicts import ConflictsFound
+from streamer.apply.copied_range import only_copied
 from streamer.apply.counting import count_changes
 from streamer.apply.drain.definitions import Definitions, cut
 from streamer.apply.drain.shares import (
@@ -66,9 +67,11 @@ class LargeShare:
         return self._lane.front
 
     def _read(self) -> list[LaneTransaction]:
-        """Return the next pieces, without what an operator wants left out."""
-        brake = self._lane.brake
-        return [brake.without_skipped(piece) for piece in self._spool.read(self._read_bytes)]
+        """Return the next pieces, without what an operator wants left out or a later chunk
+        brings.
+        """
+        brake, pieces = self._lane.brake, self._spool.read(self._read_bytes)
+        return [only_copied(brake.without_skipped(piece)) for piece in pieces]
 
     async def apply(self, piece: LaneTransaction) -> None:
         """Apply the share that begins with *piece*, as its pieces arrive."""

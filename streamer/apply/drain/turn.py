@@ -4,6 +4,7 @@ from itertools import takewhile
 from typing import Final
 
 from streamer.apply.conflicts import ConflictsFound
+from streamer.apply.copied_range import only_copied
 from streamer.apply.counting import count_changes, skipped_truncates
 from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large import LargeShare
@@ -55,7 +56,11 @@ class Turn:
             self._plans_may_be_stale = False
             for share in shares:
                 self._planner.forget(share)
-        allowed = await self._before_brake(shares)
+        try:
+            allowed = await self._before_brake(shares)
+        except StreamerError:  # the next turn takes the same shares
+            self._lane.front.rewind()
+            raise
         if not allowed:
             self._lane.front.rewind()
             return True
@@ -95,7 +100,8 @@ class Turn:
 
     async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
         """Return those of *shares* in front of the first that waits for an operator, without what
-        operators want left out. If the very first one waits, pause its table.
+        operators want left out, or a later chunk brings. If the very first one waits, pause its
+        table.
         """
         lane, brake = self._lane, self._lane.brake
         if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
@@ -110,7 +116,7 @@ class Turn:
                 await lane.owner.lane_braked(lane, *waiting)
             shares = shares[:number]
             break
-        return [brake.without_skipped(share) for share in shares]
+        return [only_copied(brake.without_skipped(share)) for share in shares]
 
     async def _fulfil(self) -> None:
         lane = self._lane

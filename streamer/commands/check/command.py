@@ -89,7 +89,12 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
                 check_target(target, sources, create_tables=create_tables, connections=connections)
             )
     report.findings += check_same_database(sources)
-    report.copies = plan_copies(sources, target, rows_per_second=settings.sync.rows_per_second)
+    report.copies = plan_copies(
+        sources,
+        target,
+        rows_per_second=settings.sync.rows_per_second,
+        resumable_above=settings.sync.resumable_above,
+    )
     report.findings += check_capacity(sources, target, settings)
     for facts in sources:
         findings = check_source(facts, target)

@@ -1,13 +1,16 @@
 """The first copies that `run` would make: their order, sizes and times. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from streamer.commands.check.source import copied
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
+from streamer.mapping.rules import RelationMapping
 from streamer.quantities import format_bytes, format_duration
+from streamer.source.catalog import SourceRelation
+from streamer.source.chunk_columns import chunk_columns
 
 ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
 """Of all copies together, before the first one. Small machines do that with two jobs."""
@@ -21,6 +24,10 @@ class PlannedTable:
     rows: int
     size_bytes: int
     priority: int
+    in_chunks: bool = False
+    """Its copy continues at the next chunk if it is interrupted."""
+    in_one_piece: str | None = None
+    """Why it does not, although the table is larger than `sync.resumable_above`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +53,21 @@ def plan_copies(
     *,
     rows_per_second: float | None,
     bytes_per_second: float | None = None,
+    resumable_above: int,
 ) -> list[PlannedCopies]:
     """Return the sources that have tables to copy, in the order of `streamer.sync.turns`.
 
     *rows_per_second*: the limit of each source. *bytes_per_second*: as measured before.
+    *resumable_above*: the setting.
     """
     found = []
     for facts in sources:
-        names = {mapping.source: mapping.rule.priority for mapping in copied(facts, target)}
-        relations = [facts.relations[name] for name in names if name in facts.relations]
+        mappings = {mapping.source: mapping for mapping in copied(facts, target)}
+        relations = [facts.relations[name] for name in mappings if name in facts.relations]
         if not relations:
             continue
         tables = sorted(
-            (
-                PlannedTable(
-                    str(each.name), each.row_count_estimate, each.size_bytes, names[each.name]
-                )
-                for each in relations
-            ),
+            (_planned(each, mappings[each.name], resumable_above) for each in relations),
             key=lambda table: (-table.priority, table.size_bytes, table.source),
         )
         size, rows = sum(t.size_bytes for t in tables), sum(t.rows for t in tables)
@@ -86,6 +90,28 @@ def plan_copies(
     return sorted(found, key=lambda each: (-each.priority, each.size_bytes))
 
 
+def _planned(
+    relation: SourceRelation, mapping: RelationMapping, resumable_above: int
+) -> PlannedTable:
+    planned = PlannedTable(
+        str(relation.name),
+        relation.row_count_estimate,
+        relation.size_bytes,
+        mapping.rule.priority,
+    )
+    if relation.size_bytes <= resumable_above:
+        return planned
+    names = [
+        name
+        for name in relation.column_names
+        if (there := mapping.target_column(name)) is not None and not mapping.is_computed(there)
+    ]
+    columns = chunk_columns(relation, names)
+    if isinstance(columns, str):
+        return replace(planned, in_one_piece=columns)
+    return replace(planned, in_chunks=True)
+
+
 def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Iterable[str]:
     """Return lines about the order of the copies of several sources, given as JSON."""
     if not copies:
@@ -97,3 +123,9 @@ def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Ite
             f"  {number}. {each['label']}: {count} table{'' if count == 1 else 's'}, "
             f"about {format_bytes(each['size_bytes'])}, about {format_duration(each['seconds'])}"
         )
+        for table in each["tables"]:
+            if table["in_chunks"]:
+                yield f"     {table['source']}: in chunks (sync.resumable_above)"
+            elif table["in_one_piece"]:
+                reason = table["in_one_piece"]
+                yield f"     {table['source']}: not in chunks, because {reason}"

@@ -1,0 +1,99 @@
+"""The state of a copy in chunks: the range of keys that the target has so far.
+
+Servers may order texts differently, so the borders of chunks are keys of types with one order
+everywhere: integers and uuid. Where the key has further columns, its first ones of these types form
+the borders, and rows with equal values stay together. The bookkeeping keeps the state as JSON.
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from streamer.postgres.quoting import quote_literal
+
+ORDERED_TYPES: Final = frozenset({"smallint", "integer", "bigint", "uuid"})
+CHUNKS_OF_LIMIT: Final = 10
+"""A chunk has this part of `sync.resumable_above`."""
+
+KeyValue = int | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedCopy:
+    """The rows that the target has: those up to ``border``, with it.
+
+    ``columns``, ``types``: those of the source that order the rows. ``border``: their values as
+    text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
+    chunks so far. ``size_bytes``: the size of the table when its copy began.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    border: tuple[str, ...]
+    definition: str
+    count: int
+    chunk_bytes: int
+    size_bytes: int
+
+    @property
+    def total(self) -> int:
+        """About how many chunks the table has."""
+        return max(self.count + 1, -(-self.size_bytes // max(1, self.chunk_bytes)))
+
+    @property
+    def last_key(self) -> tuple[KeyValue, ...]:
+        """The border, to compare keys with."""
+        return tuple(
+            read_key_value(value.encode(), kind, is_text=True)
+            for value, kind in zip(self.border, self.types, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "columns": list(self.columns),
+            "types": list(self.types),
+            "border": list(self.border),
+            "definition": self.definition,
+            "count": self.count,
+            "chunk_bytes": self.chunk_bytes,
+            "size_bytes": self.size_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Self:
+        return cls(
+            tuple(stored["columns"]),
+            tuple(stored["types"]),
+            tuple(stored["border"]),
+            stored["definition"],
+            stored["count"],
+            stored["chunk_bytes"],
+            stored["size_bytes"],
+        )
+
+
+def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
+    """Return a value of the type *kind*, so that two of them compare as the server compares them.
+
+    *data*: as the server sends it, in text or binary. Raises ValueError.
+    """
+    if kind == "uuid":
+        return bytes.fromhex(data.decode("ascii").replace("-", "")) if is_text else bytes(data)
+    return int(data) if is_text else int.from_bytes(data, "big", signed=True)
+
+
+def beyond(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:
+    """Return the condition for rows behind *border*. *names*: SQL of the columns."""
+    return f"({', '.join(names)}) > ({_values(types, border)})"
+
+
+def up_to(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:
+    """Return the condition for the other rows."""
+    return f"({', '.join(names)}) <= ({_values(types, border)})"
+
+
+def _values(types: Sequence[str], border: Sequence[str]) -> str:
+    return ", ".join(
+        f"{quote_literal(value)}::{kind}" for value, kind in zip(border, types, strict=True)
+    )

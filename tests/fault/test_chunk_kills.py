@@ -1,0 +1,44 @@
+"""A copy in chunks that is killed at every step continues at its chunk, exactly once."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.chunk_case import ChunkCase
+from tests.support.postgres import Database
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+STEPS = [
+    ("sync.copied", 0),  # of the first chunk, which begins again
+    ("sync.chunk_stored", 1),
+    ("sync.prepared", 1),
+    ("sync.guarded", 1),
+    ("sync.at_point", 1),
+    ("sync.planned", 1),
+    ("sync.job_started", 1),
+    ("sync.copied", 1),
+    ("sync.chunk_stored", 2),
+    ("sync.catching_up", 0),  # behind the last chunk
+    ("sync.drained", 0),
+]
+"""Where a process dies, and how many chunks the target has then."""
+
+
+async def test_a_copy_in_chunks_is_killed_at_every_step(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    case = ChunkCase(tmp_path, source, target)
+    before = None
+    for armed, chunks in STEPS:
+        await asyncio.to_thread(case.die, armed)
+        assert case.chunks == chunks, armed
+        if chunks:
+            before = before or case.unchanged
+            assert case.unchanged == before, "a chunk that is there is not copied again"
+        if armed == "sync.planned":
+            await asyncio.to_thread(case.part_dies)
+    assert case.unchanged == before
+    case.write(3)
+    await case.recover()

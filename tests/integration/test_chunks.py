@@ -1,0 +1,115 @@
+"""Copies in chunks: the keys of tables, reasons to begin again, and the status."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.chunk_case import ChunkCase, request
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+SETTINGS = "sync: {resumable_above: 400kB, rows_per_second: 3000}"
+"""A table of 1200 rows has four chunks, which take a while."""
+
+
+def create(name: str, key: str, *, more: str = "") -> str:
+    return f"""
+    create table {name} (g int, u uuid, t text, large text, v int default 0, primary key ({key}));
+    alter table {name} alter large set storage external; {more};
+    insert into {name} select g, md5(g::text)::uuid, 'k' || g,
+        case when g % 5 = 0 then repeat('large', 420) end from generate_series(1, 1200) g;
+    """
+
+
+async def until_it_has(streamer: Streamer, table: str, count: int) -> None:
+    """Wait until *count* chunks of *table* are there, and not all of it."""
+
+    async def is_there() -> bool:
+        tables = [each for source in await streamer.statuses() for each in source["tables"]]
+        return any(t["source"] == table and (t["chunks_copied"] or 0) >= count for t in tables)
+
+    await streamer.eventually(is_there)
+
+
+def change(source: Database) -> None:
+    for sql in (
+        # Neither this row nor its large value is in the copied range, and the update omits it.
+        "update moved set g = -5 where g = 1200",
+        "alter table altered add added int default 7",
+        "truncate emptied; insert into emptied (g, u, t) select 1, u, 'a' from pairs limit 1",
+        # The old row of an update has everything.
+        "update pairs set u = '00000000-0000-0000-0000-000000000001', v = 1 where g % 100 = 0",
+        "update hist set v = g; delete from hist where g % 3 = 0",
+    ):
+        source.execute(sql)
+
+
+async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    source.execute(
+        create("pairs", "u, g", more="alter table pairs replica identity full")
+        + create("hist", "g")
+        + create("moved", "g")
+        + create("altered", "g")
+        + create("emptied", "g")
+        + create("named", "t")
+    )
+    tables = """
+        pairs:
+        hist: {type: history}
+        moved:
+        altered: {on_column_added: add}
+        emptied:
+        named:
+    """
+    async with stream(tables, settings=SETTINGS) as streamer:
+        await until_it_has(streamer, "public.moved", 1)
+        shown = await streamer.table("public.moved")
+        assert shown["state"] == "copying"
+        assert shown["chunks_copied"] < shown["chunks_total"]
+        await asyncio.to_thread(change, source)
+        await streamer.caught_up()
+        assert (await streamer.table("public.moved"))["chunks_copied"] is None
+    for table in ("pairs", "moved", "altered", "emptied", "named"):
+        rows = f"select * from {table} order by g"
+        assert source.execute(rows) == target.execute(rows), table
+    rows = "select g, v, large from hist {} order by g"
+    now = "where kvsz_end = '9999-01-01' and not kvsz_deleted"
+    assert source.execute(rows.format("")) == target.execute(rows.format(now))
+    assert target.execute("select * from streamer.conflict") == []
+
+
+async def test_a_lost_source_and_a_pause_continue_at_the_next_chunk(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    case = ChunkCase(tmp_path, source, target)
+    case.config.write_text(case.config.read_text().replace("400kB", "400kB, rows_per_second: 600"))
+    streamer = Streamer(case.config)
+    streamer.start()
+    try:
+        await until_it_has(streamer, "public.big", 1)
+        before = case.unchanged
+        case.write()
+        # The stream, the snapshot and the session that copies end, as at a restart of the server.
+        source.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        await until_it_has(streamer, "public.big", 2)
+        request(target, "pause")
+        await streamer.table_state("public.big", "paused")
+        case.write()
+        request(target, "resume")
+        await streamer.caught_up()
+        assert case.unchanged == before
+        case.assert_equal()
+
+        request(target, "resync")
+        await streamer.caught_up()
+    finally:
+        await streamer.stop()
+    case.assert_equal()

@@ -1,0 +1,270 @@
+"""A copy in chunks against a model of both tables. At each position the target has the rows up to
+the border, as the source had them there.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from streamer.apply.copied_range import CopiedRange, UnknownRowError
+from streamer.decode.tuples import UNCHANGED, read_binary_tuple, read_text_tuple
+from streamer.mapping.chunks import ChunkedCopy, KeyValue, read_key_value
+from streamer.sync.chunks import ChunkSize, cut_chunk
+from tests.property import encode
+from tests.support import properties  # noqa: F401  # the number of examples
+from tests.unit.build import relation
+
+RELID = 16385
+Key = tuple[int, uuid.UUID]
+Row = tuple[bytes, bytes]
+"""A short value, and one that an update may leave out."""
+Table = dict[Key, Row]
+TYPES = ("integer", "uuid")
+
+KEYS = st.tuples(
+    st.integers(-3, 3), st.sampled_from([uuid.UUID(int=n << 100) for n in (0, 7, 2**27)])
+)
+
+
+@dataclass
+class Source:
+    """The source's table after each transaction, and the messages of each."""
+
+    identity: str
+    is_binary: bool
+    states: list[Table] = field(default_factory=lambda: [{}])
+    sent: list[list[bytes]] = field(default_factory=list)
+
+    def cells(self, key: Key, row: Sequence[encode.Cell]) -> list[encode.Cell]:
+        number, unique = key
+        if self.is_binary:
+            return [number.to_bytes(4, "big", signed=True), unique.bytes, *row]
+        return [str(number).encode(), str(unique).encode(), *row]
+
+    def key(self, key: Key) -> list[encode.Cell] | None:
+        return self.cells(key, [None, None]) if self.identity == "d" else None
+
+    def old(self, key: Key, row: Row) -> list[encode.Cell] | None:
+        return self.cells(key, row) if self.identity == "f" else None
+
+    def change(self, table: Table, action: str, key: Key, to: Key, value: bytes) -> bytes | None:
+        """Make a change, if *table* allows it, and return its message."""
+        binary = self.is_binary
+        if action == "truncate":
+            table.clear()
+            return encode.truncate([RELID])
+        if action == "insert":
+            if key in table:
+                return None
+            table[key] = (value, b"large " + value)
+            return encode.insert(RELID, self.cells(key, table[key]), binary=binary)
+        if key not in table:
+            return None
+        before = table[key]
+        if action == "delete":
+            del table[key]
+            return encode.delete(RELID, key=self.key(key), old=self.old(key, before), binary=binary)
+        keeps = action.endswith("kept")
+        if action.startswith("update"):
+            to = key
+        elif to in table:
+            return None
+        del table[key]
+        table[to] = (value, before[1] if keeps else b"large " + value)
+        sent = self.cells(to, [value, encode.TOAST if keeps else table[to][1]])
+        return encode.update(
+            RELID,
+            sent,
+            key=self.key(key) if to != key else None,
+            old=self.old(key, before),
+            binary=binary,
+        )
+
+
+ACTIONS = st.sampled_from(
+    ["insert"] * 6
+    + ["update", "update kept", "move", "move", "move kept", "delete", "delete", "truncate"]
+)
+TRANSACTIONS = st.lists(
+    st.lists(st.tuples(ACTIONS, KEYS, KEYS, st.binary(min_size=1, max_size=2)), max_size=6),
+    min_size=1,
+    max_size=8,
+)
+
+
+def write(identity: str, is_binary: bool, transactions: list[list[tuple[str, Key, Key, bytes]]]):
+    source = Source(identity, is_binary)
+    for transaction in transactions:
+        table = dict(source.states[-1])
+        made = (source.change(table, *each) for each in transaction)
+        source.sent.append([message for message in made if message is not None])
+        source.states.append(table)
+    return source
+
+
+@dataclass
+class Target:
+    """The durable state: rows, position, and the border of the chunks; None for all rows."""
+
+    source: Source
+    rows: Table = field(default_factory=dict)
+    position: int = 0
+    chunks: ChunkedCopy | None = None
+
+    def apply(self, through: int) -> None:
+        """Apply transactions, each as a whole. Raises UnknownRowError."""
+        message = relation(["a", "u", "v", "large"], ["a", "u"], identity=self.source.identity)
+        while self.position < through:
+            rows, copied = dict(self.rows), None
+            if self.chunks is not None:
+                copied = CopiedRange(self.chunks, message)
+            for payload in self.source.sent[self.position]:
+                taken = payload if copied is None else copied.take(payload)
+                if taken is not None:
+                    self._change(rows, taken)
+            self.rows, self.position = rows, self.position + 1
+
+    def _change(self, rows: Table, payload: bytes) -> None:
+        """Make a change that has to fit exactly."""
+        kind = chr(payload[0])
+        if kind == "T":
+            rows.clear()
+            return
+        read = read_binary_tuple if self.source.is_binary else read_text_tuple
+        first, end = read(payload, 6)
+        if kind == "I":
+            assert self._key(first) not in rows
+            rows[self._key(first)] = self._row(first)
+        elif kind == "D":
+            del rows[self._key(first)]
+        else:
+            new = first if chr(payload[5]) == "N" else read(payload, end + 1)[0]
+            before = rows.pop(self._key(first))
+            assert self._key(new) not in rows
+            row = self._row(new)
+            rows[self._key(new)] = (row[0], before[1] if new[3] is UNCHANGED else row[1])
+
+    def _value(self, item: bytes) -> bytes:
+        return bytes(item[4:]) if self.source.is_binary else bytes(item)
+
+    def _key(self, items: list[bytes]) -> Key:
+        number, unique = map(self._value, items[:2])
+        if self.source.is_binary:
+            return int.from_bytes(number, "big", signed=True), uuid.UUID(bytes=unique)
+        return int(number), uuid.UUID(unique.decode())
+
+    def _row(self, items: list[bytes]) -> Row:
+        return self._value(items[2]), self._value(items[3])
+
+    # ---- the copy ------------------------------------------------------------------------------
+
+    def copy_chunk(self, point: int, rows_max: int, left_behind: int | None) -> bool:
+        """Copy the next chunk as of *point*; return whether it is the last one.
+
+        *left_behind*: the process dies after that many rows.
+        """
+        chunks = self.chunks or ChunkedCopy(("a", "u"), TYPES, (), "", 0, 1, 1)
+        self.rows = {k: row for k, row in self.rows.items() if chunks.border and has(chunks, k)}
+        if self.chunks is None:
+            self.position = point  # nothing is there that could change
+        self.apply(point)
+        there = sorted(k for k in self.source.states[point] if not has(chunks, k))
+        ends = [(str(a), str(u)) for a, u in there[rows_max - 1 : rows_max]]
+        after = cut_chunk(ends, chunks, ChunkSize(rows_max, 1, 1)).after
+        wanted = there if after is None else there[:rows_max]
+        for key in wanted[:left_behind]:
+            self.rows[key] = self.source.states[point][key]
+        if left_behind is not None:
+            return False
+        self.chunks = after
+        return after is None
+
+    def check(self, *, is_whole: bool) -> None:
+        there = self.source.states[self.position]
+        if not is_whole:
+            assert self.chunks is not None
+            there = {key: row for key, row in there.items() if has(self.chunks, key)}
+        assert self.rows == there
+
+
+def has(chunks: ChunkedCopy, key: Key) -> bool:
+    if not chunks.border:
+        return False
+    number, unique = chunks.border
+    return key <= (int(number), uuid.UUID(unique))
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 4), st.none() | st.integers(0, 3)), max_size=12
+)
+
+
+@given(st.sampled_from("df"), st.booleans(), TRANSACTIONS, STEPS)
+def test_chunks_and_changes_between_them_make_the_table_of_the_source(
+    identity: str,
+    is_binary: bool,
+    transactions: list[list[tuple[str, Key, Key, bytes]]],
+    steps: list[tuple[int, int, int | None]],
+) -> None:
+    source = write(identity, is_binary, transactions)
+    target, last = Target(source), len(source.sent)
+    is_whole = False
+    try:
+        for later, rows_max, left_behind in steps:
+            point = min(last, target.position + later)
+            is_whole = target.copy_chunk(point, rows_max, left_behind)
+            if is_whole:
+                break
+            if target.chunks is not None and left_behind is None:
+                target.check(is_whole=False)
+        while not is_whole:
+            is_whole = target.copy_chunk(last, 2, None)
+        target.check(is_whole=True)
+        target.chunks = None
+        target.apply(last)
+    except UnknownRowError:
+        assert identity == "d", "the old row has all values"
+        event("copied in one piece")
+        return
+    assert target.rows == source.states[-1]
+
+
+@given(st.lists(KEYS, min_size=2, max_size=2))
+def test_keys_are_in_the_order_of_the_server(keys: list[Key]) -> None:
+    def read(key: Key, is_text: bool) -> tuple[KeyValue, ...]:
+        number, unique = key
+        data = (
+            (str(number).encode(), str(unique).encode())
+            if is_text
+            else (number.to_bytes(8, "big", signed=True), unique.bytes)
+        )
+        pairs = zip(data, ("bigint", "uuid"), strict=True)
+        return tuple(read_key_value(value, kind, is_text=is_text) for value, kind in pairs)
+
+    one, other = keys
+    assert read(one, True) == read(one, False)
+    assert (read(one, True) < read(other, False)) is (one < other)
+
+
+def test_a_chunk_ends_at_the_key_of_its_last_row_and_the_last_chunk_nowhere() -> None:
+    before = ChunkedCopy(("a", "b"), ("bigint", "uuid"), ("7", "x"), "", 2, 10, 100)
+    size = ChunkSize(5, 2, 5)
+
+    some = cut_chunk([("8", "x"), ("9", "y")], before, size)
+
+    assert some.conditions == (
+        """("a", "b") > ('7'::bigint, 'x'::uuid) and ("a", "b") <= ('8'::bigint, 'x'::uuid)""",
+        """("a", "b") > ('8'::bigint, 'x'::uuid) and ("a", "b") <= ('9'::bigint, 'y'::uuid)""",
+    )
+    assert some.after == replace(before, border=("9", "y"), count=3)
+
+    rest = cut_chunk([("8", "x")], before, size)
+
+    assert rest.conditions[1] == """("a", "b") > ('8'::bigint, 'x'::uuid)"""
+    assert rest.after is None
+    assert cut_chunk([], replace(before, border=(), count=0), size).conditions == ("true",)
+    # Rows with equal values of the first columns stay together.
+    assert len(cut_chunk([("8", "x"), ("8", "x")], before, size).conditions) == 1

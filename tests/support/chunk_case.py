@@ -1,0 +1,101 @@
+"""A table whose rows change on both sides of each border while its chunks come."""
+
+import time
+from pathlib import Path
+
+from tests.support.postgres import Database
+from tests.support.process import Process
+from tests.support.streamer import Streamer, write_config
+from tests.support.waiting import eventually
+
+DDL = """
+create table big (id bigint primary key, v text, large text);
+alter table big alter large set storage external;
+insert into big select g, 'before', case when g % 5 = 0 then repeat('large', 420) end
+from generate_series(1, 1200) g;
+"""
+SETTINGS = "sync: {resumable_above: 400kB}"
+"""A chunk has 320 rows: streamer assumes 128 bytes for a row without statistics."""
+CHUNKS = "select coalesce((select (chunks->>'count')::int from streamer.relation), 0)"
+
+
+def write(source: Database, n: int) -> None:
+    """Change rows in front of each border, behind it, and across it in both directions."""
+    source.execute(
+        f"""
+        begin;
+        insert into big values ({-n}, 'new', null), (100000 + {n}, 'new', repeat('new', 1000));
+        update big set v = v || '.' where id % 97 = {n % 97} and id <> 97;
+        delete from big where id = 3 * {n} + 2;
+        update big set id = id + 20000, large = 'moved up' where id = 7 * {n} + 8;
+        update big set id = -20000 - id, large = null where id = 1199 - {n};
+        commit
+        """
+    )
+
+
+def request(target: Database, action: str) -> None:
+    target.execute(
+        f"insert into streamer.request (relation_id, action) select id, '{action}' from"
+        " streamer.relation; notify streamer"
+    )
+
+
+class ChunkCase:
+    """One source, its target, and the writer."""
+
+    def __init__(self, directory: Path, source: Database, target: Database) -> None:
+        self.source, self.target = source, target
+        self.config = directory / "config.yaml"
+        self.written = 0
+        source.execute(DDL)
+        write_config(self.config, source, target, "big:", settings=SETTINGS)
+
+    def write(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.written += 1
+            write(self.source, self.written)
+
+    @property
+    def chunks(self) -> int:
+        return int(str(self.target.value(CHUNKS)))
+
+    @property
+    def unchanged(self) -> str:
+        """The place of a row of the first chunk. The writer never changes it, another copy would."""
+        return str(self.target.value("select xmin || ' ' || ctid from big where id = 97"))
+
+    def die(self, armed: str) -> None:
+        """Run, and write all the while, until the failpoint kills it."""
+        environment = {"STREAMER_FAILPOINTS": f"{armed}=kill"}
+        with Process(self.config, environment=environment, spark=False) as process:
+            until, most = time.monotonic() + 90, self.written + 20
+            while not process.process.ends_within(0.1):
+                assert time.monotonic() < until, f"{armed} was not reached\n{process.output}"
+                if self.written < most:
+                    self.write()
+            assert process.process.returncode == -9, process.output
+
+    def part_dies(self) -> None:
+        """Run until the process that copies has died once; it dies behind each part."""
+        environment = {"STREAMER_FAILPOINTS": "sync.part_copied=kill"}
+        with Process(self.config, environment=environment, spark=False) as process:
+            eventually(lambda: "the Spark job is started again" in process.output)
+            self.write()
+            process.kill()
+
+    async def recover(self) -> None:
+        streamer = Streamer(self.config)
+        streamer.start()
+        try:
+            await streamer.caught_up()
+        finally:
+            await streamer.stop()
+        self.assert_equal()
+
+    def assert_equal(self) -> None:
+        rows = "select * from big order by id"
+        assert self.source.execute(rows) == self.target.execute(rows)
+        assert self.target.execute("select from streamer.relation where chunks is not null") == []
+        conflicts = self.target.execute("select kind, key from streamer.conflict")
+        assert conflicts == [], "each change found its row as it was"

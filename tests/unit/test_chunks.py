@@ -1,0 +1,68 @@
+"""Which tables are copied in chunks, and how `check` and `plan` say so."""
+
+from dataclasses import replace
+
+import pytest
+
+from streamer.commands.check.copies import copy_lines
+from streamer.mapping.chunks import ChunkedCopy
+from streamer.source.catalog import SourceRelation
+from streamer.source.chunk_columns import chunk_columns
+from tests.unit.build import source_column, source_relation
+
+COLUMNS = (
+    source_column("tenant", "integer"),
+    source_column("id", "uuid"),
+    source_column("name", "text"),
+    source_column("made", "bigint", generated="s"),
+)
+NAMES = [column.name for column in COLUMNS]
+
+
+def table(*key: str, identity: str = "d") -> SourceRelation:
+    replicated = () if identity == "f" else key
+    return source_relation(
+        columns=COLUMNS, key=replicated, primary_key=key, replica_identity=identity
+    )
+
+
+@pytest.mark.parametrize(
+    ("relation", "columns"),
+    [
+        (table("tenant", "id"), (("tenant", "integer"), ("id", "uuid"))),
+        (table("tenant", "name", "id"), (("tenant", "integer"),)),
+        (table("id", identity="f"), (("id", "uuid"),)),
+        (table("name", "id"), 'its key begins with "name" of type text'),
+        (table("made"), 'its key begins with "made" of type bigint'),
+        (table(), "it has no key"),
+    ],
+)
+def test_the_first_columns_of_the_key_with_one_order_everywhere_make_the_chunks(
+    relation: SourceRelation, columns: object
+) -> None:
+    assert chunk_columns(relation, NAMES) == columns
+
+
+def test_a_column_that_the_target_does_not_have_makes_no_chunks() -> None:
+    assert chunk_columns(table("tenant", "id"), ["tenant"]) == (("tenant", "integer"),)
+    assert isinstance(chunk_columns(table("tenant", "id"), ["id"]), str)
+
+
+def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:
+    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 2, 10, 95)
+    assert copied.total == 10
+    assert replace(copied, count=12).total == 13
+    assert ChunkedCopy.from_json(copied.to_json()) == copied
+
+
+def test_the_order_of_copies_names_large_tables_and_why_one_is_not_in_chunks() -> None:
+    tables = [
+        {"source": "a", "in_chunks": False, "in_one_piece": None},
+        {"source": "b", "in_chunks": True, "in_one_piece": None},
+        {"source": "c", "in_chunks": False, "in_one_piece": "it has no key"},
+    ]
+    copies = [{"label": "shop", "size_bytes": 1, "seconds": 1, "tables": tables}]
+    assert list(copy_lines(copies, 4))[2:] == [
+        "     b: in chunks (sync.resumable_above)",
+        "     c: not in chunks, because it has no key",
+    ]
