@@ -137,7 +137,9 @@ async def test_a_first_copy_that_begins_again_takes_in_changes(
     monkeypatch.setattr(SparkLauncher, "submit", submit)
     async with stream("t: {create: all}", group=ALL) as streamer:
         await streamer.table_state("public.t", "copying")
-        source.execute("alter table t rename column name to title; alter table t add column n int")
+        # The engine runs in this thread, and may hold a lock that the command waits for.
+        changes = "alter table t rename column name to title; alter table t add column n int"
+        await asyncio.to_thread(source.execute, changes)
         await streamer.kill()
         source.execute("alter table t alter column n type bigint; insert into t values (3, 'c', 3)")
         gate.set()

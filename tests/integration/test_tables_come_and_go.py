@@ -195,8 +195,12 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
                 "create table a_6 (id int primary key); insert into a_6 values (1)"
             )
             await are(streamer, a_1="ready", a_4="ready", a_5="copying", a_6="copying")
-            source.execute("alter table a_5 rename to a_7; insert into a_7 values (2)")
-            source.execute("alter table a_6 rename to b_6; insert into b_6 values (2)")
+            # The engine runs in this thread, and may hold a lock that the commands wait for.
+            for command in (
+                "alter table a_5 rename to a_7; insert into a_7 values (2)",
+                "alter table a_6 rename to b_6; insert into b_6 values (2)",
+            ):
+                await asyncio.to_thread(source.execute, command)
             other.execute("commit")
             await are(streamer, a_1="ready", a_4="ready", a_6="error", a_7="ready")
             error = str((await streamer.table("public.a_6"))["error"])
