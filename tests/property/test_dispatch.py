@@ -264,6 +264,7 @@ class Dispatching(Transactions):
             needs_resync=False,
             snapshot_lsn=None,
             resync=Resync(),
+            chunks=None,
         )
         self.relations.add(mapped, record)
         self.mapped[relid] = mapped
