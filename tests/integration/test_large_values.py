@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamer.apply.sql import copydata
-from streamer.errors import SourceConnectionError
+from streamer.errors import SourceConnectionError, TargetConnectionError
 from streamer.lsn import NOTHING
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
@@ -141,14 +141,19 @@ async def test_a_row_that_the_source_cannot_send_is_named(
     source.execute("create table t (id int primary key, name text, big bytea)")
     async with stream("t:", group="transport: text") as streamer:
         await streamer.caught_up()
-        source.execute(
+        await asyncio.to_thread(
+            source.execute,
             "insert into t select 5, 'five', decode(repeat('eHh4', 4 * 1024 * 1024), 'base64');"
             "update t set big = big || big || big; update t set big = big || big || big;"
-            "update t set big = big || big || big; update t set big = big || big"
+            "update t set big = big || big || big; update t set big = big || big",
         )
 
         async def is_named() -> bool:
-            return 'table "public.t", Key (id)=(5)' in ((await streamer.status())["error"] or "")
+            try:
+                error = (await streamer.status())["error"]
+            except TargetConnectionError:  # the row keeps processors and memory busy for seconds
+                return False
+            return 'table "public.t", Key (id)=(5)' in (error or "")
 
         await streamer.eventually(is_named, 60)
         status = await streamer.status()
