@@ -197,16 +197,16 @@ class Replica:
             await self._locks.use(self._report)
             for shared in self._read_sources():
                 await self._locks.give_up(shared.source.label)
-        except StreamerError:
-            pass  # the target is away, and the locks with it
+        except StreamerError as exc:
+            _log_left(exc)
 
     async def release(self, label: str) -> None:
         """Let the lock of a source go that this process has removed from its mapping."""
         try:
             await self._locks.use(self._report)  # first: so that no other replica takes the source
             await self._locks.give_up(label)
-        except StreamerError:
-            pass  # the target is away, and the lock with it
+        except StreamerError as exc:
+            _log_left(exc)
 
     async def leave(self) -> None:
         """Let the others know that this process has ended in order."""
@@ -214,8 +214,8 @@ class Replica:
             try:
                 async with asyncio.timeout(1.0):
                     await self._locks.use(partial(leave, number=self._number))
-            except (StreamerError, TimeoutError):
-                pass  # the lock goes with the session
+            except (StreamerError, TimeoutError) as exc:
+                _log_left(exc)
 
     # ---- one look ------------------------------------------------------------------------------
 
@@ -418,6 +418,11 @@ class Replica:
 
 
 _NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
+
+
+def _log_left(error: Exception) -> None:
+    """Say that a lock ends with its session, because the target did not take the message."""
+    log.info("the locks of this process end with its session", reason=str(error) or "timeout")
 
 
 def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
