@@ -15,6 +15,14 @@ from tests.support.waiting import eventually
 DDL = "create table t (id int primary key, name text)"
 
 
+def run_to_the_end(config: Path) -> None:
+    """Run once more, without a kill, until everything has arrived."""
+    with Process(config) as process:
+        eventually(lambda: status(config)[0]["state"] == "streaming")
+        caught_up(process)
+        assert process.terminate() == 0
+
+
 def change(source: Database, number: int) -> None:
     """Change the definition and rows, in one transaction and in several."""
     old, new = f"c{number}", f"d{number}"
@@ -47,10 +55,7 @@ def test_killed_at(name: str, tmp_path: Path, source: Database, target: Database
                 change(source, number)
                 number += 1
             assert process.process.returncode == -9
-    with Process(config) as process:
-        eventually(lambda: status(config)[0]["state"] == "streaming")
-        caught_up(process)
-        assert process.terminate() == 0
+    run_to_the_end(config)
     columns = (
         "select attname from pg_attribute where attrelid = 't'::regclass"
         " and attnum > 0 and not attisdropped order by 1"
@@ -177,10 +182,7 @@ def test_killed_while_partitions_come_and_go(
                 change_partitions(source, number)
                 number += 1
             assert process.process.returncode == -9
-    with Process(config) as process:
-        eventually(lambda: status(config)[0]["state"] == "streaming")
-        caught_up(process)
-        assert process.terminate() == 0
+    run_to_the_end(config)
     for table in "pq":
         rows = f"select id, at from {table} order by at, id"
         assert target.execute(rows) == source.execute(rows)
