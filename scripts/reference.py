@@ -429,18 +429,21 @@ def with_section(text: str, heading: str, body: str) -> str:
     return f"{before}\n{heading}\n\n{body}\n{tail}"
 
 
-def generated() -> dict[Path, str]:
-    """Return each file as it should be, by path."""
-    files = {EXAMPLE: example_file()}
-    for page, sections in SECTIONS.items():
-        path = PAGES / f"{page}.md"
-        text = path.read_text(encoding="utf-8")
-        for heading, make in sections.items():
-            text = with_section(text, heading, make())
-        files[path] = text
-    return files
+def files() -> list[Path]:
+    """Return the files that have generated parts."""
+    return [EXAMPLE, *(PAGES / f"{page}.md" for page in SECTIONS)]
+
+
+def generated(path: Path) -> str:
+    """Return the text that one of the files should have."""
+    if path == EXAMPLE:
+        return example_file()
+    text = path.read_text(encoding="utf-8")
+    for heading, make in SECTIONS[path.stem].items():
+        text = with_section(text, heading, make())
+    return text
 
 
 if __name__ == "__main__":
-    for path, text in generated().items():
-        path.write_text(text, encoding="utf-8")
+    for path in files():
+        path.write_text(generated(path), encoding="utf-8")

@@ -5,15 +5,15 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.admin.access import FAILURES_MAX, hash_password
+from streamer.admin.access import FAILURES_MAX
 from streamer.errors import SettingsError
-from tests.support.admin import TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
+from tests.support.admin import TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
 USERS = f"""
 admin:
   users:
-  - {{name: alice, password_hash: "{hash_password("alice's password")}", role: admin}}
-  - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
+  - {{name: alice, password_hash: "{quick_hash("alice's password")}", role: admin}}
+  - {{name: victor, password_hash: "{quick_hash("victor's password")}"}}
 """
 OPEN = {("post", "/api/login")}
 

@@ -11,18 +11,18 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from streamer.admin import status_reader
-from streamer.admin.access import FAILURES_MAX, SAFE_METHODS, hash_password
+from streamer.admin.access import FAILURES_MAX, SAFE_METHODS
 from streamer.admin.activity import ChangeActivity
 from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding
 from streamer.commands.quarantine import Choice
-from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin
+from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
 USERS = f"""
 admin:
   users:
-  - {{name: alice, password_hash: "{hash_password("alice's password")}", role: admin}}
-  - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
+  - {{name: alice, password_hash: "{quick_hash("alice's password")}", role: admin}}
+  - {{name: victor, password_hash: "{quick_hash("victor's password")}"}}
 """
 HOSTILE = "<script>alert(1)</script>\"'&{{7007*9001}}"
 """Text that must reach a page as text."""

@@ -7,10 +7,10 @@ import httpx
 import pytest
 from playwright.sync_api import Error, Locator, Page, expect
 
-from streamer.admin.access import hash_password
 from streamer.admin.page import text
 from streamer.postgres.quoting import quote_identifier
 from tests.browser.conftest import Site, Sites, look
+from tests.support.admin import quick_hash
 from tests.support.postgres import Database
 from tests.support.process import Process
 from tests.support.waiting import eventually
@@ -222,8 +222,8 @@ def users() -> str:
     return f"""
 admin:
   users:
-  - {{name: alice, role: admin, password_hash: "{hash_password("alice's password")}"}}
-  - {{name: victor, password_hash: "{hash_password("victor's password")}"}}
+  - {{name: alice, role: admin, password_hash: "{quick_hash("alice's password")}"}}
+  - {{name: victor, password_hash: "{quick_hash("victor's password")}"}}
 """
 
 

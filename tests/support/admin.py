@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from argon2 import PasswordHasher
 from fastapi import FastAPI
 
 from streamer.admin import server
@@ -31,6 +32,11 @@ TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
 TARGET = "postgresql://loader:target-password@127.0.0.1:1/dw"
 CREDENTIALS = f"admin: {{token: {TOKEN}, viewer_token: {VIEWER_TOKEN}}}"
+
+
+def quick_hash(password: str) -> str:
+    """Return a hash that takes a fraction of a millisecond, for users of configurations in tests."""
+    return PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(password)
 
 
 class FakeEngine:

@@ -307,14 +307,19 @@ FILES: Final = (
 )
 
 
-@cache
-def rooms() -> dict[str, list[Sentence]]:
-    """Return the sentences of each room: of a folder with all in it, or of the files on top."""
-    found: dict[str, list[Sentence]] = {}
+def rooms() -> dict[str, list[Path]]:
+    """Return the files of each room: a folder with all in it, or the files on top."""
+    found: dict[str, list[Path]] = {}
     for path in files(*TOPS, *FILES):
         parts = path.relative_to(ROOT).parts[:-1]
-        found.setdefault("/".join(parts[:2]) or ".", []).extend(prose(path))
-    return {room: sentences for room, sentences in found.items() if sentences}
+        found.setdefault("/".join(parts[:2]) or ".", []).append(path)
+    return found
+
+
+@cache
+def prose_of_room(room: str) -> list[Sentence]:
+    """Return the sentences of all files of a room."""
+    return [sentence for path in rooms()[room] for sentence in prose(path)]
 
 
 def per_thousand_words(count: int, sentences: Iterable[Sentence]) -> float:
