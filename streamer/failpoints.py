@@ -20,6 +20,7 @@ NAMES: Final = frozenset(
         "apply.write",
         "apply.before_commit",
         "apply.after_commit",
+        "apply.lane_moved",
         "execute.stored",
         "execute.announced",
         "execute.source_committed",

@@ -21,7 +21,8 @@ from streamer.apply.conflicts import (
     operation_of,
 )
 from streamer.apply.fold import Fold
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane import MappedRelation
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.staged import OrderedRun

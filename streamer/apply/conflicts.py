@@ -18,7 +18,8 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from streamer.apply.fold import read_changes
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane import MappedRelation
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.transactions import Transaction

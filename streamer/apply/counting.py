@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from streamer.apply.fold import Counts
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics

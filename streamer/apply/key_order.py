@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterable
 
 from streamer.apply.fold import Fold
-from streamer.apply.lane import LaneWindow, RelationWindow
+from streamer.apply.lane_window import LaneWindow, RelationWindow
 from streamer.mapping.rules import TableType
 
 

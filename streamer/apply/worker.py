@@ -7,7 +7,7 @@ always ends at source commits.
 The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
 worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drain`) finds the
 cause without delaying the other lanes. The worker itself retries after a lost connection, with the
-same window.
+same window. A lane for which the others wait leaves the worker (`streamer.apply.slow_lanes`).
 """
 
 import asyncio
@@ -23,12 +23,14 @@ import structlog
 from streamer.apply.budget import Budget
 from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.counting import count_window, skipped_truncates
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation
+from streamer.apply.hot_lanes import IDLE_SECONDS, HotLanes
+from streamer.apply.lane import Lane, MappedRelation, ShareQueue
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.pace import CommitPace, WindowFacts
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
-from streamer.apply.slow_lanes import ASIDE_SECONDS, SlowLanes
+from streamer.apply.slow_lanes import ASIDE_SECONDS, Move, SlowLanes
 from streamer.apply.transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.backoff import Backoff
@@ -41,6 +43,7 @@ from streamer.errors import (
     TargetMovedError,
     TargetRejectedError,
 )
+from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.observability.metrics import Metrics
 from streamer.waiting import wait_for_event
@@ -79,14 +82,12 @@ class Window:
             window = self.lanes[lane] = LaneWindow(lane)
         self.share_count += 1
         self.size += share.size
-        before = window.change_count
+        changes, versions = window.change_count, window.version_count
         try:
             window.add(share, plans)
         finally:
-            self.change_count += window.change_count - before
-        for (_, changes), plan in zip(share.changes, plans, strict=True):
-            if plan is not None and plan.takes_versions:
-                self.version_count += len(changes.payloads)
+            self.change_count += window.change_count - changes
+            self.version_count += window.version_count - versions
 
     @property
     def is_full(self) -> bool:
@@ -115,6 +116,7 @@ class Worker:
         budget: Budget,
         metrics: Metrics,
         pace: CommitPace,
+        hot_lanes: HotLanes | None = None,
     ) -> None:
         self.number = number
         self.queued_bytes = 0
@@ -136,6 +138,7 @@ class Worker:
         """Set when a lane has left the window that is being committed."""
         self._too_slow: Lane | None = None
         self._slow_lanes = SlowLanes()
+        self._hot_lanes = hot_lanes or HotLanes()
         self._write_seconds: dict[Lane, float] = {}
         """How long the server took for each lane of the window."""
         self._connects_ahead = True
@@ -177,6 +180,7 @@ class Worker:
         self._filling.share_count -= len(shares)
         if window:
             self._filling.change_count -= window.change_count
+            self._filling.version_count -= window.version_count
             self._filling.size -= window.size
             self._taken.set()
         shares = [*shares, *(share for owner, share in self._queue if owner is lane)]
@@ -287,7 +291,7 @@ class Worker:
             if self._connects_ahead and self._queue:
                 await self._connect_ahead()
             else:
-                await self._filled.wait()
+                await self._wait_for_changes()
         window, is_growing = self._filling, True
         while not (window.is_full or self._due.is_set()):
             seconds = self._pace.seconds_left(
@@ -305,6 +309,14 @@ class Worker:
         self._due.clear()
         self._taken.set()
         return window
+
+    async def _wait_for_changes(self) -> None:
+        """Wait for the first change of a window; a place of hot lanes gives up its connection."""
+        if not self._hot_lanes.is_place(self) or self._connects_ahead:
+            await self._filled.wait()
+        elif not await wait_for_event(self._filled, IDLE_SECONDS):
+            await self._transaction.close()
+            self._connects_ahead = True
 
     def _delays_others(self, window: Window) -> bool:
         """Whether other lanes would wait for a hot one that is not in a backlog."""
@@ -435,31 +447,48 @@ class Worker:
     def _finish(self, window: Window) -> None:
         if window.lanes:
             self._metrics.commits.labels(str(self.number)).inc()
-        slow = self._find_slow(window)
+        moves = self._find_moves(window)
         for lane in list(window.lanes):
             lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.shares)
             count_window(self._metrics, lane_window)
-        for lane in slow:
-            log.debug("handed to a drainer", lane=lane.name, error="it takes long in each window")
-            self._give_back(lane)
-            lane.keep_aside(time.monotonic() + ASIDE_SECONDS)
+        now = time.monotonic()
+        for lane, move in moves.items():
+            if lane.is_held or lane.is_ending:
+                continue
+            if move is Move.TO_DISK:
+                log.debug("handed to a drainer", lane=lane.name, error="it takes long each time")
+                self._give_back(lane)
+                lane.keep_aside(now + ASIDE_SECONDS)
+            elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.take(lane, now)):
+                log.debug("a hot lane gets a connection of its own", lane=lane.name)
+                self._move(lane, place)
+            elif home := self._hot_lanes.leave(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
+                log.debug("a lane is hot no longer", lane=lane.name)
+                self._move(lane, home)
 
-    def _find_slow(self, window: Window) -> list[Lane]:
-        """Return the lanes of *window* that make others wait in every window."""
-        return [
-            lane
-            for lane, its in window.lanes.items()
-            if lane in self._write_seconds
-            and self._slow_lanes.wrote(
+    def _find_moves(self, window: Window) -> dict[Lane, Move]:
+        """Return where the lanes of *window* have to move."""
+        return {
+            lane: self._slow_lanes.wrote(
                 lane,
                 self._write_seconds[lane],
                 its.change_count,
                 others_wait=self._is_in_the_way(window, lane),
             )
-            and not lane.is_held
-        ]
+            for lane, its in window.lanes.items()
+            if lane in self._write_seconds
+        }
+
+    def _move(self, lane: Lane, to: ShareQueue) -> None:
+        """Leave *lane*, of which nothing is in a commit, and all that waits of it to *to*."""
+        shares = self._take_back(lane)
+        lane.queue = to
+        for share in shares:
+            to.put(lane, share)
+        to.hurry()  # a task may wait for the lane: it has asked this worker to hurry
+        failpoint("apply.lane_moved")
 
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:

@@ -16,7 +16,8 @@ from streamer.apply.advice import advise
 from streamer.apply.conflict_notes import ConflictNotes, Noted, refusal
 from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
-from streamer.apply.lane import LaneWindow, MappedRelation, RelationWindow
+from streamer.apply.lane import MappedRelation
+from streamer.apply.lane_window import LaneWindow, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
 from streamer.apply.sql.staged import OrderedRun, by_unchanged, masked_rows, staged_values

@@ -20,6 +20,7 @@ import structlog
 
 from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
+from streamer.apply.hot_lanes import PLACES, HotLanes
 from streamer.apply.pace import CommitPace
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
@@ -242,32 +243,15 @@ class Engine:
     ) -> Services:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
-        workers = [
-            Worker(
-                number,
-                TargetTransaction(
-                    self._address,
-                    f"streamer worker {number}",
-                    metrics,
-                    lock_seconds=LOCK_SECONDS,
-                    conflicts_kept=settings.conflicts_kept,
-                ),
-                planner,
-                budget,
-                metrics,
-                CommitPace(settings.commit_interval_min, settings.commit_interval),
-            )
-            for number in range(settings.workers)
-        ]
-        for worker in workers:
-            label = metrics.queue_bytes.labels(str(worker.number))
-            label.set_function(partial(getattr, worker, "queued_bytes"))
+        workers = self._build_workers(planner, budget)
+        workers, hot_workers = workers[: settings.workers], workers[settings.workers :]
         return Services(
             address=self._address,
             bookkeeping=bookkeeping,
             sources=sources,
             locks=LockSession(self._address, self._holder),
             workers=workers,
+            hot_workers=hot_workers,
             drainer=Drainer(
                 self._address, planner, metrics, conflicts_kept=settings.conflicts_kept
             ),
@@ -307,12 +291,40 @@ class Engine:
             later_turns=CopyTurns(settings.sync.sources_at_once),
         )
 
+    def _build_workers(self, planner: Planner, budget: Budget) -> list[Worker]:
+        """Return the workers, and behind them those for hot lanes."""
+        settings, metrics, hot_lanes = self._settings, self.metrics, HotLanes()
+        workers = [
+            Worker(
+                number,
+                TargetTransaction(
+                    self._address,
+                    f"streamer worker {number}",
+                    metrics,
+                    lock_seconds=LOCK_SECONDS,
+                    conflicts_kept=settings.conflicts_kept,
+                ),
+                planner,
+                budget,
+                metrics,
+                CommitPace(settings.commit_interval_min, settings.commit_interval),
+                hot_lanes,
+            )
+            for number in range(settings.workers + PLACES)
+        ]
+        for worker in workers:
+            label = metrics.queue_bytes.labels(str(worker.number))
+            label.set_function(partial(getattr, worker, "queued_bytes"))
+        for worker in workers[settings.workers :]:
+            hot_lanes.add_place(worker)
+        return workers
+
     async def _run_tasks(self, services: Services) -> None:
         async with asyncio.TaskGroup() as group:
             common = [
                 group.create_task(enduring(name, run, self._fail_sources), name=name)
                 for name, run in (
-                    *((f"worker {worker.number}", worker.run) for worker in services.workers),
+                    *((f"worker {worker.number}", worker.run) for worker in services.all_workers),
                     ("drainer", services.drainer.run),
                 )
             ]

@@ -38,6 +38,8 @@ class Services:
     """For the steps of a start and the questions of the planner, which follow one another."""
     locks: LockSession
     workers: list[Worker]
+    hot_workers: list[Worker]
+    """The places of hot lanes, see `streamer.apply.hot_lanes`."""
     drainer: Drainer
     launcher: SparkLauncher
     spools: SpoolDirectory
@@ -64,6 +66,10 @@ class Services:
     """By server."""
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications are ours from the next start on."""
+
+    @property
+    def all_workers(self) -> list[Worker]:
+        return [*self.workers, *self.hot_workers]
 
     def under(self, claim: Claim) -> "Services":
         """Return services whose connections to the target must reach the server of *claim*."""

@@ -82,7 +82,7 @@ class TableEvents:
         lanes = self.relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand it to a drainer
-        for worker in self._services.workers:
+        for worker in self._services.all_workers:
             await worker.drop(lanes)
         await self._services.drainer.forget(lanes)
         for lane in lanes:

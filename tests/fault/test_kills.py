@@ -17,7 +17,12 @@ _OTHERS = (
     *("sync.", "indexes.", "journal.", "compare.", "execute.", "brake.", "cutover."),
     *("definitions.", "ddl.", "expressions.", "rename.", "purge.", "attach.", "drop.", "join."),
 )
-STREAMING = sorted(name for name in NAMES if not name.startswith(_OTHERS))
+MOVED = "apply.lane_moved"
+STREAMING = sorted(name for name in NAMES - {MOVED} if not name.startswith(_OTHERS))
+CASES = [
+    *((name, workers, "streamer") for name, workers in zip(STREAMING, cycle([1, 8]), strict=False)),
+    (MOVED, 1, "tests.support.restless_lanes"),
+]
 
 
 def write_large(source: Database) -> None:
@@ -35,9 +40,9 @@ def request_all(target: Database) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "workers"), list(zip(STREAMING, cycle([1, 8]), strict=False)))
+@pytest.mark.parametrize(("name", "workers", "program"), CASES)
 def test_killed_at(
-    name: str, workers: int, tmp_path: Path, source: Database, target: Database
+    name: str, workers: int, program: str, tmp_path: Path, source: Database, target: Database
 ) -> None:
     source.execute(DDL + "create table hist (id int primary key, v text)")
     target.execute(DDL + HISTORY)
@@ -47,7 +52,8 @@ def test_killed_at(
         caught_up(process)
         process.kill()
     write(source, 0, 40)
-    with Process(config, environment={"STREAMER_FAILPOINTS": f"{name}=kill@2"}) as process:
+    environment = {"STREAMER_FAILPOINTS": f"{name}=kill@2"}
+    with Process(config, environment=environment, program=program) as process:
         first = 40
         while not process.process.ends_within(0.1):
             assert first < 1000, "the failpoint was not reached"

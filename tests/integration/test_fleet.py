@@ -171,7 +171,7 @@ async def test_a_table_with_slow_batches_soon_delays_no_other_source(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By order of events: once the slow table is aside, others pass while a batch of it waits."""
-    monkeypatch.setattr(slow_lanes, "SLOW_TIMES", 0)  # this machine may be slow, too
+    monkeypatch.setattr(slow_lanes, "LONG_TIMES", 0)  # this machine may be slow, too
     monkeypatch.setattr(worker, "SLOW_SECONDS", 600.0)
     monkeypatch.setattr(worker, "ASIDE_SECONDS", 600.0)
     for table in ("slow", "fast", "other"):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from streamer.apply.conflicts import Conflict
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan, make_plan
 from streamer.apply.transaction import TargetTransaction
 from streamer.apply.writer import Writer

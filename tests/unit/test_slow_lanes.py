@@ -1,11 +1,11 @@
-"""Which lanes move aside because the others of their worker wait for them."""
+"""Which lanes leave their worker because the others of it wait for them."""
 
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 
-from streamer.apply.slow_lanes import WINDOWS, SlowLanes
+from streamer.apply.slow_lanes import COOL_SECONDS, WINDOWS, Move, SlowLanes
 
 
 @dataclass(eq=False)
@@ -13,41 +13,87 @@ class _Lane:
     name: str
 
 
-def moves_aside(
+def lane(name: str) -> Any:
+    return cast("Any", _Lane(name))
+
+
+def moves(
     seconds: float, *, beside: float | None = 0.002, changes: int = 1, others_wait: bool = True
-) -> bool:
-    """Whether a lane that takes *seconds* of each window moves aside, and in the right window."""
-    lanes, lane, other = SlowLanes(), cast("Any", _Lane("lane")), cast("Any", _Lane("other"))
+) -> Move:
+    """Where a lane that takes *seconds* of each window moves, which is in the right window."""
+    lanes, mine, other = SlowLanes(), lane("mine"), lane("other")
     for number in range(1, WINDOWS + 3):
         if beside is not None:
-            assert not lanes.wrote(other, beside, 1, others_wait=True)
-        if lanes.wrote(lane, seconds, changes, others_wait=others_wait):
-            assert number == WINDOWS, "it moves aside as soon as it has been slow often enough"
-            return True
-    return False
+            assert lanes.wrote(other, beside, 1, others_wait=False) is Move.NONE
+        found = lanes.wrote(mine, seconds, changes, others_wait=others_wait)
+        if found is not Move.NONE:
+            assert number == WINDOWS, "it moves as soon as it has taken long often enough"
+            return found
+    return Move.NONE
 
 
 @pytest.mark.parametrize("beside", [0.002, 0.01, None])
-def test_a_lane_with_slow_batches_moves_aside(beside: float | None) -> None:
-    assert moves_aside(0.05, beside=beside)
+def test_a_lane_that_takes_long_for_few_changes_moves_to_disk(beside: float | None) -> None:
+    assert moves(0.05, beside=beside) is Move.TO_DISK
+
+
+@pytest.mark.parametrize(
+    "window",
+    [{"seconds": 0.2, "changes": 8000}, {"seconds": 0.02}, {"seconds": 0.02, "changes": 1000}],
+    ids=["many changes", "short for a slow one", "quick changes"],
+)
+def test_a_lane_that_takes_longer_than_others_gets_a_connection(window: dict[str, Any]) -> None:
+    assert moves(**window) is Move.TO_OWN_CONNECTION
 
 
 @pytest.mark.parametrize(
     "window",
     [
-        {"seconds": 0.02},
+        {"seconds": 0.008},
         {"seconds": 0.05, "beside": 0.03},
-        {"seconds": 0.2, "changes": 8000},
+        {"seconds": 0.2, "changes": 8000, "beside": 0.06},
         {"seconds": 0.05, "others_wait": False},
     ],
-    ids=["fast", "as slow as the others", "busy", "nobody waits"],
+    ids=["short", "as long as the others", "as hot as the others", "nobody waits"],
 )
-def test_a_lane_that_is_not_slow_for_itself_stays(window: dict[str, Any]) -> None:
-    assert not moves_aside(**window)
+def test_a_lane_that_delays_no_other_stays(window: dict[str, Any]) -> None:
+    assert moves(**window) is Move.NONE
 
 
-def test_a_lane_that_is_slow_now_and_then_stays() -> None:
-    lanes, lane = SlowLanes(), cast("Any", _Lane("lane"))
+def test_a_lane_that_takes_long_now_and_then_stays() -> None:
+    lanes, mine = SlowLanes(), lane("mine")
     for _ in range(10):
-        assert not lanes.wrote(lane, 0.05, 1, others_wait=True)
-        assert not lanes.wrote(lane, 0.0, 1, others_wait=True)
+        assert lanes.wrote(mine, 0.015, 1, others_wait=True) is Move.NONE
+        assert lanes.wrote(mine, 0.0, 1, others_wait=True) is Move.NONE
+
+
+def test_windows_for_which_no_other_lane_waits_do_not_count() -> None:
+    """Others with a commit now and then wait as long as those that commit all the time."""
+    lanes, mine = SlowLanes(), lane("mine")
+    found = [
+        lanes.wrote(mine, 0.05, 9000, others_wait=number % 10 == 9)
+        for number in range(10 * WINDOWS)
+    ]
+    assert found[-1] is Move.TO_OWN_CONNECTION
+    assert set(found[:-1]) == {Move.NONE}
+
+
+def test_each_of_several_hot_lanes_moves() -> None:
+    lanes, hot, small = SlowLanes(), [lane("a"), lane("b")], lane("small")
+    moved = set()
+    for _ in range(2 * WINDOWS):
+        lanes.wrote(small, 0.001, 1, others_wait=True)
+        for each in hot:
+            if lanes.wrote(each, 0.05, 9000, others_wait=True) is Move.TO_OWN_CONNECTION:
+                moved.add(each)
+    assert moved == set(hot)
+
+
+def test_a_lane_is_cool_once_it_takes_little() -> None:
+    lanes, mine = SlowLanes(), lane("mine")
+    assert not lanes.is_cool(mine)
+    lanes.wrote(mine, 0.05, 9000, others_wait=False)
+    assert not lanes.is_cool(mine)
+    for _ in range(10):
+        lanes.wrote(mine, COOL_SECONDS / 2, 10, others_wait=False)
+    assert lanes.is_cool(mine)

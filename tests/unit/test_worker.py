@@ -7,8 +7,9 @@ import pytest
 
 from streamer.apply import worker as module
 from streamer.apply.budget import Budget
-from streamer.apply.lane import Lane, LaneWindow
+from streamer.apply.lane import Lane
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.pace import CommitPace
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.worker import Window, Worker
@@ -103,6 +104,37 @@ def test_a_version_takes_the_room_of_two_rows(
     window.add(cast("Lane", None), share, [plan])
     assert window.facts.change_count == 3
     assert window.is_full == is_full
+
+
+async def test_a_lane_that_moves_leaves_nothing_behind_and_keeps_its_order() -> None:
+    nothing, budget = cast("Any", None), Budget(1000)
+    home, place = (
+        Worker(n, cast("Any", _NoTarget()), nothing, budget, nothing, CommitPace(0, 0.2))
+        for n in range(2)
+    )
+    lane, other = (Lane(name, home, cast("Any", _NoOwner()), nothing) for name in ("a", "b"))
+    plan = build.apply_plan(["id", "v"], ["id"], table_type=TableType.HISTORY)
+    mapped = build.mapped_relation(table_type=TableType.HISTORY)
+    rows = Changes(plan.relation, [encode.insert(plan.relation.relid, [b"1", b"v"])])
+    shares = [
+        LaneTransaction(Transaction(n, Lsn(100 * n), 0), [(mapped, rows)], Lsn(110 * n), 10)
+        for n in range(1, 5)
+    ]
+    for share in shares[:2]:  # folded already
+        home.put(lane, share)
+        home._queue.clear()
+        home._filling.add(lane, share, [plan])
+    for each, share in ((other, shares[2]), (lane, shares[3])):
+        home.put(each, share)
+
+    home._move(lane, place)
+
+    assert lane.queue is place
+    assert list(place._queue) == [(lane, share) for share in (shares[0], shares[1], shares[3])]
+    assert list(home._queue) == [(other, shares[2])]
+    assert (home.queued_bytes, place.queued_bytes) == (10, 30)
+    left = home._filling
+    assert (left.share_count, left.change_count, left.version_count, left.size) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

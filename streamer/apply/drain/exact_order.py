@@ -5,7 +5,7 @@ rule is quarantine; a change of another table stops its transaction and all that
 """
 
 from streamer.apply.drain.shares import add_context, diverts, may_divert
-from streamer.apply.lane import LaneWindow
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.errors import ConflictError, Retry, StreamerError
 

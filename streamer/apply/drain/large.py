@@ -24,8 +24,9 @@ from streamer.apply.drain.shares import (
     report_quarantine,
 )
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation, ShareSpool, until_changed
+from streamer.apply.lane import Lane, MappedRelation, ShareSpool, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.planner import Planner, known_plans
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded

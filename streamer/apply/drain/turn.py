@@ -10,8 +10,9 @@ from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large import LargeShare
 from streamer.apply.drain.shares import add_context, commit, release_brake, report_quarantine
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation, until_changed
+from streamer.apply.lane import Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.requests import fulfil
 from streamer.apply.quarantine.writer import QuarantineWriter

@@ -10,8 +10,9 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.lane import Lane, LaneWindow, MappedRelation, QuarantineRequest
+from streamer.apply.lane import Lane, MappedRelation, QuarantineRequest
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload

@@ -11,8 +11,9 @@ from functools import partial
 
 import structlog
 
-from streamer.apply.lane import LaneWindow, MappedRelation
+from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys, Quarantined, key_names
 from streamer.apply.quarantine.items import Item, ItemReader

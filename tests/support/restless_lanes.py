@@ -1,0 +1,25 @@
+"""`python -m streamer`, with lanes that get a connection of their own for one window at a time.
+
+Every lane for which another one waits moves, so lanes move all the time.
+"""
+
+import math
+from collections.abc import Callable
+
+from streamer.apply import hot_lanes, slow_lanes
+from streamer.cli.main import main
+
+
+def unsettle(set_constant: Callable[[object, str, object], None] = setattr) -> None:
+    """Let all lanes count as hot for others, and as cool for themselves."""
+    set_constant(slow_lanes, "LONG_SECONDS_MIN", 0)
+    set_constant(slow_lanes, "LONG_TIMES", 0)
+    set_constant(slow_lanes, "WINDOWS", 1)
+    set_constant(slow_lanes, "SLOW_SECONDS_MIN", math.inf)
+    set_constant(slow_lanes, "COOL_SECONDS", math.inf)
+    set_constant(hot_lanes, "ASIDE_SECONDS", 0)
+
+
+if __name__ == "__main__":
+    unsettle()
+    main()

@@ -1,0 +1,66 @@
+"""Which lane has a connection of its own."""
+
+from typing import Any, cast
+
+from streamer.apply.hot_lanes import HotLanes
+from streamer.apply.lane import Lane
+from streamer.apply.slow_lanes import ASIDE_SECONDS
+
+HOME, PLACES = cast("Any", object()), [cast("Any", object()), cast("Any", object())]
+LATER = ASIDE_SECONDS + 1
+
+
+def hot_lanes() -> HotLanes:
+    lanes = HotLanes()
+    for place in PLACES:
+        lanes.add_place(place)
+    return lanes
+
+
+def new_lane(*, queued_count: int = 0) -> Lane:
+    nothing = cast("Any", None)
+    return Lane("a lane", HOME, nothing, nothing, queued_count=queued_count)
+
+
+def move(lanes: HotLanes, lane: Lane, now: float = 0) -> bool:
+    """Move *lane* to a place as a worker does; tell whether there is one."""
+    place = lanes.take(lane, now)
+    lane.queue = place or lane.queue
+    return place is not None
+
+
+def test_a_place_serves_one_lane_and_a_further_lane_stays() -> None:
+    lanes, hot = hot_lanes(), [new_lane(queued_count=1) for _ in range(3)]
+    assert [move(lanes, each) for each in hot] == [True, True, False]
+    assert [each.queue for each in hot] == [*PLACES, HOME]
+    assert not move(lanes, hot[0]), "it has a place"
+
+
+def test_a_lane_goes_home_once_it_is_cool_and_its_time_is_over() -> None:
+    lanes, hot = hot_lanes(), new_lane()
+    assert lanes.leave(hot, LATER, is_cool=True) is None, "it is at home"
+    move(lanes, hot)
+    assert lanes.leave(hot, 1, is_cool=True) is None
+    assert lanes.leave(hot, LATER, is_cool=False) is None
+    assert lanes.leave(hot, LATER, is_cool=True) is HOME
+    assert lanes.take(new_lane(), LATER) is PLACES[0]
+
+
+def test_a_place_is_free_when_its_lane_is_idle_or_has_ended() -> None:
+    lanes, idle, busy = hot_lanes(), new_lane(), new_lane(queued_count=1)
+    move(lanes, idle)
+    move(lanes, busy)
+    assert not move(lanes, new_lane(), 1), "the idle one may soon have changes again"
+    assert move(lanes, new_lane(queued_count=1), LATER)
+    assert idle.queue is HOME
+    assert not move(lanes, new_lane(), LATER)
+    busy.is_ending = True
+    assert move(lanes, new_lane(), LATER)
+
+
+def test_a_lane_that_lost_its_place_while_idle_does_not_take_that_of_another() -> None:
+    lanes, idle, other = hot_lanes(), new_lane(), new_lane(queued_count=1)
+    move(lanes, idle)
+    move(lanes, other, LATER)
+    assert lanes.leave(idle, 2 * LATER, is_cool=True) is None
+    assert lanes.leave(other, 2 * LATER, is_cool=True) is HOME
