@@ -212,7 +212,9 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
 """
 """A partitioned table and its partitions, parents first."""
 
-# FirstNormalObjectId is 16384: below it are the types that every server has.
+USER_OIDS_BEGIN: Final = 16384
+"""PostgreSQL's FirstNormalObjectId: below it are the types that every server has."""
+
 _TYPES: Final = """
 with recursive used (oid, depth) as (
     {wanted}

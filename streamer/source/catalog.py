@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
+from psycopg.rows import DictRow
 
 from streamer.errors import (
     SourceDivergedError,
@@ -21,7 +22,7 @@ from streamer.mapping.definition import DefinedColumn, SourceDefinition
 from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName, SourceMapping
-from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES
+from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.flush import (
     COMMIT_LATER_SQL,
@@ -251,33 +252,15 @@ where t.relkind <> 'p'
 """
 
 _RELATIONS_SQL: Final = f"""
-select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
-       c.relpersistence = 'u' as is_unlogged,
-       coalesce((select pg_catalog.array_agg(a.attname::text order by k.position)
-          from pg_catalog.pg_index i,
-               pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position),
-               pg_catalog.pg_attribute a
-         where i.indrelid = c.oid and i.indisprimary and i.indisvalid
-           and k.position <= i.indnkeyatts
-           and a.attrelid = c.oid and a.attnum = k.attnum), '{{}}') as primary_key,
-       coalesce((select pg_catalog.jsonb_agg(
-                    (select pg_catalog.jsonb_agg(a.attname order by k.position)
-                       from pg_catalog.unnest(i.indkey::int2[])
-                              with ordinality as k (attnum, position)
-                       join pg_catalog.pg_attribute a
-                         on a.attrelid = c.oid and a.attnum = k.attnum
-                      where k.position <= i.indnkeyatts))
-          from pg_catalog.pg_index i
-         where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
-           and i.indpred is null and i.indexprs is null), '[]') as unique_keys,
+select c.oid::int8 as oid,
        coalesce((select case when k.condeferred then ' deferrable initially deferred'
                              when k.condeferrable then ' deferrable' end
           from pg_catalog.pg_constraint k
          where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
-       ({MARKED_OBJECTS}) as objects, ({USED_TYPES}) as types, ({PARTITIONS}) as partitions,
-       (select coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)
-          from ({_LEAVES_SQL}) l)::int8 as row_count_estimate,
-       (select coalesce(pg_catalog.sum(l.pages), 0) from ({_LEAVES_SQL}) l)::int8
+       ({MARKED_OBJECTS}) as objects,
+       greatest(c.reltuples, 0)::int8 as row_count_estimate,
+       (c.relpages::int8 + coalesce((select o.relpages from pg_catalog.pg_class o
+                                      where o.oid = c.reltoastrelid), 0))
          * current_setting('block_size')::int8 as size_bytes,
        c.relrowsecurity and (c.relforcerowsecurity
             or not pg_catalog.pg_has_role(c.relowner, 'usage'))
@@ -285,9 +268,34 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
                    where rolname = current_user) as row_security,
        pg_catalog.pg_has_role(c.relowner, 'usage') as owned,
        pg_catalog.has_table_privilege(c.oid, 'select') as selectable
-from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
-  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+from pg_catalog.pg_class c
+where c.oid = any (%s::oid[])
+"""
+
+_TREES_SQL: Final = f"""
+select c.oid::int8 as oid, ({PARTITIONS}) as partitions, l.row_count_estimate,
+       l.pages * current_setting('block_size')::int8 as size_bytes
+from pg_catalog.pg_class c
+cross join lateral (
+    select coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)::int8 as row_count_estimate,
+           coalesce(pg_catalog.sum(l.pages), 0)::int8 as pages
+      from ({_LEAVES_SQL}) l) l
+where c.oid = any (%s::oid[])
+"""
+"""What only partitioned tables have, and their sizes in place of those in `_RELATIONS_SQL`."""
+
+_TYPES_SQL: Final = f"""
+select c.oid::int8 as oid, ({USED_TYPES}) as types
+from pg_catalog.pg_class c where c.oid = any (%s::oid[])
+"""
+
+_KEYS_SQL: Final = """
+select i.indrelid::int8 as relid, i.indisprimary as is_primary,
+       i.indimmediate and i.indpred is null and i.indexprs is null as is_unique,
+       (i.indkey::int2[])[0:i.indnkeyatts - 1] as numbers
+from pg_catalog.pg_index i
+where i.indrelid = any (%s::oid[]) and i.indisunique and i.indisvalid
+order by i.indrelid, i.indexrelid
 """
 
 _COLUMNS_SQL: Final = """
@@ -313,46 +321,81 @@ order by a.attrelid, a.attnum
 """
 
 
+_NAMES_SQL: Final = f"""
+select n.nspname as namespace, c.relname as name
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence = 'p'
+  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+  and not starts_with(
+        coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), ''), '{CAPTURE_MARK}')
+"""
+
+
 async def read_relation_names(connection: Connection) -> list[RelationName]:
     """Return every table and partitioned table that a rule could name."""
-    rows = await fetch_all(
-        connection,
-        f"select namespace, name from ({_RELATIONS_SQL}) r where not is_unlogged"
-        " and not exists (select from pg_catalog.pg_namespace o where o.nspname = r.namespace and"
-        f" starts_with(pg_catalog.obj_description(o.oid, 'pg_namespace'), '{CAPTURE_MARK}'))",
-    )
+    rows = await fetch_all(connection, _NAMES_SQL)
     return [RelationName(row["namespace"], row["name"]) for row in rows]
 
 
 async def read_relations(
     connection: Connection, names: list[RelationName]
 ) -> dict[RelationName, SourceRelation]:
-    """Read the definitions of *names*; leave out missing relations."""
-    rows = await fetch_all(
-        connection,
-        f"select r.* from ({_RELATIONS_SQL}) r"
-        " join unnest(%s::text[], %s::text[]) w (namespace, name) using (namespace, name)",
-        [name.namespace for name in names],
-        [name.name for name in names],
-    )
-    identities = await read_identities(connection, names)
-    columns: dict[int, list[SourceColumn]] = {row["oid"]: [] for row in rows}
-    for column in await fetch_all(connection, _COLUMNS_SQL, list(columns)):
+    """Read the definitions of *names*; leave out missing relations.
+
+    A new session plans and fills its caches for each catalog that a statement names. So statements
+    about partitions and types of one's own run only for tables that have them.
+    """
+    identities = {
+        identity.root.oid: identity
+        for name, identity in (await read_identities(connection, names)).items()
+        if is_replicable(name)
+    }
+    oids = list(identities)
+    rows = {row.pop("oid"): row for row in await fetch_all(connection, _RELATIONS_SQL, oids)}
+    columns: dict[int, list[SourceColumn]] = {oid: [] for oid in oids}
+    for column in await fetch_all(connection, _COLUMNS_SQL, oids):
         columns[column.pop("relid")].append(SourceColumn(**column))
-    relations = {}
-    for row in rows:
-        name = RelationName(row.pop("namespace"), row.pop("name"))
-        identity = identities.get(name)
-        if identity is None or identity.root.oid != row["oid"]:
-            continue  # dropped or replaced between two queries: not there
-        del row["is_unlogged"]
-        row["primary_key"] = tuple(row["primary_key"])
-        row["unique_keys"] = tuple(map(tuple, row["unique_keys"]))
-        row["objects"] = tuple(DefinedObject(**each) for each in row["objects"] or ())
-        row["types"] = tuple(map(DefinedType.of, row["types"] or ()))
-        row["partitions"] = tuple(Partition(**each) for each in row["partitions"])
-        relations[name] = SourceRelation(identity, columns=tuple(columns[row.pop("oid")]), **row)
-    return relations
+    keys: dict[int, list[DictRow]] = {oid: [] for oid in oids}
+    for key in await fetch_all(connection, _KEYS_SQL, oids):
+        keys[key["relid"]].append(key)
+    trees = [oid for oid in rows if identities[oid].is_partitioned]
+    typed = [oid for oid in rows if any(c.type_oid >= USER_OIDS_BEGIN for c in columns[oid])]
+    for sql, some in ((_TREES_SQL, trees), (_TYPES_SQL, typed)):
+        for row in await fetch_all(connection, sql, some) if some else ():
+            rows[row.pop("oid")].update(row)
+    # A table that was dropped between two statements is not there.
+    return {
+        identity.name: _relation(identity, rows[oid], columns[oid], keys[oid])
+        for oid, identity in identities.items()
+        if oid in rows
+    }
+
+
+def is_replicable(name: RelationName) -> bool:
+    """Whether tables of this schema are the users', not PostgreSQL's own. Pure."""
+    return not name.namespace.startswith("pg_") and name.namespace != "information_schema"
+
+
+def _relation(
+    identity: RelationIdentity, row: DictRow, columns: list[SourceColumn], keys: list[DictRow]
+) -> SourceRelation:
+    names = {column.number: column.name for column in columns}
+    # An index over a column that the statement before has not seen is no key of these columns.
+    keys = [key for key in keys if names.keys() >= set(key["numbers"])]
+
+    def named(key: DictRow) -> tuple[str, ...]:
+        return tuple(names[number] for number in key["numbers"])
+
+    return SourceRelation(
+        identity,
+        columns=tuple(columns),
+        primary_key=next((named(key) for key in keys if key["is_primary"]), ()),
+        unique_keys=tuple(named(key) for key in keys if key["is_unique"]),
+        objects=tuple(DefinedObject(**each) for each in row.pop("objects") or ()),
+        types=tuple(map(DefinedType.of, row.pop("types", None) or ())),
+        partitions=tuple(Partition(**each) for each in row.pop("partitions", ())),
+        **row,
+    )
 
 
 async def read_flush_lsn(connection: Connection) -> Lsn:
