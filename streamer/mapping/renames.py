@@ -4,7 +4,7 @@ The publication and the stream know a table by its OID, so a rename breaks neith
 it by its name. It follows where a rule gives the new name a target without a decision:
 
 - the rule for the new name has the same target as before;
-- a pattern derives the target's name from the source's, and `on_ddl` applies `rename_table`. The
+- that rule has another target, or a pattern derives one, and `on_ddl` applies `rename_table`. The
   target table then gets its new name, too.
 """
 
@@ -47,8 +47,6 @@ def follow(
     there = target_of(source, rule, now, target_namespace)
     if there == target:
         return RelationMapping(now, target, rule)
-    if not rule.pattern.is_pattern:
-        return Obstacle(f'the rule of "{now}" has another target, "{there}"', given)
     if source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
         return Obstacle(
             f'its target would be renamed to "{there}", and on_ddl is not apply for rename_table',

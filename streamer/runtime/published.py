@@ -18,6 +18,7 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
@@ -56,6 +57,8 @@ from streamer.source.publication import (
     publication_faults,
     read_publications,
 )
+
+REPLACED: Final = "its table was dropped, and another one has the name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,10 @@ class Publishing:
         """Go by other rules from now on."""
         self._source = source
 
+    def know_table(self, mapped: MappedRelation) -> None:
+        """Know *mapped*, whose changes are held for a copy, by the table that has its name now."""
+        mapped.relid = self._roots.get(mapped.relation_id, mapped.relid)
+
     def renew(self, mapped: MappedRelation) -> None:
         """A new copy of *mapped* is due: earlier gaps in its publication no longer matter."""
         self._renewed.discard(mapped)
@@ -152,15 +159,25 @@ class Publishing:
         relations = list(self._relations)
         publications, identities = await self._read(plain, relations)
         self._check_there(publications, relations)
-        verdicts.renamed = self._find_renamed(relations, publications, identities)
+        self._identify(relations, publications)
+        verdicts.renamed = self._find_renamed(relations, publications)
         relations = [mapped for mapped in relations if mapped not in verdicts.renamed]
         verdicts.dropped = await self._find_dropped(plain, relations, publications, identities)
         relations = [mapped for mapped in relations if mapped not in verdicts.dropped]
+        gone = await self._find_replaced(plain, relations, publications, identities)
+        for mapped, name in list(verdicts.renamed.items()):
+            if any(each.mapping.source == name for each in gone):
+                # The next look has the relation of that name copy the table, or stop.
+                verdicts.dropped.add(mapped)
+                del verdicts.renamed[mapped]
+                gone = {each for each in gone if each.mapping.source != name}
+                relations = [each for each in relations if each.mapping.source != name]
+                identities = {key: its for key, its in identities.items() if key != name}
+                verdicts.is_unsettled = True
         # They stay published.
         others = await read_identities(plain, verdicts.renamed.values())
-        for mapped, name in verdicts.renamed.items():
-            if mapped.relid is None and name in others:
-                mapped.relid = others[name].root.oid
+        for mapped in verdicts.renamed:  # another table may have the name
+            identities.pop(mapped.mapping.source, None)
         for mapped in relations:
             if _is_in_step(mapped):
                 identity = identities.get(mapped.mapping.source)
@@ -169,6 +186,10 @@ class Publishing:
                     continue
                 if mapped.relation_id in self._returned:
                     verdicts.copied[mapped] = "it was not published while the mapping lacked it"
+                elif mapped in gone and (
+                    mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP
+                ):
+                    verdicts.copied[mapped] = REPLACED
                 elif self._is_of_former_table(mapped, identity):
                     verdicts.copied[mapped] = "the application replaced it during its copy"
                 else:
@@ -202,15 +223,13 @@ class Publishing:
             verdicts.contention = exc
             await self._store_verdicts(verdicts)
             return verdicts
-        before = identities
+        roots = {mapped: _root(identities, mapped) for mapped in relations}
         publications, identities = await self._read(plain, relations)
-        # One that has gone in between needs a look of its own: it may have another name.
+        # A name that lost its table in between needs a look of its own: that may have another.
         relations = [
-            mapped
-            for mapped in relations
-            if mapped.mapping.source in identities or mapped.mapping.source not in before
+            mapped for mapped in relations if roots[mapped] in (None, _root(identities, mapped))
         ]
-        verdicts.is_unsettled = bool(before.keys() - identities.keys())
+        verdicts.is_unsettled |= len(relations) < len(roots)
         self._judge_faults(verdicts, relations, publications, identities, refused)
         self._judge_identities(verdicts, relations, identities)
         # Before the identity: after a crash in between, the guard compares with the old one again.
@@ -219,6 +238,20 @@ class Publishing:
         self._returned.clear()
         self._renewed.update(mapped for mapped in fresh if mapped not in verdicts.blocked)
         return verdicts
+
+    def _identify(
+        self, relations: list[MappedRelation], publications: dict[str, Publication]
+    ) -> None:
+        """Take the OIDs of published tables, which the stream may bring by other names."""
+        members = {
+            f"{publication.mark}/{member.mark}": member.relid
+            for publication in publications.values()
+            for member in publication.members.values()
+        }
+        for mapped in relations:
+            mark = self._known.get(mapped.relation_id, Known()).mark
+            if mapped.relid is None and mark in members:
+                mapped.relid = members[mark]
 
     def _marks_to_keep(self) -> set[str]:
         """Return the fingerprints of members that stay, if the source captures renames.
@@ -241,8 +274,12 @@ class Publishing:
     async def _read(
         self, plain: Connection, relations: list[MappedRelation]
     ) -> tuple[dict[str, Publication], dict[RelationName, RelationIdentity]]:
-        publications = await read_publications(plain, self._source, self._server.version)
-        return publications, await read_identities(plain, [m.mapping.source for m in relations])
+        # Of one moment, because tables may exchange their names.
+        async with plain.transaction():
+            await plain.execute("set transaction isolation level repeatable read, read only")
+            publications = await read_publications(plain, self._source, self._server.version)
+            names = [mapped.mapping.source for mapped in relations]
+            return publications, await read_identities(plain, names)
 
     def _check_there(
         self, publications: dict[str, Publication], relations: list[MappedRelation]
@@ -266,7 +303,6 @@ class Publishing:
         self,
         relations: list[MappedRelation],
         publications: dict[str, Publication],
-        identities: dict[RelationName, RelationIdentity],
     ) -> dict[MappedRelation, RelationName]:
         """Return the relations that follow a table to another name, with that."""
         if not self._captures:
@@ -276,7 +312,7 @@ class Publishing:
             name: self._known.get(mapped.relation_id, Known()).mark
             for name, mapped in by_name.items()
         }
-        found = renamed(marks, publications.values(), identities)
+        found = renamed(marks, publications.values())
         return {by_name[former]: now for former, now in found.items()}
 
     async def _find_dropped(
@@ -314,6 +350,29 @@ class Publishing:
             if mapped.relation_id in bare
             or (mapped.relid not in there and marks[mapped].partition("/")[2] not in members)
         }
+
+    async def _find_replaced(
+        self,
+        plain: Connection,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+    ) -> set[MappedRelation]:
+        """Return the relations in sync whose table was dropped, and another has its name."""
+        members = {m.mark for p in publications.values() for m in p.members.values()}
+        found = {
+            mapped
+            for mapped in relations
+            if _is_in_step(mapped)
+            and mapped.mapping.source in identities
+            and (mark := self._known.get(mapped.relation_id, Known()).mark) is not None
+            and mark.count("/") == 1  # a member by name
+            and mark.partition("/")[2] not in members
+        }
+        if not found:
+            return found
+        there = await read_present_oids(plain, [m.relid for m in found if m.relid is not None])
+        return {mapped for mapped in found if mapped.relid not in there}
 
     def _break(
         self,
@@ -469,6 +528,11 @@ class Publishing:
     def _resync_command(self, mapped: MappedRelation) -> str:
         name = str(mapped.mapping.source)
         return command("resync", name, database=self._source.database, sid=self._source.sid)
+
+
+def _root(identities: dict[RelationName, RelationIdentity], mapped: MappedRelation) -> int | None:
+    identity = identities.get(mapped.mapping.source)
+    return None if identity is None else identity.root.oid
 
 
 def _is_in_step(mapped: MappedRelation) -> bool:

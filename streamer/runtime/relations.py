@@ -90,11 +90,12 @@ class Relations:
         if known is not None and known[0] is relation:
             return known[1]
         mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
-        if mapped is None or mapped.relid not in (None, relation.relid):
+        if mapped is None or mapped.relid != relation.relid:
             # A session has renamed the table since, or is about to in the stream.
             renamed = (each for each in self._by_id.values() if each.relid == relation.relid)
             mapped = next(renamed, mapped)
-        self._by_relid[relation.relid] = (relation, mapped)
+        if mapped is None or mapped.relid is not None:  # later on, another one may have the OID
+            self._by_relid[relation.relid] = (relation, mapped)
         return mapped
 
     def meets_unmapped(self) -> None:

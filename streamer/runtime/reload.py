@@ -10,7 +10,7 @@ from dataclasses import replace
 from streamer.apply.lane import MappedRelation
 from streamer.errors import StreamerError
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import DdlCapture, Initial, RelationMapping, RelationName, SourceMapping
 from streamer.progress.relations import brings_columns, forget_relation, register_relations
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
 from streamer.runtime.session import Session, remove_relation
@@ -35,7 +35,8 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             session.services.target_namespace,
             [mapped.mapping.source for mapped in relations],
         )
-        if any(mapped.mapping.source not in found for mapped in relations):
+        is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
+        if is_captured or any(mapped.mapping.source not in found for mapped in relations):
             await session.watch.look(plain)
         if session.watch.renamed:
             return False  # the next start lets them follow

@@ -5,14 +5,16 @@ the guard and the next start find the name. Changes of the table come under both
 relations are found by OID (`streamer.runtime.relations`).
 
 A start lets relations follow before it resolves the rules: nothing is written to the target then.
-One transaction renames the target table and moves the relation's record. A relation in sync that
-cannot follow keeps its name and an obstacle. Its lane then stops, and holds all changes in order.
+One transaction renames the target table and moves the relation's record. Tables may take the names
+of each other, in a cycle or a row. Their relations follow in one transaction, or none of them. A
+relation in sync that cannot follow keeps its name and an obstacle. Its lane then stops, and holds
+all changes in order.
 Others follow as well, and then their copy begins again. A relation of which the target has nothing
 yet leaves a target table alone that is taken, or that other sources have.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -31,7 +33,6 @@ from streamer.mapping.rules import (
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation
-from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection
 from streamer.source.publication import Publication, read_publications
 from streamer.target.connection import TargetConnection, transaction
@@ -42,12 +43,44 @@ log = structlog.get_logger()
 LOCK_SECONDS: Final = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A relation whose table was called *former*, and is called *now*."""
+
+    relation_id: int
+    former: RelationName
+    target: RelationName
+    now: RelationName
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A relation follows its table. ``renames_target``: its target gets another name as well."""
+
+    mapping: RelationMapping
+    renames_target: bool = True
+
+
+Found = Mapping[int, Following | Obstacle]
+"""The verdicts about relations, by their ids."""
+
+
+@dataclass(slots=True)
+class Unfollowed:
+    """Relations that kept the former names of their tables.
+
+    ``refused``: the obstacles that the target made, by relation id. ``names``: the former names,
+    which other tables may have by now.
+    """
+
+    refused: dict[int, Obstacle] = field(default_factory=dict)
+    names: set[RelationName] = field(default_factory=set)
+
+
 def renamed(
-    marks: Mapping[RelationName, str | None],
-    publications: Iterable[Publication],
-    present: Iterable[RelationName],
+    marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
 ) -> dict[RelationName, RelationName]:
-    """Return the new names of tables that are not among *present* any more. Pure.
+    """Return the new names of tables, by the former ones, which other tables may have now. Pure.
 
     *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """
@@ -56,12 +89,81 @@ def renamed(
         for publication in publications
         for name, member in publication.members.items()
     }
-    there = set(present)
-    return {
-        former: members[mark]
-        for former, mark in marks.items()
-        if former not in there and mark is not None and mark in members
-    }
+    known = {former: members[mark] for former, mark in marks.items() if mark in members}
+    return {former: now for former, now in known.items() if now != former}
+
+
+def settle(
+    moves: Sequence[Renamed],
+    found: Found,
+    names: Collection[RelationName],
+    tables: Collection[RelationName],
+) -> Found:
+    """Return *found* with an obstacle where a name is not free, also after the other moves. Pure.
+
+    *names*: those of all relations but the ones that give way. *tables*: those of the targets of
+    *found* that exist.
+    """
+    found = dict(found)
+    moving = {move.former for move in moves}
+    while True:
+        going = [
+            (move, its) for move in moves if isinstance(its := found[move.relation_id], Following)
+        ]
+        kept = set(names) - {move.former for move, _ in going}
+        left = {move.target for move, step in going if step.mapping.target != move.target}
+        blocked: dict[int, Obstacle] = {}
+        for move, step in going:
+            target = step.mapping.target
+            if move.now in kept:
+                blocked[move.relation_id] = _name_obstacle(move, is_moving=move.now in moving)
+            elif target == move.target or not step.renames_target:
+                continue
+            elif target in tables and target not in left:
+                blocked[move.relation_id] = Obstacle(
+                    f'its target would be renamed to "{target}", and the target has such a table',
+                    "drop or rename that table, and restart streamer",
+                )
+        if not blocked:
+            return found
+        found |= blocked
+
+
+def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
+    if is_moving:
+        return Obstacle(
+            f'the table that was called "{move.now}" before cannot follow to its own new name',
+            "correct the rules for that one",
+        )
+    return Obstacle(
+        f'streamer has another table of the name "{move.now}"',
+        f'let no rule name "{move.former}", and resync "{move.now}"',
+    )
+
+
+def groups(moves: Sequence[Renamed], found: Found) -> list[list[Renamed]]:
+    """Return the moves that can be made, those that use names of each other together. Pure."""
+    left = [move for move in moves if isinstance(found[move.relation_id], Following)]
+    made = []
+    while left:
+        group = [left.pop(0)]
+        for one in group:  # which grows meanwhile
+            joined = [other for other in left if _touch(one, other, found)]
+            left = [other for other in left if other not in joined]
+            group += joined
+        made.append(group)
+    return made
+
+
+def _touch(one: Renamed, other: Renamed, found: Found) -> bool:
+    return any(
+        a.now == b.former or _target(found[a.relation_id]) == b.target
+        for a, b in ((one, other), (other, one))
+    )
+
+
+def _target(step: Following | Obstacle) -> RelationName | None:
+    return step.mapping.target if isinstance(step, Following) else None
 
 
 def rename_error(former: RelationName, now: RelationName, obstacle: Obstacle) -> TableRenamedError:
@@ -75,24 +177,33 @@ def rename_error(former: RelationName, now: RelationName, obstacle: Obstacle) ->
 async def judge(
     bookkeeping: Bookkeeping,
     source: SourceMapping,
-    relation_id: int,
-    former: RelationName,
-    target: RelationName,
-    now: RelationName,
+    moves: Sequence[Renamed],
+    names: Collection[RelationName],
     target_namespace: str,
-) -> RelationMapping | TableRenamedError:
-    """Return the mapping with which a relation follows its table, or the error that stops it."""
-    try:
-        found = follow(source, former, target, now, target_namespace)
-    except MappingError as exc:
-        found = Obstacle(exc.message, exc.hint or "correct the rules")
-    if isinstance(found, RelationMapping) and found.target != target:
-        async with bookkeeping.connection() as connection:
-            obstacle = await _obstacle(connection, relation_id, target, found.target)
-        found = obstacle or found
-    if isinstance(found, Obstacle):
-        return rename_error(former, now, found)
-    return found
+) -> Found:
+    """Return for each of *moves* the step with which the relation follows, or the obstacle.
+
+    *names*: the source's names of all relations.
+    """
+    found: dict[int, Following | Obstacle] = {}
+    kept, taken = set(names), set()
+    leaving = {move.target for move in moves}
+    async with bookkeeping.connection() as connection:
+        for move in moves:
+            try:
+                mapping = follow(source, move.former, move.target, move.now, target_namespace)
+            except MappingError as exc:
+                mapping = Obstacle(exc.message, exc.hint or "correct the rules")
+            if isinstance(mapping, Obstacle):
+                found[move.relation_id] = mapping
+                continue
+            targets = await _read_targets(connection, move, mapping.target)
+            if targets.gives_way:
+                kept.discard(move.now)
+            if targets.is_taken:
+                taken.add(mapping.target)
+            found[move.relation_id] = _step(move, mapping, targets, leaving)
+    return settle(moves, found, kept, taken)
 
 
 _TARGETS_SQL: Final = """
@@ -100,7 +211,12 @@ select pg_catalog.to_regclass($2) is not null as is_there,
        pg_catalog.to_regclass($3) is not null as is_taken,
        exists (select from streamer.relation o where o.target = r.target and o.id <> r.id)
            as is_shared,
-       r.snapshot_lsn is null and r.attempt = 0 and not r.owns_rows as is_bare
+       r.snapshot_lsn is null and r.attempt = 0 and not r.owns_rows as is_bare,
+       exists (select from streamer.relation o
+                where o.source_id = r.source_id and o.source = $4
+                  and o.snapshot_lsn is null and o.attempt = 0 and not o.owns_rows
+                  and coalesce(o.publication_mark, r.publication_mark) = r.publication_mark)
+           as gives_way
 from streamer.relation r where r.id = $1
 """
 
@@ -117,41 +233,41 @@ class Targets:
     """Other relations write to the former one."""
     is_bare: bool
     """Nothing of the relation is in the former one."""
-
-    @property
-    def are_renamed(self) -> bool:
-        """Whether the former becomes the new one, or the relation only moves to the new one."""
-        return not self.is_bare or (self.is_there and not self.is_taken and not self.is_shared)
+    gives_way: bool
+    """The relation of the new name is nothing but this table. A pattern may bring the new name
+    before the guard has found that it is a renamed table.
+    """
 
 
 async def _read_targets(
-    connection: TargetConnection, relation_id: int, former: RelationName, now: RelationName
+    connection: TargetConnection, move: Renamed, target: RelationName
 ) -> Targets:
-    quoted = [quote_qualified(name.namespace, name.name) for name in (former, now)]
-    (row,) = await connection.fetch(_TARGETS_SQL, relation_id, *quoted)
+    quoted = [quote_qualified(name.namespace, name.name) for name in (move.target, target)]
+    (row,) = await connection.fetch(_TARGETS_SQL, move.relation_id, *quoted, str(move.now))
     return Targets(**dict(row))
 
 
-async def _obstacle(
-    connection: TargetConnection, relation_id: int, former: RelationName, target: RelationName
-) -> Obstacle | None:
+def _step(
+    move: Renamed, mapping: RelationMapping, targets: Targets, leaving: Collection[RelationName]
+) -> Following | Obstacle:
+    """Return how a relation follows, if only its own targets count. *leaving*: those that moves
+    may leave.
+    """
+    target = mapping.target
+    if target == move.target:
+        return Following(mapping, renames_target=False)
     if target.namespace == BOOKKEEPING:
         return Obstacle("its target would be in the schema of the bookkeeping", "change the rule")
-    targets = await _read_targets(connection, relation_id, former, target)
-    if not targets.are_renamed:
-        return None
-    if targets.is_taken:
-        return Obstacle(
-            f'its target would be renamed to "{target}", and the target has such a table',
-            "drop or rename that table, and restart streamer",
-        )
+    stays_taken = targets.is_taken and target not in leaving
+    if targets.is_bare and (not targets.is_there or stays_taken or targets.is_shared):
+        return Following(mapping, renames_target=False)
     if targets.is_shared:
         return Obstacle(
             "other sources write to its target as well",
             f'write in `tables` a rule for its new name with the target "{target}", which begins '
             "with a copy, or with the former target",
         )
-    return None
+    return Following(mapping)
 
 
 async def follow_renames(
@@ -161,89 +277,93 @@ async def follow_renames(
     records: list[RelationRecord],
     version: int,
     target_namespace: str,
-) -> dict[int, Obstacle]:
-    """Let the relations of *records* follow that can; return the obstacles that streamer met."""
-    refused: dict[int, Obstacle] = {}
+) -> Unfollowed:
+    """Let the relations of *records* follow that can; return the others."""
+    unfollowed = Unfollowed()
     if source.ddl is not DdlCapture.CAPTURE:
-        return refused
+        return unfollowed
     by_name = {parse_name(record.source): record for record in records}
     marks = {name: record.publication_mark for name, record in by_name.items()}
-    present = await read_relation_names(plain)
-    if marks.keys() <= set(present):
-        return refused
     publications = await read_publications(plain, source, version)
-    for former, now in renamed(marks, publications.values(), present).items():
-        record = by_name[former]
-        if (other := by_name.get(now)) is not None and not await _give_way(
-            bookkeeping, other, record
-        ):
-            refused[record.relation_id] = Obstacle(
-                f'streamer has another table of the name "{now}"',
-                f'let no rule name "{former}", and resync "{now}"',
-            )
-            continue
-        target = parse_name(record.target)
-        found = await judge(
-            bookkeeping, source, record.relation_id, former, target, now, target_namespace
-        )
-        if isinstance(found, RelationMapping):
-            try:
-                await _follow(bookkeeping, source, record, found)
-            except StreamerError as exc:
-                if exc.retry is Retry.TIMED:
-                    raise
-                problem = f"its target cannot be renamed: {exc.message}"
-                remedy = "mend that, and restart streamer"
-                refused[record.relation_id] = Obstacle(problem, remedy)
-    return refused
-
-
-async def _give_way(
-    bookkeeping: Bookkeeping, other: RelationRecord, renamed: RelationRecord
-) -> bool:
-    """Forget *other*, if it is nothing but the table of *renamed* under its new name.
-
-    A pattern may bring the new name before the guard has found that it is a renamed table.
-    """
-    if not other.is_bare or other.publication_mark not in (None, renamed.publication_mark):
-        return False
-    await forget_relation(bookkeeping, other.relation_id)
-    return True
+    moves = [
+        Renamed(by_name[former].relation_id, former, parse_name(by_name[former].target), now)
+        for former, now in renamed(marks, publications.values()).items()
+    ]
+    if not moves:
+        return unfollowed
+    found = await judge(bookkeeping, source, moves, by_name, target_namespace)
+    unfollowed.names = {
+        move.former for move in moves if isinstance(found[move.relation_id], Obstacle)
+    }
+    formers = {move.former for move in moves}
+    for group in groups(moves, found):
+        for name in {move.now for move in group} - formers:
+            if name in by_name:  # it gives way
+                await forget_relation(bookkeeping, by_name[name].relation_id)
+        try:
+            await _follow(bookkeeping, source, group, found)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            problem = f"its target cannot be renamed: {exc.message}"
+            obstacle = Obstacle(problem, "mend that, and restart streamer")
+            unfollowed.refused |= {move.relation_id: obstacle for move in group}
+            unfollowed.names |= {move.former for move in group}
+    return unfollowed
 
 
 async def _follow(
-    bookkeeping: Bookkeeping,
-    source: SourceMapping,
-    record: RelationRecord,
-    mapping: RelationMapping,
+    bookkeeping: Bookkeeping, source: SourceMapping, group: Sequence[Renamed], found: Found
 ) -> None:
-    target = parse_name(record.target)
-    statements = rename_sql(target, mapping.target)
+    """Let relations follow that use names of each other."""
+    steps = [(move, its) for move in group if isinstance(its := found[move.relation_id], Following)]
+    pairs = [(move.target, step.mapping.target) for move, step in steps if step.renames_target]
+    statements = rename_all_sql(pairs)
     async with bookkeeping.connection() as connection:
-        targets = await _read_targets(connection, record.relation_id, target, mapping.target)
-        if not targets.are_renamed:
-            statements = []
-        if statements:  # definitions of indexes to make again have the former name
-            await restore_indexes(connection, target, record.relation_id)
+        for move, step in steps:
+            if step.renames_target:  # definitions of indexes to make again have the former name
+                await restore_indexes(connection, move.target, move.relation_id)
         async with transaction(connection):
             await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
             for statement in statements:
                 await connection.execute(statement)
+            # Names of relations are unique at each moment.
             await connection.execute(
-                "update streamer.relation set source = $2, target = $3 where id = $1",
-                record.relation_id,
-                str(mapping.source),
-                str(mapping.target),
+                "update streamer.relation set source = 'renamed ' || id"
+                " where id = any ($1::int8[])",
+                [move.relation_id for move, _ in steps],
             )
+            for move, step in steps:
+                await connection.execute(
+                    "update streamer.relation set source = $2, target = $3 where id = $1",
+                    move.relation_id,
+                    str(step.mapping.source),
+                    str(step.mapping.target),
+                )
             failpoint("rename.followed")
     failpoint("rename.stored")
-    log.info(
-        "table renamed",
-        source=source.label,
-        table=record.source,
-        name=str(mapping.source),
-        sql="; ".join(statements),
-    )
+    for move, _ in steps:
+        log.info(
+            "table renamed",
+            source=source.label,
+            table=str(move.former),
+            name=str(move.now),
+            sql="; ".join(statements),
+        )
+
+
+def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[str]:
+    """Return the statements that give target tables other names, also those of each other. Pure."""
+    formers = {former for former, _ in pairs}
+    first, last = [], []
+    for number, (former, now) in enumerate(pairs):
+        if now in formers:  # its name becomes free only as another one moves
+            aside = RelationName(former.namespace, f"streamer renames {number}")
+            first += rename_sql(former, aside)
+            last += rename_sql(aside, now)
+        else:
+            last = [*rename_sql(former, now), *last]
+    return first + last
 
 
 def rename_sql(former: RelationName, now: RelationName) -> list[str]:

@@ -298,7 +298,7 @@ class _Opening:
             async with writable(source, plain) as writing:
                 ddl_token = await ensure_capture(writing, source)
         journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
-        refused = await follow_renames(
+        unfollowed = await follow_renames(
             plain,
             source,
             bookkeeping,
@@ -313,6 +313,8 @@ class _Opening:
             self._services.target_namespace,
             [parse_name(record.source) for record in records],
         )
+        # Another table may have the name of one that did not follow.
+        found = {name: its for name, its in found.items() if name not in unfollowed.names}
         await forget_unmapped(bookkeeping, self._source_id, mappings)
         chosen = await choose_transport(
             source,
@@ -336,7 +338,7 @@ class _Opening:
             self._attempt.health,
             target_namespace=self._services.target_namespace,
             appeared=self._services.tables_appeared,
-            unfollowed=refused,
+            unfollowed=unfollowed.refused,
         )
         relations.set_groups(await relations.read_groups(mappings))
         await _register(

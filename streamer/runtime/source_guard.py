@@ -19,18 +19,20 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import TableRenamedError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.renames import Obstacle
-from streamer.mapping.rules import OnTableDropped, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.resync import Resync
+from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.dropped import forget_dropped
 from streamer.progress.relations import (
+    demand_copy,
     fail_copy,
     read_bare,
     require_resync,
     set_streaming_state,
 )
-from streamer.runtime.published import Publishing, Verdicts
+from streamer.runtime.published import REPLACED, Publishing, Verdicts
 from streamer.runtime.relations import Relations
-from streamer.runtime.renames import judge, rename_error
+from streamer.runtime.renames import Following, Renamed, judge, rename_error
 from streamer.runtime.services import Health
 from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one, translating
@@ -172,6 +174,13 @@ class SourceWatch:
 
     async def _stop_replaced(self) -> None:
         for mapped in list(self._replaced):
+            if mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP:
+                self._replaced.discard(mapped)
+                mapped.resync = Resync()
+                await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+                self._log_copy(mapped, REPLACED)
+                await self._copy_again(mapped, may_begin=True)
+                continue
             error = self._publishing.replaced(mapped)
             await require_resync(self._bookkeeping, mapped.relation_id, error)
             self._replaced.discard(mapped)
@@ -180,7 +189,10 @@ class SourceWatch:
     def _expect_missing(self) -> None:
         """Request copies as soon as the source has the tables that they lacked."""
         while self._relations.missing:
-            self._blocked.setdefault(self._relations.missing.pop(), None)
+            mapped = self._relations.missing.pop()
+            if mapped.skip_through_lsn == EVERYTHING:
+                mapped.relid = None  # the next look finds the table that the name has
+            self._blocked.setdefault(mapped, None)
             self._is_unsettled = True
 
     async def _let_go(self, plain: Connection) -> None:
@@ -239,12 +251,7 @@ class SourceWatch:
         for mapped, error in verdicts.stopped.items():
             self._stop(mapped, error)
         for mapped, reason in verdicts.copied.items():
-            log.warning(
-                "table is copied again",
-                source=self._source.label,
-                table=str(mapped.mapping.source),
-                reason=reason,
-            )
+            self._log_copy(mapped, reason)
             await self._copy_again(mapped, may_begin=mapped not in verdicts.blocked)
         if verdicts.contention is not None:
             log.warning("waiting", source=self._source.label, reason=str(verdicts.contention))
@@ -260,24 +267,21 @@ class SourceWatch:
                 mapped.obstacle = None
                 self._relations.set_state(mapped, State.READY)
                 await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
+        if not self.renamed:
+            return
+        moves = [
+            Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, now)
+            for mapped, now in self.renamed.items()
+        ]
+        names = [mapped.mapping.source for mapped in self._relations]
+        steps = await judge(self._bookkeeping, self._source, moves, names, self._target_namespace)
         for mapped, now in self.renamed.items():
             mapping = mapped.mapping
-            found: RelationMapping | TableRenamedError
-            if (refused := self._unfollowed.get(mapped.relation_id)) is not None:
-                found = rename_error(mapping.source, now, refused)
-            else:
-                found = await judge(
-                    self._bookkeeping,
-                    self._source,
-                    mapped.relation_id,
-                    mapping.source,
-                    mapping.target,
-                    now,
-                    self._target_namespace,
-                )
-            if isinstance(found, RelationMapping):
+            step = self._unfollowed.get(mapped.relation_id, steps[mapped.relation_id])
+            if isinstance(step, Following):
                 self._appeared(self._source.label)
                 continue
+            found = rename_error(mapping.source, now, step)
             if mapped.skip_through_lsn == EVERYTHING:  # no changes of it are held
                 if not mapped.is_set_aside:
                     verdicts.blocked[mapped] = ErrorReport.of(found)
@@ -312,6 +316,14 @@ class SourceWatch:
         if self._relations.state(mapped) is not State.PAUSED:
             self._relations.set_state(mapped, State.ERROR, error)
 
+    def _log_copy(self, mapped: MappedRelation, reason: str) -> None:
+        log.warning(
+            "table is copied again",
+            source=self._source.label,
+            table=str(mapped.mapping.source),
+            reason=reason,
+        )
+
     async def _copy_again(self, mapped: MappedRelation, *, may_begin: bool) -> None:
         self._publishing.renew(mapped)
         is_paused = self._relations.state(mapped) is State.PAUSED
@@ -322,6 +334,7 @@ class SourceWatch:
             return
         self._coordinator.give_up(mapped)
         await self._relations.hold_until_settled(mapped, self._newest_lsn())
+        self._publishing.know_table(mapped)
         if not is_paused and may_begin:
             self._coordinator.request(mapped)
 

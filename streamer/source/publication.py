@@ -56,6 +56,8 @@ class Member:
     """A row filter keeps some rows back."""
     is_listed: bool = False
     """A column list keeps some columns back."""
+    relid: int | None = None
+    """The OID of the table."""
 
     @property
     def is_narrowed(self) -> bool:
@@ -205,7 +207,7 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
        array(select pg_catalog.jsonb_build_array(n.nspname, c.relname, r.oid::text,
                     pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
-                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
+                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null, r.prrelid::int8)
                from pg_catalog.pg_publication_rel r
                join pg_catalog.pg_class c on c.oid = r.prrelid
                join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -250,8 +252,8 @@ def _publication(row: dict[str, Any]) -> Publication:
         has_all_tables=stored["puballtables"],
         namespaces=dict(row["namespaces"]),
         members={
-            RelationName(namespace, name): Member(mark, is_filtered, is_listed)
-            for namespace, name, mark, is_filtered, is_listed in row["members"]
+            RelationName(namespace, name): Member(mark, is_filtered, is_listed, relid)
+            for namespace, name, mark, is_filtered, is_listed, relid in row["members"]
         },
     )
 

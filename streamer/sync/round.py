@@ -42,7 +42,7 @@ from streamer.failpoints import failpoint
 from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
 from streamer.progress.relations import set_waiting
-from streamer.source.catalog import read_relations
+from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
     Connection,
@@ -212,7 +212,7 @@ class Round:
             to_copy: list[Pair] = []
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
-                if relation is not None:
+                if relation is not None and not self._is_of_another(mapped, relation):
                     alike = to_declare if mapped.is_to_declare else to_copy
                     alike.append((mapped, relation))
                     continue
@@ -223,6 +223,13 @@ class Round:
                 for first in range(0, len(alike), TOGETHER):
                     await self._prepare_together(source, target, alike[first : first + TOGETHER])
         self._waits.preparing = []
+
+    def _is_of_another(self, mapped: MappedRelation, relation: SourceRelation) -> bool:
+        """Whether *relation* has the name of *mapped*, and is not the table that was published.
+
+        Tables may exchange their names, and the publication knows them by their OIDs.
+        """
+        return self._context.captures and mapped.relid not in (None, relation.oid)
 
     async def _prepare_together(
         self, source: Connection, target: TargetConnection, pairs: list[Pair]

@@ -212,6 +212,71 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
             assert target.execute(gone) == [(None, None, None)]
 
 
+def swap(one: str, other: str) -> list[str]:
+    """Return statements that exchange the names of two tables, with a row for each name after."""
+    return [
+        f"insert into {one} values (10, 'before'); alter table {one} rename to aside",
+        f"alter table {other} rename to {one}",
+        f"insert into {one} values (11, '{one}'); alter table aside rename to {other}",
+        f"insert into {other} values (12, '{other}')",
+    ]
+
+
+async def test_tables_that_exchange_their_names_go_on_without_a_copy(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for name in ("a_1", "a_2", "x", "y"):
+        source.execute(f"create table {name} (id int primary key, v text)")
+        source.execute(f"insert into {name} values (1, '{name}')")
+    source.execute("alter table a_2 add column own int default 2")
+    filled = "select xmin::text from {} where v = '{}'"
+    async with stream('"a_*": {}\nx:\ny: {target: z}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        there = {"a_1": "a_1", "a_2": "a_2", "x": "x", "y": "z"}
+        before = {n: target.value(filled.format(t, n)) for n, t in there.items()}
+        source.execute("; ".join(swap("a_1", "a_2")))  # one transaction
+        for statement in swap("x", "y"):  # the names in their rules
+            source.execute(statement)
+        await is_equal(streamer, source, target, "a_1", "a_2", "x", "y=z")
+        await are(streamer, a_1="ready", a_2="ready", x="ready", y="ready")
+        for name, other in (("a_1", "a_2"), ("a_2", "a_1"), ("x", "z"), ("y", "x")):
+            assert target.value(filled.format(other, name)) == before[name], "a copy wrote it anew"
+
+
+async def test_a_new_table_that_takes_the_place_of_another_is_copied(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    names = ("k_1", "k_2", "m_1", "s_1")
+    for name in names:
+        source.execute(
+            f"create table {name} (id int primary key, v text);"
+            f"insert into {name} values (1, 'former'), (2, 'former')"
+        )
+    rules = '"k_*": {on_table_dropped: keep}\n"m_*": {}\ns_1:'
+    async with stream(rules, group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        for name in names:  # in one transaction
+            drop = "" if name == "m_1" else f"drop table {name}_old;"
+            source.execute(
+                f"begin; insert into {name} values (3, 'last');"
+                f"create table {name}_new (like {name} including all);"
+                f"insert into {name}_new select id, 'new' from {name};"
+                f"alter table {name} rename to {name}_old; alter table {name}_new rename to {name};"
+                f"insert into {name} values (4, 'behind'); {drop} commit"
+            )
+        await is_equal(streamer, source, target, "k_1", "k_2", "m_1", "m_1_old")
+        await streamer.table_state("public.s_1", "error")
+        assert "streamer resync public.s_1" in str((await streamer.table("public.s_1"))["error"])
+        assert target.value("select count(*) from s_1 where v <> 'new'") == 3
+        # A table that streams by its own name takes the place of another one.
+        source.execute("create table k_3 (id int primary key, v text); insert into k_3 values (1)")
+        await streamer.table_state("public.k_3", "ready")
+        source.execute("insert into k_3 values (2, 'own'); drop table k_1")
+        source.execute("alter table k_3 rename to k_1; insert into k_1 values (3, 'behind')")
+        await is_equal(streamer, source, target, "k_1", "k_2")
+        await are(streamer, k_1="ready", k_2="ready", m_1="ready", m_1_old="ready", s_1="error")
+
+
 async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Any
 ) -> None:
