@@ -209,6 +209,8 @@ create table streamer.sync_partition (
     started_at timestamptz,
     finished_at timestamptz,
     error text,
+    -- The kind of the error, if it ends the copy of the table: 'changed' or 'refused'.
+    failure text,
     -- The size of the part in the source's table.
     size_bytes bigint not null default 0,
     primary key (relation_id, part)

@@ -2,9 +2,10 @@
 
 Relations that need a copy are held (`streamer.apply.lane`): the stream continues for all others,
 and keeps the changes of these on disk. The coordinator takes all that wait and copies them in one
-round (`streamer.sync.round`); the tables that a round leaves, a later one takes. A table that is
-requested while a round runs gets another round, which does not wait for the first. The coordinator
-drops held changes up to the consistent point, because the copy has them.
+round (`streamer.sync.round`). A table that an operator or the source requests while a round runs
+gets another round, which does not wait for the first. So does a table whose copy fails
+(`streamer.sync.leaving`). The coordinator drops held changes up to the consistent point, because
+the copy has them.
 
 A round begins when its source has a turn (`streamer.sync.turns`).
 
@@ -28,6 +29,7 @@ from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.finish import Finisher
+from streamer.sync.leaving import Leaving
 from streamer.sync.reports import CopyReports
 from streamer.sync.round import Round
 from streamer.sync.stage import drop_leftover_stages
@@ -51,8 +53,9 @@ class SyncCoordinator:
         self._context = context
         self._queue = CopyQueue()
         self._reports = CopyReports(context)
-        self._finisher = Finisher(context, self._queue, self.request)
         self._wanted = asyncio.Event()
+        self._leaving = Leaving(context, self._queue, self._reports, self._wanted.set)
+        self._finisher = Finisher(context, self._queue, self.request, self._leaving.leave)
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None
         self._first: set[MappedRelation] = set()
@@ -115,6 +118,7 @@ class SyncCoordinator:
         try:
             await self._restore_leftovers()
             async with asyncio.TaskGroup() as rounds:
+                self._leaving.begin(rounds)
                 while True:
                     await self._wanted.wait()
                     if self._round_count:
@@ -161,7 +165,7 @@ class SyncCoordinator:
                 await self._share_rate()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)
-            copying = Round(context, self._queue, self._reports, self._finisher)
+            copying = Round(context, self._queue, self._reports, self._finisher, self._leaving)
             await copying.run(batch, exported, self._rounds)
         finally:
             if turn is not None:

@@ -1,7 +1,7 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
-Several rounds can run at a time. A relation belongs to one of them until it is copied, or until
-that round ends: only then have all tasks that fill it ended.
+Several rounds can run at a time. A relation belongs to one of them until it is copied, or has left
+it (`streamer.sync.leaving`), or that round ends. Only then have all tasks that fill it ended.
 """
 
 from collections import Counter
@@ -23,6 +23,8 @@ class CopyQueue:
         """Taken, and neither handed over nor in error."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
         """Of rounds that run, unless the copy is complete, with the batch of the round."""
+        self._leaving: set[MappedRelation] = set()
+        """Leaving the round that has taken them."""
         self._asked_again: set[MappedRelation] = set()
         """An operator asked for the copy after the round took them."""
         self._rewrites: Counter[MappedRelation] = Counter()
@@ -98,9 +100,41 @@ class CopyQueue:
         """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
         given up.
         """
-        mine = [mapped for mapped in batch if self._taken.get(mapped) is batch]
+        mine = [mapped for mapped in batch if self.is_taken(mapped, batch)]
+        mine = [mapped for mapped in mine if mapped not in self._leaving]
         self._copying -= {mapped for mapped in mine if mapped.is_set_aside}
         return [mapped for mapped in mine if mapped in self._copying]
+
+    # ---- before the end of a round -------------------------------------------------------------
+
+    def leaves(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
+        """*mapped* begins to leave its round; return the batch of that.
+
+        None if it has no round, or is leaving already.
+        """
+        batch = self._taken.get(mapped)
+        if batch is None or mapped in self._leaving:
+            return None
+        self._leaving.add(mapped)
+        return batch
+
+    def is_taken(self, mapped: "MappedRelation", batch: "list[MappedRelation]") -> bool:
+        """Whether the round of *batch* has *mapped*."""
+        return self._taken.get(mapped) is batch
+
+    def left(self, mapped: "MappedRelation", batch: "list[MappedRelation]", *, again: bool) -> None:
+        """No task of the round of *batch* writes *mapped* any more: a later round may take it.
+
+        *again*: request it, unless a caller has given it up meanwhile.
+        """
+        self._leaving.discard(mapped)
+        if self.is_taken(mapped, batch):
+            del self._taken[mapped]
+        if again and self.is_copying(mapped):
+            self.remove(mapped)
+            self.request(mapped)
+
+    # ---- in general ----------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:

@@ -58,8 +58,12 @@ class Finisher:
         context: CopyContext,
         queue: CopyQueue,
         request: Callable[[MappedRelation], None],
+        leave: Callable[[MappedRelation], None],
     ) -> None:
-        """*request* asks for another copy, or for the next chunk."""
+        """*request* asks for another copy, or for the next chunk. *leave* has a relation leave its
+        round.
+        """
+        self._leave = leave
         self._context = context
         self._queue = queue
         self._request = request
@@ -81,6 +85,12 @@ class Finisher:
         In this order: a table in state "error" has its indexes, unless the server refuses to build
         them. If an operator asked for the copy after it began, the next round tries again.
         """
+        try:
+            await self._fail(mapped, error)
+        finally:
+            self._leave(mapped)
+
+    async def _fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         try:
             async with self._context.target() as target:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")

@@ -45,6 +45,8 @@ THROTTLED_TIMES: Final = 4
 
 LOCK_SECONDS: Final = 10
 """How long a part waits for a lock at the source. Then others of its task have their turn."""
+RECORDED: Final = frozenset({"changed", "refused"})
+"""The kinds of failures that end the copy of a table: tasks store them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,8 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                 return
             remaining.pop(0)
             given_up.add(failed["relation_id"])
-            if kind == "refused":
-                _record_error(failed, ends, message)
+            if kind in RECORDED:
+                _record_error(failed, ends, kind, message)
 
 
 def copy_over(
@@ -178,8 +180,8 @@ def copy_over(
         failure = failure_of(part, exc)
         if failure["kind"] == "refused" and _is_passing(exc):
             return failure | {"kind": "lost"}
-        if failure["kind"] == "refused":
-            _record_error(part, ends, failure["error"])
+        if failure["kind"] in RECORDED:
+            _record_error(part, ends, failure["kind"], failure["error"])
         return failure
     return None
 
@@ -208,14 +210,15 @@ def _describe(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _record_error(part: dict[str, Any], ends: CopyEnds, message: str) -> None:
+def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
+    """Tell the round that the copy of a table cannot go on. The result of its job comes late."""
     source_and_token = ends.claim[1], ends.claim[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
-            "update streamer.sync_partition set error = %s"
+            "update streamer.sync_partition set error = %s, failure = %s"
             " where relation_id = %s and part = %s and attempt = %s"
             " and exists (select from streamer.source where id = %s and lock_token = %s)",
-            (message, part["relation_id"], part["part"], part["attempt"], *source_and_token),
+            (message, kind, part["relation_id"], part["part"], part["attempt"], *source_and_token),
         )
 
 

@@ -33,7 +33,6 @@ from streamer.errors import (
     SourceContentionError,
     SparkJobError,
     StreamerError,
-    SyncAgainError,
     SyncError,
     TargetContentionError,
     TargetFencedError,
@@ -74,6 +73,7 @@ from streamer.sync.definitions import plan_definitions
 from streamer.sync.finish import Finisher
 from streamer.sync.finishing import Finishing
 from streamer.sync.leaves import know_leaves
+from streamer.sync.leaving import Leaving
 from streamer.sync.locked_table import LockedTable
 from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
@@ -107,8 +107,10 @@ class Round:
         queue: CopyQueue,
         reports: CopyReports,
         finisher: Finisher,
+        leaving: Leaving,
     ) -> None:
         self._context = context
+        self._leaving = leaving
         self._queue = queue
         self._reports = reports
         self._finisher = finisher
@@ -120,8 +122,6 @@ class Round:
             create_tables=context.settings.create_tables,
         )
         self._copies: list[TableCopy] = []
-        self._again: list[str] = []
-        """The reasons why tables wait for the next round."""
         self._waits = CopyWaits(context, queue, reports)
         self._finishing = Finishing(context, finisher)
         self._locked: dict[TableCopy, LockedTable] = {}
@@ -137,7 +137,7 @@ class Round:
         """Copy *batch* under the snapshot of *exported*, or under a new one. *running*: the numbers
         of other rounds of this source.
 
-        Raises SyncAgainError if tables wait for the next round, and StreamerError if all do.
+        Raises StreamerError if all that are left have to wait for the next round.
         """
         async with AsyncExitStack() as sessions:
             if exported is not None:
@@ -154,8 +154,6 @@ class Round:
                 await self._take_snapshot(sessions, exported)
                 with translating(self._context.label):
                     await self._copy()
-        if self._again:
-            raise SyncAgainError("; ".join(sorted(self._again)))
 
     @property
     def _unfinished(self) -> list[TableCopy]:
@@ -174,9 +172,9 @@ class Round:
                 self._queue.remove(copy.mapped)
 
     async def _leave_to_next_round(self, copy: TableCopy, reason: str) -> None:
-        self._again.append(reason)
         copy.is_done = True
         await self._unlock(copy)
+        self._leaving.leave(copy.mapped, reason)
 
     async def _refuse(self, copy: TableCopy, error: StreamerError) -> None:
         copy.is_done = True
@@ -259,7 +257,7 @@ class Round:
             mapped = pairs[0][0]
             if is_contention:
                 name = mapped.mapping.source
-                self._again.append(f'"{name}" waits at the target: {exc.message}')
+                self._leaving.leave(mapped, f'"{name}" waits at the target: {exc.message}')
             else:
                 await self._finisher.refuse(mapped, exc)
             return
@@ -640,8 +638,9 @@ class Round:
                     await self._leave_to_next_round(copy, reason)
                 case "refused" if not copy.is_done:
                     copy.is_done = True
-                    refused = SyncError(f'copying "{copy.name}": {error}')
-                    await self._finisher.fail(copy.mapped, ErrorReport.of(refused))
+                    refused = ErrorReport.of(SyncError(f'copying "{copy.name}": {error}'))
+                    fail = partial(self._finisher.fail, copy.mapped, refused)
+                    self._leaving.leave(copy.mapped, then=fail)
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
@@ -662,11 +661,15 @@ class Round:
         active = self._unfinished
         async with self._context.bookkeeping.connection() as bookkeeping:
             rows = await bookkeeping.fetch(
-                "select relation_id, part, rows_copied, bytes_copied from streamer.sync_partition"
-                " where relation_id = any ($1::int8[]) and finished_at is not null",
+                "select relation_id, part, rows_copied, bytes_copied, failure as kind, error"
+                " from streamer.sync_partition where relation_id = any ($1::int8[])"
+                " and attempt > 0 and (finished_at is not null or failure is not null)",
                 [copy.mapped.relation_id for copy in active],
             )
-        copied = {(row["relation_id"], row["part"]): row for row in rows}
+        # Others of the round may take hours, and the failures of a job come at its end.
+        await self._settle([dict(row) for row in rows if row["kind"] is not None])
+        active = [copy for copy in active if not copy.is_done]
+        copied = {(row["relation_id"], row["part"]): row for row in rows if row["kind"] is None}
         await self._reports.show_progress(Counter(relation_id for relation_id, _ in copied))
         remaining: list[CopyPart] = []
         for copy in active:

@@ -1,5 +1,6 @@
 """Many sources in one process: they begin in order, share few connections, and go their own way."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -150,6 +151,46 @@ async def test_a_table_that_joins_does_not_wait_for_the_copies_of_others(
         gate.open()
         await streamer.caught_up(SECONDS)
         for name in ("big", "joins", "waits"):
+            assert_same(source, target, name)
+
+
+async def test_a_table_whose_copy_fails_does_not_wait_for_the_end_of_its_round(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rewrite makes one copy begin again, and the target refuses another; a third one lasts."""
+    may_end, submitted = asyncio.Event(), 0
+
+    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        nonlocal submitted
+        submitted += 1
+        if submitted == 1:  # behind the plan of the copies
+            source.execute("cluster rewritten using rewritten_pkey")
+        tasks: dict[bool, list[Any]] = {True: [], False: []}
+        for task in job["tasks"]:
+            for part in task:
+                tasks["public.long" in part["description"]].append([part])
+        failures = await copy_in_threads(self, job | {"tasks": tasks[False]})
+        if tasks[True]:
+            await may_end.wait()
+        return failures + await copy_in_threads(self, job | {"tasks": tasks[True]})
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit)
+    names = ("long", "rewritten", "refused")
+    for name in names:
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    target.execute("create table refused (id int primary key check (id > 1))")
+    sources = "- {database: shop, urls: [{url: 'URL'}], tables: {long: , rewritten: , refused: }}\n"
+    async with running(source, target, tmp_path, sources) as streamer:
+        await streamer.table_state("public.rewritten", "ready", SECONDS)
+        await streamer.table_state("public.refused", "error", SECONDS)
+        target.execute("alter table refused drop constraint refused_id_check")
+        await streamer.ask("resync", "public.refused")
+        await streamer.table_state("public.refused", "ready", SECONDS)
+        assert (await streamer.table("public.long"))["state"] == "copying"
+        may_end.set()
+        source.execute("; ".join(f"insert into {name} values (2)" for name in names))
+        await streamer.caught_up(SECONDS)
+        for name in names:
             assert_same(source, target, name)
 
 

@@ -137,3 +137,35 @@ def test_the_next_chunk_of_a_relation_does_not_wait_for_the_round_of_the_one_bef
     assert not queue.can_begin, "the round of its next chunk is not"
     queue.end(second)
     assert queue.can_begin
+
+
+def test_a_relation_that_leaves_its_round_is_free_for_another_before_the_end() -> None:
+    queue, fails, again, long = CopyQueue(), *map(mapped_relation, range(3))
+    for mapped in (fails, again, long):
+        queue.request(mapped)
+    batch = queue.take()
+    assert queue.leaves(again) is batch
+    assert queue.leaves(again) is None, "it is leaving already"
+    assert queue.leaves(fails) is batch
+    queue.failed(fails)
+    assert queue.unfinished(batch) == [long], "the end of the round requests no leaving relation"
+    queue.request(fails)
+    assert not queue.can_begin, "tasks may write them"
+    queue.left(again, batch, again=True)
+    assert queue.take() == [again]
+    queue.left(fails, batch, again=False)
+    assert queue.take() == [fails]
+    queue.end(batch)
+    assert queue.is_copying(again)
+
+
+def test_a_relation_that_is_given_up_while_it_leaves_is_not_requested() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    queue.request(mapped)
+    batch = queue.take()
+    assert queue.leaves(mapped) is batch
+    queue.end(batch)
+    queue.give_up(mapped)
+    queue.left(mapped, batch, again=True)
+    assert queue.is_empty
+    assert queue.leaves(mapped) is None, "it has no round"
