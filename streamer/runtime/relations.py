@@ -75,6 +75,12 @@ class Relations:
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
 
+    def __contains__(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* is still one of them: the guard of the source may take it out during
+        any await.
+        """
+        return self._by_id.get(mapped.relation_id) is mapped
+
     def lags(self, now: datetime) -> dict[str, float]:
         """Return the lag of each table in seconds, by its name."""
         return {

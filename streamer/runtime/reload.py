@@ -142,5 +142,7 @@ def _is_alike(one: RelationMapping, other: RelationMapping | None) -> bool:
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Take a relation out of the stream."""
+    """Take a relation out of the stream, unless the guard of the source has done so."""
+    if mapped not in session.relations:
+        return
     await remove_relation(mapped, session.services, session.tables, session.dispatcher)

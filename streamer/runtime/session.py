@@ -166,6 +166,8 @@ class Session:
     def begin_copies(self, relations: Iterable[MappedRelation], *, is_start: bool = False) -> None:
         """Copy, or declare to be in step, each relation that needs it and is not paused."""
         for mapped in relations:
+            if mapped not in self.relations:  # its table was dropped or renamed meanwhile
+                continue
             if mapped.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
             if self.relations.awaits_copy(mapped) and self.watch.may_be_copied(mapped):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from streamer.runtime import reload
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -171,7 +172,7 @@ async def test_a_renamed_table_follows_a_pattern_without_a_copy(
 
 
 async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
-    source: Database, target: Database, stream: MakeStreamer
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a_1", "a_2", "a_3"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
@@ -210,6 +211,16 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
             await is_equal(streamer, source, target, "a_1", "a_4", "a_6", "a_7")
             gone = "select to_regclass('a_2'), to_regclass('a_3'), to_regclass('a_5')"
             assert target.execute(gone) == [(None, None, None)]
+
+            def drop(name: str) -> None:
+                if name == "join.registered":
+                    source.execute("drop table if exists a_8")
+
+            monkeypatch.setattr(reload, "failpoint", drop)
+            source.execute(
+                "create table a_8 (id int primary key); create table a_9 (id int primary key)"
+            )
+            await are(streamer, a_1="ready", a_4="ready", a_6="ready", a_7="ready", a_9="ready")
 
 
 def swap(one: str, other: str) -> list[str]:
