@@ -1,0 +1,243 @@
+-- Fifty steps of a web application's schema, as Django and Rails write them.
+--
+-- A step begins with `--- name`. It runs in one transaction; `[alone]`: each statement in its own.
+-- `[stops table kind]`: the change that may lose values, for which the table can stop.
+
+--- AddField: a column that may be null
+alter table users add column nickname varchar(30);
+
+--- AddField: NOT NULL with a default that Django drops
+alter table users add column is_active boolean default true not null;
+alter table users alter column is_active drop default;
+alter table users alter column is_active set default false;
+
+--- add_index algorithm: :concurrently [alone]
+create index concurrently index_users_on_nickname on users (nickname);
+
+--- change_column_default, before the backfill
+alter table users alter column nickname set default 'anon';
+
+--- RunPython: a backfill in batches [alone]
+update users set nickname = left(split_part(email, '@', 1), 30) where nickname is null and id % 2 = 0;
+update users set nickname = left(split_part(email, '@', 1), 30) where nickname is null;
+
+--- add_check_constraint validate: false
+alter table users add constraint users_nickname_null check (nickname is not null) not valid;
+
+--- validate_check_constraint, change_column_null, remove_check_constraint
+alter table users validate constraint users_nickname_null;
+alter table users alter column nickname set not null;
+alter table users drop constraint users_nickname_null;
+
+--- RenameField
+alter table posts rename column body to content;
+
+--- AlterField: a longer varchar
+alter table posts alter column title type varchar(200);
+
+--- AlterField: integer to bigint
+alter table posts alter column views type bigint;
+
+--- AlterField: text to integer [stops posts change_type]
+alter table posts alter column rating type integer using rating::integer;
+
+--- create_enum, add_column
+create type post_status as enum ('draft', 'published');
+alter table posts add column status post_status not null default 'draft';
+update posts set status = 'published' where id % 2 = 0;
+
+--- add_enum_value [alone]
+alter type post_status add value 'archived' before 'published';
+
+--- RunPython: rows get the new value
+update posts set status = 'archived' where id % 3 = 0;
+
+--- rename_enum_value
+update posts set status = 'published' where id % 5 = 0;
+alter type post_status rename value 'published' to 'live';
+insert into posts (title, content, status) values ('renamed', 'x', 'live');
+
+--- RemoveField [stops posts drop_column]
+alter table posts drop column legacy;
+
+--- add_reference validate: false
+alter table comments add column author_id integer;
+alter table comments add constraint comments_author_fk foreign key (author_id)
+    references users (id) not valid;
+
+--- RunPython: references, with a savepoint that is undone
+update comments set author_id = 1;
+savepoint batch;
+update comments set author_id = 2;
+alter table comments add column mistake integer;
+rollback to savepoint batch;
+update comments set author_id = 1 + id % 3;
+
+--- validate_foreign_key
+alter table comments validate constraint comments_author_fk;
+
+--- add_index: a foreign key [alone]
+create index concurrently index_comments_on_author_id on comments (author_id);
+
+--- add_index unique [alone]
+create unique index concurrently index_tags_on_post_and_name on tags (post_id, name);
+
+--- add_unique_constraint using_index
+alter table tags add constraint tags_post_name_uniq unique using index index_tags_on_post_and_name;
+
+--- RenameIndex
+alter index index_users_on_nickname rename to users_nickname_idx;
+
+--- AddConstraint: a check
+alter table orders add constraint orders_total_check check (total >= 0);
+
+--- AddConstraint: another check under the same name
+alter table orders drop constraint orders_total_check,
+    add constraint orders_total_check check (total >= 0 and total < 1000000);
+
+--- AlterField: a default that is computed
+alter table orders alter column created_at set default now();
+
+--- AddField: a volatile default
+alter table orders add column token uuid default gen_random_uuid();
+
+--- AddField: jsonb, AddIndex: gin
+alter table posts add column meta jsonb not null default '{}';
+create index posts_meta_gin on posts using gin (meta);
+
+--- add_index where:
+create index index_orders_open on orders (created_at desc) where closed_at is null;
+
+--- AddIndex: an expression
+create index users_email_lower on users (lower(email));
+
+--- AlterUniqueTogether: by the expression, in place of the index
+create unique index users_email_key on users (lower(email), id);
+drop index users_email_lower;
+
+--- remove_index algorithm: :concurrently [alone]
+drop index concurrently users_nickname_idx;
+
+--- GeneratedField
+alter table orders add column gross numeric generated always as (total * 1.25) stored;
+
+--- change_table bulk: several ALTERs, rows between them
+alter table users add column first_name text, add column last_name text not null default '';
+update users set first_name = nickname where id % 2 = 0;
+alter table users rename column last_name to family_name;
+insert into users (email, family_name) values ('bulk@example.org', 'Bulk');
+alter table users alter column first_name set default 'x', drop constraint if exists nothing;
+update users set family_name = first_name where first_name is not null;
+
+--- atomic: an inner block fails and is undone
+savepoint inner_block;
+alter table posts add column half integer default 1;
+create index posts_half on posts (half);
+update posts set half = id;
+rollback to savepoint inner_block;
+alter table posts add column whole integer default 2;
+
+--- a migration that fails [rolls back]
+alter table orders add column never integer default 9;
+alter type post_status rename value 'draft' to 'sketch';
+create index orders_never on orders (never);
+
+--- the same migration, corrected
+alter table orders add column at_last integer default 9;
+create index orders_at_last on orders (at_last);
+
+--- a large transaction, which the source streams
+insert into events (payload) select repeat('p', 200) from generate_series(1, 400);
+alter table events add column kind text default 'old';
+update events set kind = 'new' where id % 2 = 0;
+savepoint large;
+alter table events add column lost integer default 4;
+insert into events (payload, lost) select repeat('q', 200), g from generate_series(1, 300) g;
+rollback to savepoint large;
+alter table events rename column payload to body;
+insert into events (body, kind) select repeat('r', 200), 'last' from generate_series(1, 300);
+
+--- create_domain, add_column
+create domain email as text constraint email_at check (value like '%@%');
+alter table users add column contact email default 'none@example.org';
+
+--- change_domain
+alter domain email drop constraint email_at;
+alter domain email add constraint email_length check (length(value) < 300);
+
+--- create_type: composite, in a column
+create type address as (street text, city text);
+alter table orders add column ship_to address;
+update orders set ship_to = row('Main', 'Aachen') where id % 2 = 0;
+
+--- add_attribute, rename_attribute
+alter type address add attribute zip text;
+alter type address rename attribute street to line;
+update orders set ship_to = row('Side', 'Bonn', '53111') where id % 3 = 0;
+
+--- drop_attribute [stops orders drop_attribute]
+alter type address drop attribute city;
+
+--- RenameConstraint
+alter table comments rename constraint comments_author_fk to comments_author_id_fkey;
+
+--- integer key to bigint without a rewrite: the new column
+alter table comments add column post_big bigint;
+update comments set post_big = post_id;
+
+--- integer key to bigint: the old column goes [stops comments drop_column]
+alter table comments drop column post_id;
+alter table comments rename column post_big to post_id;
+
+--- ExclusionConstraint
+alter table orders add column during tsrange;
+alter table orders add constraint orders_apart exclude using gist (during with &&);
+
+--- AddConstraint: deferrable
+alter table tags add column position integer;
+update tags set position = id;
+alter table tags add constraint tags_position_key unique (post_id, position)
+    deferrable initially deferred;
+
+--- AlterField: null=True
+alter table users alter column is_active drop not null;
+
+--- AlterField: on_delete, by the constraint anew
+alter table comments drop constraint comments_author_id_fkey,
+    add constraint comments_author_id_fkey foreign key (author_id) references users (id)
+        on delete cascade;
+
+--- rename_enum, array_column
+alter type post_status rename to status_of_post;
+alter table posts add column history status_of_post[] not null default '{}';
+create index posts_history on posts using gin (history);
+
+--- several tables in one migration
+alter table users add column posts_count integer not null default 0;
+alter table posts add column comments_count integer not null default 0;
+update users set posts_count = 1 where id % 2 = 0;
+update posts set comments_count = 1 where id % 2 = 0;
+alter table tags rename column name to label;
+insert into tags (post_id, label, position) values (1, 'several', 9000);
+
+--- create_table: it joins by its pattern
+create table shop_invoices (
+    id serial primary key, order_id integer references orders (id), total numeric not null
+);
+insert into shop_invoices (order_id, total) select min(id), 5 from orders;
+
+--- RunPython: rows of the new table
+insert into shop_invoices (order_id, total) select id, total from orders where id <= 5;
+alter table shop_invoices add column paid boolean not null default false;
+
+--- rename_table
+alter table shop_invoices rename to shop_bills;
+insert into shop_bills (total, paid) values (7, true);
+
+--- add_index of the renamed table
+create index index_shop_bills_on_order_id on shop_bills (order_id) where not paid;
+
+--- drop_table
+drop table if exists shop_nothing;
+create table shop_gone (id integer primary key);
+drop table shop_gone;
