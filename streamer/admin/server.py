@@ -49,8 +49,8 @@ class AdminServer:
     def select_sources(self, select: Callable[[Mapping], Mapping]) -> None:
         self._service.select_sources = select
 
-    def attach(self, engine: Engine, app: FastAPI) -> Events:
-        """Let *engine* switch to applied mappings, and *app* serve the API.
+    def attach(self, engine: Engine) -> Events:
+        """Let *engine* switch to applied mappings.
 
         The caller has to close the returned events before the server stops.
         """
@@ -62,9 +62,12 @@ class AdminServer:
         self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish
         engine.metrics.mapping_error.set_function(lambda: float(self._service.trouble is not None))
-        install(app, self._service, self._access, events)
         events.start()
         return events
+
+    def add_routes(self, app: FastAPI, events: Events) -> None:
+        """Let *app* serve the API and the page."""
+        install(app, self._service, self._access, events)
 
     def is_known(self, request: Request) -> bool:
         """Return whether the user behind a request may see values of rows."""

@@ -1,7 +1,8 @@
 """``streamer run``: the long-running process."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import structlog
 
 from streamer import __version__
+from streamer.admin.events import Events
 from streamer.admin.server import AdminServer, opened_admin
 from streamer.config import static
 from streamer.config.settings import Settings
@@ -80,13 +82,7 @@ async def run(
             take_over=take_over,
             max_sources=max_sources,
         )
-        app = make_app(
-            engine.metrics.render,
-            lambda: [*admin.reasons(), *engine.readiness()],
-            admin.trouble,
-            admin.is_known,
-        )
-        events = admin.attach(engine, app)
+        events = admin.attach(engine)
         reloading: set[asyncio.Task[None]] = set()
 
         def reload() -> None:
@@ -99,12 +95,7 @@ async def run(
         act.update(stop=engine.stop, reload=reload)
         for name in early:
             act[name]()
-        async with serving(
-            settings.http.listen,
-            app,
-            has_credentials=admin.has_credentials,
-            trusted_proxies=settings.http.trusted_proxies,
-        ):
+        async with _served(settings, admin, engine, events):
             if on_started is not None:
                 on_started(engine)
             try:
@@ -113,6 +104,35 @@ async def run(
                 raise _unwrap(group) from group
             finally:
                 await events.close()
+
+
+@asynccontextmanager
+async def _served(
+    settings: Settings, admin: AdminServer, engine: Engine, events: Events
+) -> AsyncIterator[None]:
+    """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
+
+    A process that serves nothing makes no routes: a hundred of them take half of the CPU of a
+    start.
+    """
+    http = settings.http
+    if not http.listen:
+        yield
+        return
+    app = make_app(
+        engine.metrics.render,
+        lambda: [*admin.reasons(), *engine.readiness()],
+        admin.trouble,
+        admin.is_known,
+    )
+    admin.add_routes(app, events)
+    async with serving(
+        http.listen,
+        app,
+        has_credentials=admin.has_credentials,
+        trusted_proxies=http.trusted_proxies,
+    ):
+        yield
 
 
 def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:

@@ -86,15 +86,12 @@ async def serving(
     has_credentials: bool = False,
     trusted_proxies: Sequence[str] = (),
 ) -> AsyncIterator[None]:
-    """Serve *app* on ``host:port`` for the length of a block; an empty *listen* serves nothing.
+    """Serve *app* on ``host:port`` for the length of a block.
 
     Without credentials, the address must be a loopback one. The server trusts the headers
     X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*. Raises SettingsError for an unusable
     address.
     """
-    if not listen:
-        yield
-        return
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if host not in ("127.0.0.1", "::1", "localhost") and not has_credentials:

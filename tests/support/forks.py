@@ -181,6 +181,8 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _import_program() -> None:
+    import pydantic.v1  # noqa: F401  # FastAPI imports it with the first route
+
     import streamer.cli.main
     import streamer.cli.run  # noqa: F401
 
