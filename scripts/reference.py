@@ -63,6 +63,7 @@ _SEE: Final = {
     "sources[].tables.*.type": "#types-of-tables",
     "sources[].tables.*.filter": "../guides/filter-and-set.md",
     "sources[].tables.*.set": "../guides/filter-and-set.md",
+    "sources[].tables.*.column_list": "../guides/keep-columns-at-the-source.md",
     "sources[].tables.*.initial": "../guides/initial-copy-and-resync.md",
     "sources[].tables.*.on_column_added": "../guides/columns-that-change.md",
     "sources[].tables.*.skip_truncate": "../guides/mass-deletes.md",

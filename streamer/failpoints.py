@@ -55,6 +55,7 @@ NAMES: Final = frozenset(
         "journal.trimmed",
         "journal.finished",
         "journal.discarding",
+        "publication.relisted",
         "purge.deleted",
         "purge.stored",
         "reader.dispatched",

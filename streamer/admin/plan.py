@@ -260,6 +260,8 @@ def _plan_table(
         return planned("change", "its rule changes")
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
+        if earlier.column_list and earlier.exclude - rule.exclude:
+            return planned("copy", "its publication did not send columns that it lets in")
         if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):
             return planned("change", "existing rows get the values of columns that it lets in")
         return planned("change", "its rule changes")

@@ -430,8 +430,9 @@ class TableSettings(Strict):
         "both sides. By default streamer replicates all columns under their own names.",
         examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
     )
-    exclude: list[str] = Field(
-        default=[], title="Columns left out", description="Columns to leave out."
+    exclude: list[str] = Field([], title="Columns left out", description="Columns to leave out.")
+    column_list: bool = Field(
+        False, title="Column list", description="Keep excluded columns at the source."
     )
     filter: str | None = Field(
         default=None,

@@ -271,6 +271,7 @@ class MappingBuilder:
             type=table.type,
             columns=columns,
             exclude=frozenset(table.exclude),
+            column_list=table.column_list,
             filter=self._filter(table, place),
             set=self._set(table, place),
             on_error=table.on_error or self._on_error,

@@ -321,6 +321,8 @@ class TableRule:
     type: TableType = TableType.CLONE
     columns: tuple[tuple[str, str], ...] | None = None
     exclude: frozenset[str] = frozenset()
+    column_list: bool = False
+    """Publications keep excluded columns back at the source."""
     filter: Expression | None = None
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""

@@ -7,7 +7,8 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 - *keep*: nothing is missing. A plain table may change its key: the stream shows that in order.
 - *copy*: the table can become ready again, but only after a copy. It gained a replica identity, or
   identities of partitions changed, whose order is unknown.
-- *copy*, too: the application dropped and re-created the table during its copy.
+- *copy*, too: the application dropped and re-created the table during its copy, or its column
+  list lacked a column.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
   table whose updates can no longer be published leaves the publication of updates first, so that
   the application's own statements work.
@@ -16,7 +17,7 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,11 +27,11 @@ from streamer.errors import (
     IdentityLostError,
     SourceContentionError,
     SourceDivergedError,
-    SourceRejectedError,
     StreamerError,
     TableGoneError,
     UnpublishedError,
 )
+from streamer.failpoints import failpoint
 from streamer.hints import command, resync_source
 from streamer.lsn import EVERYTHING
 from streamer.mapping.resync import Resync
@@ -46,6 +47,7 @@ from streamer.progress.relations import (
 )
 from streamer.runtime.renames import renamed
 from streamer.source.catalog import SourceServer
+from streamer.source.column_lists import ColumnLists, column_lists, unlisted
 from streamer.source.connection import Connection, translating
 from streamer.source.guard_facts import read_identities, read_present_oids
 from streamer.source.identity import NONE, RelationIdentity
@@ -194,6 +196,13 @@ class Publishing:
                     verdicts.copied[mapped] = "the application replaced it during its copy"
                 else:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
+        lists = column_lists(
+            [mapped.mapping for mapped in relations],
+            identities.values(),
+            publications.values(),
+            self._server.version,
+        )
+        relisted = self._find_relisted(verdicts, relations, publications, identities, lists)
         # A session that took a table out of a publication does not find it back at once.
         left = {
             mapped.mapping.source
@@ -206,6 +215,11 @@ class Publishing:
             for mapped in relations
             if not _is_in_step(mapped) and not mapped.is_set_aside and mapped not in self._renewed
         ]
+        expected = {m: mark for m, mark in relisted.items() if m not in verdicts.copied}
+        await self._set_marks(dict.fromkeys(expected))
+        if len(expected) < len(relisted):
+            # Once the list is complete, nothing else shows that the stream lacked the column.
+            await self._store_verdicts(verdicts)
         try:
             refused = await ensure_publications(
                 plain,
@@ -218,11 +232,16 @@ class Publishing:
                 [mapped.mapping for mapped in relations],
                 {mapped.mapping.source for mapped in fresh},
                 self._marks_to_keep(),
+                lists,
+                {mapped.mapping.source for mapped in relisted},
             )
         except SourceContentionError as exc:
+            await self._set_marks(expected)  # nothing has changed
             verdicts.contention = exc
             await self._store_verdicts(verdicts)
             return verdicts
+        if relisted:
+            failpoint("publication.relisted")
         roots = {mapped: _root(identities, mapped) for mapped in relations}
         publications, identities = await self._read(plain, relations)
         # A name that lost its table in between needs a look of its own: that may have another.
@@ -230,7 +249,9 @@ class Publishing:
             mapped for mapped in relations if roots[mapped] in (None, _root(identities, mapped))
         ]
         verdicts.is_unsettled |= len(relations) < len(roots)
-        self._judge_faults(verdicts, relations, publications, identities, refused)
+        self._judge_faults(
+            verdicts, relations, publications, identities, {**refused, **lists.refused}, lists
+        )
         self._judge_identities(verdicts, relations, identities)
         # Before the identity: after a crash in between, the guard compares with the old one again.
         await self._store_verdicts(verdicts)
@@ -252,6 +273,48 @@ class Publishing:
             mark = self._known.get(mapped.relation_id, Known()).mark
             if mapped.relid is None and mark in members:
                 mapped.relid = members[mark]
+
+    def _find_relisted(
+        self,
+        verdicts: Verdicts,
+        relations: list[MappedRelation],
+        publications: dict[str, Publication],
+        identities: dict[RelationName, RelationIdentity],
+        lists: ColumnLists,
+    ) -> dict[MappedRelation, str | None]:
+        """Return the relations whose column list has to change at once, with their marks.
+
+        Those whose list lacks columns need a copy, and one that runs is of no use: the stream
+        brought changes without them.
+        """
+        relisted = {}
+        for mapped in relations:
+            identity = identities.get(mapped.mapping.source)
+            if identity is None or mapped.is_set_aside or mapped in verdicts.stopped:
+                continue
+            if not (_is_in_step(mapped) or mapped in self._renewed or self.is_being_copied(mapped)):
+                continue  # its copy begins later
+            lacking = unlisted(mapped.mapping, identity, publications.values(), lists)
+            if lacking is None:
+                continue
+            relisted[mapped] = self._known.get(mapped.relation_id, Known()).mark
+            if lacking and mapped not in verdicts.copied:
+                names = ", ".join(f'"{name}"' for name in sorted(lacking))
+                verdicts.copied[mapped] = f"its publication did not send column {names}"
+        return relisted
+
+    async def _set_marks(self, marks: Mapping[MappedRelation, str | None]) -> None:
+        """Store fingerprints of memberships. None accepts any: streamer itself changes it now, and
+        can die before it has read the next one.
+        """
+        for mapped, mark in marks.items():
+            identity = self._known.get(mapped.relation_id, Known()).identity
+            self._known[mapped.relation_id] = Known(mark, identity)
+        if marks:
+            ids = [mapped.relation_id for mapped in marks]
+            await set_published(
+                self._bookkeeping, {i: (self._known[i].mark, self._known[i].identity) for i in ids}
+            )
 
     def _marks_to_keep(self) -> set[str]:
         """Return the fingerprints of members that stay, if the source captures renames.
@@ -414,11 +477,12 @@ class Publishing:
         relations: list[MappedRelation],
         publications: dict[str, Publication],
         identities: dict[RelationName, RelationIdentity],
-        refused: dict[RelationName, SourceRejectedError],
+        refused: Mapping[RelationName, StreamerError],
+        lists: ColumnLists,
     ) -> None:
         filtered = {m.mapping.source for m in relations if m.mapping.rule.filter is not None}
         faults = publication_faults(
-            self._source, publications, identities.values(), filtered, self._server.version
+            self._source, publications, identities.values(), filtered, self._server.version, lists
         )
         for mapped in relations:
             name = mapped.mapping.source

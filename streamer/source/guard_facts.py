@@ -42,7 +42,11 @@ select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.r
        case when t.relid = t.root then
          array(select a.attname::text from pg_catalog.pg_attribute a
                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-                order by a.attnum) end as columns
+                order by a.attnum) end as columns,
+       case when t.relid = t.root then
+         array(select a.attname::text from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                  and a.attgenerated <> '') end as generated
 from tree t
 join pg_catalog.pg_class c on c.oid = t.relid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -93,7 +97,11 @@ async def read_identities(
     identities = {}
     for oid, row in roots.items():
         identity = RelationIdentity(
-            _table(row), tuple(leaves[oid]), row["is_partitioned"], tuple(row["columns"])
+            _table(row),
+            tuple(leaves[oid]),
+            row["is_partitioned"],
+            tuple(row["columns"]),
+            frozenset(row["generated"]),
         )
         identities[identity.name] = identity
     return identities

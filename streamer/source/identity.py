@@ -82,6 +82,8 @@ class RelationIdentity:
     leaves: tuple[TableIdentity, ...]
     is_partitioned: bool
     columns: tuple[str, ...]
+    generated: frozenset[str] = frozenset()
+    """Those of the columns that PostgreSQL computes; the stream leaves them out."""
 
     @property
     def name(self) -> RelationName:

@@ -20,8 +20,9 @@ import structlog
 
 from streamer.errors import SourceContentionError, SourceRejectedError, UnpublishedError
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
-from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.capture import message_table
+from streamer.source.column_lists import NO_LISTS, ColumnLists
 from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.identity import RelationIdentity
 from streamer.source.primary import primary_hint, writable
@@ -54,14 +55,10 @@ class Member:
     mark: str
     is_filtered: bool = False
     """A row filter keeps some rows back."""
-    is_listed: bool = False
-    """A column list keeps some columns back."""
+    columns: frozenset[str] | None = None
+    """Its column list; None if it sends all columns."""
     relid: int | None = None
     """The OID of the table."""
-
-    @property
-    def is_narrowed(self) -> bool:
-        return self.is_filtered or self.is_listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +149,12 @@ def publication_faults(
     identities: Iterable[RelationIdentity],
     filtered: Collection[RelationName],
     version: int,
+    lists: ColumnLists = NO_LISTS,
 ) -> list[PublicationFault]:
     """Judge our publications as they are, for `run` and `check` alike. Pure.
 
     *filtered*: relations with a `filter` in our mapping, whose row filter comes from it.
+    *lists*: the wanted column lists.
     """
     present = list(identities)
     faults = []
@@ -176,18 +175,22 @@ def publication_faults(
             )
         for identity in its:
             member = publication.members.get(identity.name)
-            is_ours = identity.name in filtered
-            if member is None or not (member.is_listed or (member.is_filtered and not is_ours)):
+            if member is None or identity.name in lists.refused:
                 continue
-            what = "columns by a list" if member.is_listed else "rows by a filter"
-            table = f"table {_members([identity.name])}"
+            wanted = lists.columns.get(identity.name)
+            if wanted is not None and (member.columns is None or member.columns > wanted):
+                what = "sends columns that `column_list` keeps back"
+            elif member.columns != wanted:
+                what = "keeps back columns by a list"
+            elif member.is_filtered and identity.name not in filtered:
+                what = "keeps back rows by a filter"
+            else:
+                continue
             sqls = (
-                f"alter publication {quoted} drop {table}",
-                f"alter publication {quoted} add {table}",
+                f"alter publication {quoted} drop table {_members([identity.name])}",
+                f"alter publication {quoted} add table {_members([identity.name], lists=lists)}",
             )
-            faults.append(
-                PublicationFault(publication.name, identity.name, f"keeps back {what}", sqls)
-            )
+            faults.append(PublicationFault(publication.name, identity.name, what, sqls))
     return faults
 
 
@@ -207,7 +210,11 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
        array(select pg_catalog.jsonb_build_array(n.nspname, c.relname, r.oid::text,
                     pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
-                    pg_catalog.to_jsonb(r) ->> 'prattrs' is not null, r.prrelid::int8)
+                    case when pg_catalog.to_jsonb(r) ->> 'prattrs' is not null then
+                      array(select a.attname::text from pg_catalog.pg_attribute a
+                             where a.attrelid = r.prrelid and a.attnum > 0
+                               and pg_catalog.to_jsonb(r) -> 'prattrs'
+                                   @> pg_catalog.to_jsonb(a.attnum)) end, r.prrelid::int8)
                from pg_catalog.pg_publication_rel r
                join pg_catalog.pg_class c on c.oid = r.prrelid
                join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -252,8 +259,10 @@ def _publication(row: dict[str, Any]) -> Publication:
         has_all_tables=stored["puballtables"],
         namespaces=dict(row["namespaces"]),
         members={
-            RelationName(namespace, name): Member(mark, is_filtered, is_listed, relid)
-            for namespace, name, mark, is_filtered, is_listed, relid in row["members"]
+            RelationName(namespace, name): Member(
+                mark, is_filtered, None if listed is None else frozenset(listed), relid
+            )
+            for namespace, name, mark, is_filtered, listed, relid in row["members"]
         },
     )
 
@@ -306,30 +315,37 @@ def publication_changes(
     fresh: Collection[RelationName] = (),
     unfit: Collection[RelationName] = (),
     kept: Collection[str] = (),
+    lists: ColumnLists = NO_LISTS,
+    relisted: Collection[RelationName] = (),
 ) -> PublicationChanges:
     """Return the statements after which our publications publish *identities*. Pure.
 
     *filters*: the filters of new members. *fresh*: members with a new copy, whose filter may change
     or go. *unfit*: members whose filter has to go. *kept*: fingerprints of members that stay.
+    *relisted*: members in sync whose column list may change, too.
     """
     wanted: dict[str, set[RelationName]] = {
         source.publication: set(),
         source.publication_inserts: set(),
     }
+    mapped = set()
     for identity in identities:
+        mapped.add(identity.name)
         name = source.publication if identity.is_usable else source.publication_inserts
-        wanted[name].add(identity.name)
-    mapped = set().union(*wanted.values())
+        if identity.name not in lists.refused:
+            wanted[name].add(identity.name)
     needed: list[str] = []
     surplus: list[str] = []
     for name, tables in wanted.items():
         publication = existing.get(name)
         if publication is None:
-            needed.append(_create_sql(source, name, tables, version, filters))
+            needed.append(_create_sql(source, name, tables, version, filters, lists))
             continue
         members = publication.members
-        narrowed = {table for table, member in members.items() if member.is_narrowed}
+        unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
+        narrowed = unlike | {table for table, member in members.items() if member.is_filtered}
         changing = narrowed.union(filters).intersection(fresh) | narrowed.intersection(unfit)
+        changing |= unlike.intersection(relisted)
         changing &= tables & members.keys()
         strangers = {
             table
@@ -337,8 +353,11 @@ def publication_changes(
             if table not in tables | {message_table(source)}
             and (table in mapped or f"{publication.mark}/{member.mark}" not in kept)
         }
-        # Its updates would fail at the source.
-        harmed = strangers & mapped if name == source.publication else set[RelationName]()
+        # Its updates would fail at the source. Two publications with different lists of a table
+        # make decoding fail.
+        harmed = strangers & mapped
+        if name != source.publication:
+            harmed &= lists.columns.keys() | lists.refused.keys()
         missing = {table for table in tables if not publication.has(table)}
         alter = f"alter publication {quote_identifier(name)}"
         if idle := strangers - harmed:
@@ -346,7 +365,7 @@ def publication_changes(
         if going := harmed | changing:
             needed.append(f"{alter} drop table {_members(going)}")
         if coming := missing | changing:
-            needed.append(f"{alter} add table {_members(coming, filters)}")
+            needed.append(f"{alter} add table {_members(coming, filters, lists)}")
     return PublicationChanges(needed, surplus)
 
 
@@ -361,20 +380,28 @@ def publication_sql(
 
 
 def _create_sql(
-    source: SourceMapping, name: str, tables: set[RelationName], version: int, filters: Filters
+    source: SourceMapping,
+    name: str,
+    tables: set[RelationName],
+    version: int,
+    filters: Filters,
+    lists: ColumnLists,
 ) -> str:
     options = f"publish = '{', '.join(published_operations(source, name))}'"
     if version >= 13_00_00:
         options += ", publish_via_partition_root = true"
-    members = f" for table {_members(tables, filters)}" if tables else ""
+    members = f" for table {_members(tables, filters, lists)}" if tables else ""
     return f"create publication {quote_identifier(name)}{members} with ({options})"
 
 
-def _members(tables: Iterable[RelationName], filters: Filters = _NO_FILTERS) -> str:
+def _members(
+    tables: Iterable[RelationName], filters: Filters = _NO_FILTERS, lists: ColumnLists = NO_LISTS
+) -> str:
     # ONLY: children by inheritance are tables of their own here. Partitions come along all the
     # same.
     return ", ".join(
         f"only {quote_qualified(t.namespace, t.name)}"
+        + (f" ({quote_columns(sorted(lists.columns[t]))})" if t in lists.columns else "")
         + (f" where ({filters[t]})" if t in filters else "")
         for t in sorted(tables)
     )
@@ -391,6 +418,8 @@ async def ensure_publications(
     mappings: Iterable[RelationMapping] = (),
     fresh: Collection[RelationName] = (),
     kept: Collection[str] = (),
+    lists: ColumnLists = NO_LISTS,
+    relisted: Collection[RelationName] = (),
 ) -> dict[RelationName, SourceRejectedError]:
     """Make our publications publish *identities*; existing ones that fit stay.
 
@@ -410,7 +439,7 @@ async def ensure_publications(
     attempts = []
     for wished, new in ((filters, fresh), (_NO_FILTERS, fresh), (_NO_FILTERS, ())):
         changes = publication_changes(
-            source, identities, existing, version, wished, new, unfit, kept
+            source, identities, existing, version, wished, new, unfit, kept, lists, relisted
         )
         if changes not in attempts:
             attempts.append(changes)
@@ -422,6 +451,8 @@ async def ensure_publications(
         except _CHANGING as exc:
             raise _have_to_wait(source, exc) from exc
         except psycopg.Error as exc:
+            if changes is attempts[-1] and isinstance(exc, psycopg.errors.UndefinedColumn):
+                raise _have_to_wait(source, exc) from exc  # a session has just dropped it
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
             log.info(
@@ -431,7 +462,7 @@ async def ensure_publications(
             )
         else:
             return {}
-    return await _ensure_needed(connection, source, identities, existing, version, kept)
+    return await _ensure_needed(connection, source, identities, existing, version, kept, lists)
 
 
 async def _ensure_needed(
@@ -441,9 +472,10 @@ async def _ensure_needed(
     existing: dict[str, Publication],
     version: int,
     kept: Collection[str],
+    lists: ColumnLists,
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the others as errors."""
-    changes = publication_changes(source, identities, existing, version, kept=kept)
+    changes = publication_changes(source, identities, existing, version, kept=kept, lists=lists)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
             await _execute(connection, source, changes.all)
@@ -458,7 +490,7 @@ async def _ensure_needed(
         )
     errors = {}
     for identity in identities:
-        own = publication_changes(source, [identity], existing, version)
+        own = publication_changes(source, [identity], existing, version, lists=lists)
         try:
             await _execute(connection, source, own.needed)
         except _FORBIDDEN as exc:

@@ -9,6 +9,7 @@ from streamer.commands.check.findings import (
     at_source,
     error,
     in_words,
+    info,
     run_here,
     some_of,
     warning,
@@ -17,6 +18,7 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
 from streamer.postgres.quoting import quote_identifier
+from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
 from streamer.source.identity import RelationIdentity
 from streamer.source.publication import (
     PublicationChanges,
@@ -37,7 +39,10 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
                 problem = "is partitioned, and PostgreSQL 12 cannot publish that"
                 fix = in_words("take it out of `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
-    changes = publication_changes(source, _identities(facts), facts.publications, server.version)
+    lists = _lists(facts)
+    changes = publication_changes(
+        source, _identities(facts), facts.publications, server.version, lists=lists
+    )
     if changes.needed:
         obstacles = _publishing_obstacles(facts, changes)
         if obstacles:
@@ -47,10 +52,17 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
             problem = "the tables are not published"
             yield error(place, problem, at_source(*changes.needed, words="on the primary"))
     yield from _check_surplus(facts, changes)
-    yield from _check_faults(facts, target)
+    yield from _check_faults(facts, target, lists)
     yield from _check_all_tables(facts)
+    yield from _check_excluded(facts, lists)
     if target is not None:
         yield from _check_marks(facts, target)
+
+
+def _lists(facts: SourceFacts) -> ColumnLists:
+    assert facts.server is not None
+    publications = facts.publications.values()
+    return column_lists(facts.mappings, _identities(facts), publications, facts.server.version)
 
 
 def _identities(facts: SourceFacts) -> list[RelationIdentity]:
@@ -104,12 +116,14 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
     )
 
 
-def _check_faults(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+def _check_faults(
+    facts: SourceFacts, target: TargetFacts | None, lists: ColumnLists
+) -> Iterable[Finding]:
     """A publication that an administrator created and that omits columns or rows."""
     assert facts.server is not None
     filtered = {m.source for m in facts.mappings if m.rule.filter is not None}
     faults = publication_faults(
-        facts.source, facts.publications, _identities(facts), filtered, facts.server.version
+        facts.source, facts.publications, _identities(facts), filtered, facts.server.version, lists
     )
     for fault in faults:
         fix = at_source(*fault.sql)
@@ -123,11 +137,39 @@ def _check_faults(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fi
         yield make(Place(facts.label, str(fault.relation)), problem, fix)
 
 
+def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]:
+    """Whether excluded columns leave the source."""
+    assert facts.server is not None
+    for mapping, relation in facts.mapped():
+        place, rule = Place(facts.label, str(mapping.source)), mapping.rule
+        if (refused := lists.refused.get(mapping.source)) is not None:
+            yield error(place, refused.message, in_words(refused.hint or ""))
+            continue
+        excluded = rule.exclude.intersection(relation.column_names)
+        if not excluded:
+            continue
+        sent = excluded & sent_columns(mapping, relation.identity)
+        if rule.column_list and sent:
+            problem = (
+                f"{some_of(sorted(sent))} leaves the source although it is excluded, because "
+                "`filter` or `set` uses it"
+            )
+            yield warning(place, problem)
+        elif rule.column_list:
+            yield info(place, f"{some_of(sorted(excluded))} does not leave the source")
+        else:
+            is_able = facts.server.version >= LISTS_SINCE
+            more = "`column_list: true`" if is_able else "PostgreSQL 15"
+            problem = f"excluded {some_of(sorted(excluded))} leaves the source, and is not written"
+            yield info(place, f"{problem}; {more} can keep it there")
+
+
 def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: PublicationFault) -> bool:
-    """Whether `run` makes a plain member of the table, because it is copied anyway."""
+    """Whether `run` makes the wanted member of the table: it is copied anyway, or has a list."""
     mapping = next(m for m in facts.mappings if m.source == fault.relation)
     is_copied = target is None or target.needs_copy(facts.source, mapping)
-    return is_copied and facts.publications[fault.publication].is_owned
+    is_changed = is_copied or mapping.rule.column_list
+    return is_changed and facts.publications[fault.publication].is_owned
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
