@@ -55,6 +55,9 @@ create table streamer.replica (
     sources text[] not null default '{}',
     journals text[] not null default '{}',
     max_sources integer,
+    -- The fingerprint of the mapping that it runs, and since when.
+    mapping text,
+    mapping_since timestamptz,
     -- It is about to end, and takes no sources.
     is_stopping boolean not null default false,
     -- Counted up every second. If it stands still, other replicas end the sessions of this one.

@@ -21,6 +21,7 @@ from streamer.observability.http import make_app, serving
 from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.runtime.replicas.following import MappingFollower
 from streamer.runtime.shutdown import stop_on_signals
 
 log = structlog.get_logger()
@@ -92,6 +93,7 @@ async def run(
             reloading.add(task)
             task.add_done_callback(reloading.discard)
 
+        engine.following = MappingFollower(lambda: admin.mapping, reload)
         act.update(stop=engine.stop, reload=reload)
         for name in early:
             act[name]()

@@ -20,7 +20,7 @@ from streamer.progress.definitions import DefinitionRecord, read_definitions
 from streamer.progress.held import HeldRecord, read_held
 from streamer.progress.lost import MappingTrouble, find_lost_mapping
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.replicas import ReplicaRecord, read_replicas
+from streamer.progress.replicas import ReplicaRecord, find_newest_mapping, read_replicas
 from streamer.progress.schema import is_installed
 from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
@@ -198,10 +198,21 @@ class StatusReport:
             "address": replica.address,
             "sources": processes.count(replica.name),
             "max_sources": replica.max_sources,
+            "mapping": replica.mapping,
+            "mapping_since": replica.mapping_since
+            and replica.mapping_since.isoformat(timespec="seconds"),
+            "has_newest_mapping": replica not in self.outdated_replicas(),
             "is_stopping": replica.is_stopping,
             "started_at": replica.started_at.isoformat(timespec="seconds"),
             "seen_at": replica.seen_at.isoformat(timespec="milliseconds"),
         }
+
+    def outdated_replicas(self) -> list[ReplicaRecord]:
+        """Return the replicas that run another mapping than the one that changed last."""
+        newest = find_newest_mapping(self.replicas)
+        if newest is None:
+            return []
+        return [each for each in self.replicas if each.mapping not in (None, newest.mapping)]
 
     @property
     def exit_code(self) -> int:

@@ -66,6 +66,9 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         processes = [status.process for status in report.sources]
         runs = [f"{each.name} runs {processes.count(each.name)}" for each in report.replicas]
         lines.append(Text(f"{len(runs)} replicas: {', '.join(runs)}"))
+        if outdated := [each.name for each in report.outdated_replicas()]:
+            names = ", ".join(outdated)
+            lines.append(Text(f"{names}: not yet at the mapping that changed last", "bold"))
     problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
     problems += [_problem_line(status, each) for status, its in found for each in its]
     if problems:

@@ -6,6 +6,7 @@ frozen or cut off keeps both, but counts no further beats. Another one then ends
 """
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -48,13 +49,17 @@ delete from streamer.replica r where seen_at < now() - make_interval(secs => $2:
 )
 _BEAT_SQL: Final = """
 update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestamp(),
-    sources = $2, max_sources = $3, is_stopping = $4, journals = $5
+    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, mapping = $6,
+    mapping_since = case when mapping is distinct from $6
+        then pg_catalog.clock_timestamp() - make_interval(secs => $7::float8)
+        else mapping_since end
 where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
 """
 _REPLICAS_SQL: Final = _with_locks(
     """
 select r.id as number, r.name, r.backend_pid, r.address, r.sources, r.max_sources, r.is_stopping,
-       r.journals, r.beat, r.started_at, r.seen_at, l.id is not null as is_alive
+       r.journals, r.mapping, r.mapping_since, r.beat, r.started_at, r.seen_at,
+       l.id is not null as is_alive
 from streamer.replica r
 left join LOCKS l on l.id = r.id and l.pid = r.backend_pid
 order by r.id
@@ -98,6 +103,9 @@ class ReplicaRecord:
     max_sources: int | None
     is_stopping: bool
     journals: frozenset[str]
+    mapping: str | None
+    """The fingerprint of the mapping that it runs; None before its first beat."""
+    mapping_since: datetime | None
     beat: int
     started_at: datetime
     seen_at: datetime
@@ -128,6 +136,9 @@ class Presence:
     max_sources: int | None
     is_stopping: bool
     journals: list[str]
+    mapping: str
+    mapping_seconds: float
+    """The age of the mapping. A replica that joins anew does not have a newer one."""
 
 
 async def join(session: TargetConnection, name: str, address: str | None) -> int:
@@ -149,6 +160,8 @@ async def beat(session: TargetConnection, number: int, presence: Presence) -> bo
             presence.max_sources,
             presence.is_stopping,
             presence.journals,
+            presence.mapping,
+            presence.mapping_seconds,
         )
     )
 
@@ -172,6 +185,16 @@ def _replica(row: Any) -> ReplicaRecord:
     fields["sources"] = frozenset(fields["sources"])
     fields["journals"] = frozenset(fields["journals"])
     return ReplicaRecord(**fields)
+
+
+def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | None:
+    """Return the live replica whose mapping changed last. Pure."""
+    known = [
+        ((each.mapping_since, each.number), each)
+        for each in replicas
+        if each.is_alive and not each.is_stopping and each.mapping_since is not None
+    ]
+    return max(known, key=lambda item: item[0])[1] if known else None
 
 
 async def read_unready_tables(bookkeeping: Bookkeeping) -> UnreadyTables:

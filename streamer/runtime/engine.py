@@ -58,6 +58,7 @@ from streamer.runtime.readiness import (
     target_reasons,
 )
 from streamer.runtime.relations import resolve_at
+from streamer.runtime.replicas.following import MappingFollower
 from streamer.runtime.replicas.replica import Fleet, Replica
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
@@ -124,6 +125,7 @@ class Engine:
         self._max_sources = max_sources
         self._replica: Replica | None = None
         """This process among its replicas; None if it runs all its sources up to some point."""
+        self.following = MappingFollower(lambda: self._mapping, lambda: None)
         self._address = TargetAddress.parse(settings.target.url)
         self._installation = Installation(settings.spool.path, settings.target.url.reveal())
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
@@ -347,6 +349,7 @@ class Engine:
                     services.bookkeeping,
                     lambda: self.supervisors,
                     self.metrics.count_error,
+                    self.following,
                     address=self._settings.http.listen or None,
                     max_sources=self._max_sources,
                 )

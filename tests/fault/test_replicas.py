@@ -31,23 +31,37 @@ class Site:
         for name in NAMES:
             source.execute(f"create table {name} (n int)")
             target.execute(f"create table {name} (n int)")
+        self.ports: dict[int, int] = {}
+        self.also = ""
 
     def config(self, number: int) -> tuple[Path, int]:
         """Write the configuration of one process; return its path and port."""
+        (self.directory / str(number)).mkdir()
+        self.ports[number] = free_port()
+        return self._write_config(number), self.ports[number]
+
+    def map_another_table(self) -> None:
+        """Let the files of all processes map one more table of the last source."""
+        for database in (self.source, self.target):
+            database.execute("create table joins (n int)")
+        self.also = ", joins: {type: append, initial: none}"
+        for number in self.ports:
+            self._write_config(number)
+
+    def _write_config(self, number: int) -> Path:
         directory = self.directory / str(number)
-        directory.mkdir()
-        port = free_port()
         sources = "".join(
             f"- {{database: {name}, urls: [{{url: '{self.source.url}'}}],"
-            f" tables: {{{name}: {{type: append, initial: none}}}}}}\n"
+            f" tables: {{{name}: {{type: append, initial: none}}"
+            f"{self.also if name == NAMES[-1] else ''}}}}}\n"
             for name in NAMES
         )
         path = directory / "config.yaml"
         path.write_text(
-            f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n"
+            f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{self.ports[number]}'}}\n"
             f"workers: 2\nspool: {{directory: {directory / 'spool'}}}\nsources:\n{sources}"
         )
-        return path, port
+        return path
 
     def write(self) -> None:
         """Insert a row into each table."""
@@ -79,13 +93,21 @@ def is_stopped(process: Process) -> bool:
     return psutil.Process(process.process.pid).status() == psutil.STATUS_STOPPED
 
 
-def shared(*processes: Process, write: Callable[[], None] = lambda: None) -> None:
-    """Wait until *processes* stream an even share each."""
-    wanted = {process.process.pid: len(NAMES) // len(processes) for process in processes}
+def shared(
+    *processes: Process,
+    write: Callable[[], None] = lambda: None,
+    limited: Process | None = None,
+) -> None:
+    """Wait until *processes* stream an even share each; *limited* beside them has one source."""
+    count = len(NAMES) - (limited is not None)
+    wanted = [(count + each) // len(processes) for each in range(len(processes))]
 
     def are_even() -> bool:
         write()
-        return shares(processes[0]) == wanted
+        found = shares(processes[0])
+        is_limited = limited is None or found.pop(limited.process.pid, 0) == 1
+        pids = {process.process.pid for process in processes}
+        return is_limited and found.keys() == pids and sorted(found.values()) == wanted
 
     output = processes[0].config.parent
     eventually(are_even, SECONDS, f"shared by {wanted}: see {output}")
@@ -98,9 +120,9 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
     site = Site(tmp_path, source, target)
     with ExitStack() as stack:
 
-        def start(number: int, **environment: str) -> tuple[Process, int]:
+        def start(number: int, *options: str, **environment: str) -> tuple[Process, int]:
             config, port = site.config(number)
-            process = Process(config, spark=False, environment=environment)
+            process = Process(config, *options, spark=False, environment=environment)
             return stack.enter_context(process), port
 
         # GIVEN a process with all sources WHEN two more join THEN each has its share
@@ -117,7 +139,8 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         shared(second, third, write=site.write)
         site.are_equal(second)
         # WHEN one freezes with uncommitted rows in the target
-        frozen, _ = start(4, STREAMER_FAILPOINTS="apply.before_commit=stop")
+        options = ("--max-sources", "1")
+        frozen, _ = start(4, *options, STREAMER_FAILPOINTS="apply.before_commit=stop")
         has_share(second, frozen)
         site.write()
         eventually(lambda: is_stopped(frozen), SECONDS, "not frozen")
@@ -126,19 +149,34 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         site.are_equal(second)
         # AND what it commits once it goes on does not count
         frozen.process.send_signal(signal.SIGCONT)
-        shared(second, third, frozen, write=site.write)
+        shared(second, third, limited=frozen, write=site.write)
         site.are_equal(second)
         # WHEN all lose their locks at once THEN each goes on, and nothing is lost or doubled
         target.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name like 'streamer lock %'"
         )
-        shared(second, third, frozen, write=site.write)
+        shared(second, third, limited=frozen, write=site.write)
         site.are_equal(third)
         # WHEN one ends in order THEN the others have its sources
         assert second.terminate() == 0
-        shared(third, frozen)
+        shared(third, limited=frozen)
         site.are_equal(third)
+        # WHEN one reads its configuration again THEN the other follows by itself
+        site.map_another_table()
+        before = {each["mapping"] for each in report(third.config)["replicas"]}
+        frozen.process.send_signal(signal.SIGHUP)
+        eventually(lambda: have_another_mapping(third, before), SECONDS, "the same mapping")
+        source.execute("insert into joins values (1)")
+        site.are_equal(third)
+        assert target.execute("select n from joins") == [(1,)]
+
+
+def have_another_mapping(process: Process, before: set[str]) -> bool:
+    """Whether both replicas run one mapping that is not the one *before*."""
+    found = report(process.config)["replicas"]
+    now = {each["mapping"] for each in found}
+    return len(now) == 1 and now != before and all(each["has_newest_mapping"] for each in found)
 
 
 def sees_fleet(process: Process, port: int, all_of_them: list[Process]) -> None:

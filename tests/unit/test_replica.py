@@ -20,7 +20,7 @@ def record(
 ) -> ReplicaRecord:
     sources: frozenset[str] = frozenset()
     return ReplicaRecord(
-        number, name, 100, None, sources, None, False, sources, beat, NOW, NOW, is_alive
+        number, name, 100, None, sources, None, False, sources, None, None, beat, NOW, NOW, is_alive
     )
 
 
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make() -> Any:
     nothing: Any = None
-    return Replica(nothing, nothing, list, lambda error: None)
+    return Replica(nothing, nothing, list, lambda error: None, nothing)
 
 
 def test_a_replica_without_beats_is_frozen_after_a_while(clock: Clock) -> None:

@@ -38,6 +38,7 @@ from streamer.progress.replicas import (
     read_unready_tables,
 )
 from streamer.progress.sources import read_source_records
+from streamer.runtime.replicas.following import MappingFollower
 from streamer.runtime.replicas.share import Peer, SharePlan, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
 from streamer.waiting import wait_for_event
@@ -139,6 +140,7 @@ class Replica:
         bookkeeping: Bookkeeping,
         read_sources: Callable[[], Sequence[Shared]],
         count_error: Callable[[StreamerError], None],
+        following: MappingFollower,
         *,
         address: str | None = None,
         max_sources: int | None = None,
@@ -149,6 +151,7 @@ class Replica:
         self._bookkeeping = bookkeeping
         self._read_sources = read_sources
         self._count_error = count_error
+        self._following = following
         self._address = address
         self._max_sources = max_sources
         self._number = 0
@@ -230,6 +233,7 @@ class Replica:
         self._note(record)
         if self._is_stopping:
             return
+        self._following.look(record.replicas, self._number, time.monotonic())
         sources = {shared.source.label: shared for shared in self._read_sources()}
         await self._keep(sources, record)
         await self._share(sources, record)
@@ -245,6 +249,7 @@ class Replica:
             self._max_sources,
             self._is_stopping,
             [each.source.label for each in shared if each.has_journal and each.is_assigned],
+            *self._following.report(time.monotonic()),
         )
         is_known = self._backend_pid == session.backend_pid and await beat(
             session, self._number, presence

@@ -1,0 +1,58 @@
+"""A short text that two processes have in common if they run the same mapping. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping as AnyMapping
+from collections.abc import Set
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Final
+
+from streamer.mapping.rules import Mapping, MappingFault
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.secret import Secret
+
+LENGTH: Final = 12
+
+
+def fingerprint(mapping: Mapping) -> str:
+    """Return the fingerprint of *mapping*, 12 hexadecimal digits.
+
+    Passwords are no part of it: everyone who reads the bookkeeping could try candidates. Nor are
+    settings with their default, so that a version with more settings agrees with the one before.
+    """
+    text = json.dumps(_plain(mapping), sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return _without_passwords(value.reveal())
+    if isinstance(value, MappingFault):  # its text names a file, which each process has elsewhere
+        return "fault"
+    if is_dataclass(value):
+        return {
+            each.name: _plain(getattr(value, each.name))
+            for each in fields(value)
+            if each.compare and not _is_default(each, getattr(value, each.name))
+        }
+    if isinstance(value, AnyMapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
+def _is_default(field: "Field[Any]", value: Any) -> bool:
+    if field.default_factory is not MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not MISSING and bool(value == field.default)
+
+
+def _without_passwords(url: str) -> dict[str, str]:
+    try:
+        given = parse_conninfo(url)
+    except ValueError:  # the source has a fault, too
+        return {}
+    return {name: text for name, text in given.items() if "password" not in name}
