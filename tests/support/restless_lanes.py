@@ -1,12 +1,13 @@
 """`python -m streamer`, with lanes that get a connection of their own for one window at a time.
 
-Every lane for which another one waits moves, so lanes move all the time.
+Every lane for which another one waits moves, so lanes move all the time. Connections without work
+end at once.
 """
 
 import math
 from collections.abc import Callable
 
-from streamer.apply import hot_lanes, slow_lanes
+from streamer.apply import hot_lanes, slow_lanes, worker
 from streamer.cli.main import main
 
 
@@ -18,6 +19,7 @@ def unsettle(set_constant: Callable[[object, str, object], None] = setattr) -> N
     set_constant(slow_lanes, "SLOW_SECONDS_MIN", math.inf)
     set_constant(slow_lanes, "COOL_SECONDS", math.inf)
     set_constant(hot_lanes, "ASIDE_SECONDS", 0)
+    set_constant(worker, "IDLE_SECONDS", 0.02)
 
 
 if __name__ == "__main__":
