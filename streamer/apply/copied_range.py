@@ -22,7 +22,8 @@ from streamer.decode.pgoutput import (
 from streamer.decode.transactions import Changes
 from streamer.decode.tuples import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
 from streamer.errors import ProtocolError, SyncError
-from streamer.mapping.chunks import ChunkedCopy, KeyValue, read_key_value
+from streamer.mapping.chunks import ChunkedCopy
+from streamer.postgres.key_values import KeyValue, read_key_value
 
 if TYPE_CHECKING:
     from streamer.apply.lane_transaction import LaneTransaction

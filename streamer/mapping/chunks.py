@@ -1,22 +1,20 @@
 """The state of a copy in chunks: the range of keys that the target has so far.
 
 Servers may order texts differently, so the borders of chunks are keys of types with one order
-everywhere: integers and uuid. Where the key has further columns, its first ones of these types form
-the borders, and rows with equal values stay together. The bookkeeping keeps the state as JSON.
-Pure.
+everywhere (`streamer.postgres.key_values`). Where the key has further columns, its first ones of
+these types form the borders, and rows with equal values stay together. The bookkeeping keeps the
+state as JSON. Pure.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from streamer.postgres.key_values import KeyValue, read_key_value
 from streamer.postgres.quoting import quote_literal
 
-ORDERED_TYPES: Final = frozenset({"smallint", "integer", "bigint", "uuid"})
 CHUNKS_OF_LIMIT: Final = 10
 """A chunk has this part of `sync.resumable_above`."""
-
-KeyValue = int | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +69,6 @@ class ChunkedCopy:
             stored["chunk_bytes"],
             stored["size_bytes"],
         )
-
-
-def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
-    """Return a value of the type *kind*, so that two of them compare as the server compares them.
-
-    *data*: as the server sends it, in text or binary. Raises ValueError.
-    """
-    if kind == "uuid":
-        return bytes.fromhex(data.decode("ascii").replace("-", "")) if is_text else bytes(data)
-    return int(data) if is_text else int.from_bytes(data, "big", signed=True)
 
 
 def beyond(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from streamer.mapping.chunks import ORDERED_TYPES
+from streamer.postgres.key_values import ORDERED_TYPES, without_modifier
 from streamer.source.catalog import SourceRelation
 
 
@@ -25,10 +25,14 @@ def chunk_columns(
     found: list[tuple[str, str]] = []
     for name in key:
         column = columns[name]
-        if name not in known or column.generated or column.type not in ORDERED_TYPES:
+        is_ordered = without_modifier(column.type) in ORDERED_TYPES
+        if name not in known or column.generated or not is_ordered:
             break
         found.append((name, column.type))
     if found:
         return tuple(found)
     first = columns[key[0]]
-    return f'its key begins with "{first.name}" of type {first.type}'
+    begins = f'its key begins with "{first.name}" of type {first.type}'
+    if without_modifier(first.type) in ORDERED_TYPES:
+        return f"{begins}, which is computed or not copied as it is"
+    return f"{begins}, whose order may differ between servers"

@@ -98,14 +98,15 @@ async def find_chunk(
 
     *before*: the rows that the target has; its border is empty in front of the first chunk.
     """
-    names = [quote_identifier(name) for name in before.columns]
+    # Qualified: a name of the query's own columns would hide that of a key in ORDER BY.
+    names = [f"t.{quote_identifier(name)}" for name in before.columns]
     listed = ", ".join(names)
     keys = ", ".join(f"{name}::text" for name in names)
     (heap,) = copy.heaps
     rest = f" where {beyond(names, before.types, before.border)}" if before.border else ""
     query = (
         f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
-        f" array[{keys}] as k from {heap.relation_sql}{rest}"
+        f" array[{keys}] as k from {heap.relation_sql} t{rest}"
         f" order by {listed} limit %s) r where n %% %s = 0 order by n"
     )
     await plain.execute("savepoint chunk")

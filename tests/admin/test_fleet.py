@@ -10,6 +10,8 @@ import pytest
 from streamer.admin import bulk
 from streamer.admin.fleet import LineFilter, choose, groups, survey
 from streamer.admin.page.overview import SOURCES_PER_PAGE
+from streamer.admin.page.render import environment
+from streamer.admin.page.view import source_view
 from streamer.commands.requests import SourceKey, SourceOutcome
 from streamer.commands.requests import choose as choose_tables
 from streamer.errors import RUNBOOKS, InvalidError
@@ -105,6 +107,18 @@ def test_health_and_queue_show_trouble_and_copies() -> None:
     shared = survey([a_source("a", None, process="x"), a_source("b", None, process="y")])
     assert shared.is_shared
     assert [line.label for line in choose(shared, LineFilter("y"))] == ["b"]
+
+
+def test_a_copy_in_chunks_shows_the_chunk_that_comes() -> None:
+    copying = {"state": "copying", "rows_copied": 5, "bytes_copied": 10, "bytes_total": 100,
+               "chunks_copied": 2, "chunks_total": 11}  # fmt: skip
+    viewed = source_view(
+        a_source("a", None, a_table("t", **copying), a_table("u", state="copying"))
+    )
+    progress = getattr(environment().get_template("macros.html").module, "progress")  # noqa: B009
+    shown = [str(progress(table | {"activity": None})) for table in viewed["tables"]]
+    assert ", chunk 3 of about 11" in shown[0]
+    assert "chunk" not in shown[1]
 
 
 class Asked:

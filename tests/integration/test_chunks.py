@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from streamer.postgres.quoting import quote_literal
 from tests.support.chunk_case import ChunkCase, request
+from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -34,7 +36,37 @@ async def until_it_has(streamer: Streamer, table: str, count: int) -> None:
     await streamer.eventually(is_there)
 
 
+DATED = r"""
+create table dated (at timestamptz, n numeric(12,2), t text, v int default 0,
+    pad text default repeat('x', 400), primary key (at, n, t));
+insert into dated select * from (values
+    ('-infinity'::timestamptz, 1.5), ('infinity', 'NaN'), ('infinity', 1), ('4713-01-01 BC', 'NaN'),
+    ('0001-12-31 23:59:59.999999 BC', -1), ('10000-01-01 00:00:00.1', 0)) s (at, n),
+    (values (''), (' '), (e'\n''"'), ('É')) t (t);
+insert into dated select '2024-02-29'::timestamptz + g * interval '1 hour', g % 3, 'x'
+from generate_series(1, 1200) g;
+create table numbered (n numeric, k bytea, v int default 0, pad text default repeat('x', 400),
+    primary key (n, k));
+insert into numbered values
+    ('NaN', ''), ('NaN', '\x00'), ('-1e100', '\x5c27'), (1e-300, '\x'), (0, '\x');
+insert into numbered select g / 7.0, decode(md5(g::text), 'hex') from generate_series(1, 1200) g;
+"""
+"""Both are above the limit."""
+DATED_CHANGES = (
+    "update dated set v = v + 1 where n <> 1",
+    "update dated set at = 'infinity', v = 2, t = at where v = 1 and at between '2024-03-01' and '2025-01-01'",
+    "update dated set at = '4000-01-01 BC', t = '😀' || t where n = 'NaN' and at > '2000-01-01'",
+    "delete from dated where at = '-infinity' and t = ''",
+    "update numbered set v = v + 1 where n > 100 or n < 10",
+    "update numbered set n = 'NaN', v = 3 where n between 1 and 2",
+    "update numbered set n = -n where n between 150 and 160",
+    "delete from numbered where n = 'NaN' and k = '\\x00'",
+)
+
+
 def change(source: Database) -> None:
+    for sql in DATED_CHANGES:
+        source.execute(sql)
     for sql in (
         # Neither this row nor its large value is in the copied range, and the update omits it.
         "update moved set g = -5 where g = 1200",
@@ -47,6 +79,25 @@ def change(source: Database) -> None:
         source.execute(sql)
 
 
+def test_the_server_has_the_order_and_the_formats_of_keys(source: Database) -> None:
+    send = {
+        "integer": "int4send",
+        "boolean": "boolsend",
+        "double precision": "float8send",
+        "timestamp with time zone": "timestamptz_send",
+        "timestamp(3) without time zone": "timestamp_send",
+    }
+    for kind, values in ASCENDING.items():
+        function = send.get(kind, f"{kind}{'_' if kind in ('date', 'numeric') else ''}send")
+        constants = ", ".join(quote_literal(text) for text, _ in reversed(values))
+        found = source.execute(
+            "set timezone = 'UTC';"
+            f" select k::text, encode({function}(k), 'hex') from"
+            f" (select t::{kind} as k from unnest(array[{constants}]) t) v order by v.k"
+        )
+        assert found == values, kind
+
+
 async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
@@ -57,6 +108,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         + create("altered", "g")
         + create("emptied", "g")
         + create("named", "t")
+        + DATED
     )
     tables = """
         pairs:
@@ -65,9 +117,12 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         altered: {on_column_added: add}
         emptied:
         named:
+        dated:
+        numbered:
     """
     async with stream(tables, settings=SETTINGS) as streamer:
-        await until_it_has(streamer, "public.moved", 1)
+        for table in ("dated", "numbered", "moved"):
+            await until_it_has(streamer, f"public.{table}", 1)
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
         assert shown["chunks_copied"] < shown["chunks_total"]
@@ -76,6 +131,9 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         assert (await streamer.table("public.moved"))["chunks_copied"] is None
     for table in ("pairs", "moved", "altered", "emptied", "named"):
         rows = f"select * from {table} order by g"
+        assert source.execute(rows) == target.execute(rows), table
+    for table in ("dated", "numbered"):
+        rows = f"select {table}::text as row from {table} order by 1"
         assert source.execute(rows) == target.execute(rows), table
     rows = "select g, v, large from hist {} order by g"
     now = "where kvsz_end = '9999-01-01' and not kvsz_deleted"

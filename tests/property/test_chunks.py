@@ -5,16 +5,22 @@ the border, as the source had them there.
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
+from itertools import pairwise
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from streamer.apply.copied_range import CopiedRange, UnknownRowError
 from streamer.decode.tuples import UNCHANGED, read_binary_tuple, read_text_tuple
-from streamer.mapping.chunks import ChunkedCopy, KeyValue, read_key_value
+from streamer.mapping.chunks import ChunkedCopy
+from streamer.postgres.key_values import read_key_value
 from streamer.sync.chunks import ChunkSize, cut_chunk
 from tests.property import encode
 from tests.support import properties  # noqa: F401  # the number of examples
+from tests.support.key_values import ASCENDING
 from tests.unit.build import relation
 
 RELID = 16385
@@ -22,10 +28,17 @@ Key = tuple[int, uuid.UUID]
 Row = tuple[bytes, bytes]
 """A short value, and one that an update may leave out."""
 Table = dict[Key, Row]
-TYPES = ("integer", "uuid")
+KINDS = sorted(kind for kind, values in ASCENDING.items() if len(values) == 7)
+NUMBERS = {
+    (kind, is_binary): [
+        bytes.fromhex(data) if is_binary else text.encode() for text, data in values
+    ]
+    for kind, values in ASCENDING.items()
+    for is_binary in (False, True)
+}
 
 KEYS = st.tuples(
-    st.integers(-3, 3), st.sampled_from([uuid.UUID(int=n << 100) for n in (0, 7, 2**27)])
+    st.integers(0, 6), st.sampled_from([uuid.UUID(int=n << 100) for n in (0, 7, 2**27)])
 )
 
 
@@ -34,15 +47,16 @@ class Source:
     """The source's table after each transaction, and the messages of each."""
 
     identity: str
+    kind: str
+    """The type of the first column of the key, whose value with number *n* of `ASCENDING` it has."""
     is_binary: bool
     states: list[Table] = field(default_factory=lambda: [{}])
     sent: list[list[bytes]] = field(default_factory=list)
 
     def cells(self, key: Key, row: Sequence[encode.Cell]) -> list[encode.Cell]:
         number, unique = key
-        if self.is_binary:
-            return [number.to_bytes(4, "big", signed=True), unique.bytes, *row]
-        return [str(number).encode(), str(unique).encode(), *row]
+        first = NUMBERS[self.kind, self.is_binary][number]
+        return [first, unique.bytes if self.is_binary else str(unique).encode(), *row]
 
     def key(self, key: Key) -> list[encode.Cell] | None:
         return self.cells(key, [None, None]) if self.identity == "d" else None
@@ -95,8 +109,13 @@ TRANSACTIONS = st.lists(
 )
 
 
-def write(identity: str, is_binary: bool, transactions: list[list[tuple[str, Key, Key, bytes]]]):
-    source = Source(identity, is_binary)
+def write(
+    identity: str,
+    kind: str,
+    is_binary: bool,
+    transactions: list[list[tuple[str, Key, Key, bytes]]],
+) -> Source:
+    source = Source(identity, kind, is_binary)
     for transaction in transactions:
         table = dict(source.states[-1])
         made = (source.change(table, *each) for each in transaction)
@@ -152,9 +171,10 @@ class Target:
 
     def _key(self, items: list[bytes]) -> Key:
         number, unique = map(self._value, items[:2])
+        first = NUMBERS[self.source.kind, self.source.is_binary].index(number)
         if self.source.is_binary:
-            return int.from_bytes(number, "big", signed=True), uuid.UUID(bytes=unique)
-        return int(number), uuid.UUID(unique.decode())
+            return first, uuid.UUID(bytes=unique)
+        return first, uuid.UUID(unique.decode())
 
     def _row(self, items: list[bytes]) -> Row:
         return self._value(items[2]), self._value(items[3])
@@ -166,13 +186,15 @@ class Target:
 
         *left_behind*: the process dies after that many rows.
         """
-        chunks = self.chunks or ChunkedCopy(("a", "u"), TYPES, (), "", 0, 1, 1)
+        types = (self.source.kind, "uuid")
+        chunks = self.chunks or ChunkedCopy(("a", "u"), types, (), "", 0, 1, 1)
         self.rows = {k: row for k, row in self.rows.items() if chunks.border and has(chunks, k)}
         if self.chunks is None:
             self.position = point  # nothing is there that could change
         self.apply(point)
         there = sorted(k for k in self.source.states[point] if not has(chunks, k))
-        ends = [(str(a), str(u)) for a, u in there[rows_max - 1 : rows_max]]
+        texts = ASCENDING[self.source.kind]
+        ends = [(texts[a][0], str(u)) for a, u in there[rows_max - 1 : rows_max]]
         after = cut_chunk(ends, chunks, ChunkSize(rows_max, 1, 1)).after
         wanted = there if after is None else there[:rows_max]
         for key in wanted[:left_behind]:
@@ -193,8 +215,9 @@ class Target:
 def has(chunks: ChunkedCopy, key: Key) -> bool:
     if not chunks.border:
         return False
-    number, unique = chunks.border
-    return key <= (int(number), uuid.UUID(unique))
+    first, unique = chunks.border
+    number = [text for text, _ in ASCENDING[chunks.types[0]]].index(first)
+    return key <= (number, uuid.UUID(unique))
 
 
 STEPS = st.lists(
@@ -202,14 +225,15 @@ STEPS = st.lists(
 )
 
 
-@given(st.sampled_from("df"), st.booleans(), TRANSACTIONS, STEPS)
+@given(st.sampled_from("df"), st.sampled_from(KINDS), st.booleans(), TRANSACTIONS, STEPS)
 def test_chunks_and_changes_between_them_make_the_table_of_the_source(
     identity: str,
+    kind: str,
     is_binary: bool,
     transactions: list[list[tuple[str, Key, Key, bytes]]],
     steps: list[tuple[int, int, int | None]],
 ) -> None:
-    source = write(identity, is_binary, transactions)
+    source = write(identity, kind, is_binary, transactions)
     target, last = Target(source), len(source.sent)
     is_whole = False
     try:
@@ -232,21 +256,32 @@ def test_chunks_and_changes_between_them_make_the_table_of_the_source(
     assert target.rows == source.states[-1]
 
 
-@given(st.lists(KEYS, min_size=2, max_size=2))
-def test_keys_are_in_the_order_of_the_server(keys: list[Key]) -> None:
-    def read(key: Key, is_text: bool) -> tuple[KeyValue, ...]:
-        number, unique = key
-        data = (
-            (str(number).encode(), str(unique).encode())
-            if is_text
-            else (number.to_bytes(8, "big", signed=True), unique.bytes)
-        )
-        pairs = zip(data, ("bigint", "uuid"), strict=True)
-        return tuple(read_key_value(value, kind, is_text=is_text) for value, kind in pairs)
+@pytest.mark.parametrize("kind", sorted(ASCENDING))
+def test_keys_are_in_the_order_of_the_server_in_text_and_in_binary(kind: str) -> None:
+    read = [
+        [read_key_value(value, kind, is_text=not is_binary) for value in NUMBERS[kind, is_binary]]
+        for is_binary in (False, True)
+    ]
+    assert read[0] == read[1]
+    assert all((one,) < (other,) for one, other in pairwise(read[0]))
 
-    one, other = keys
-    assert read(one, True) == read(one, False)
-    assert (read(one, True) < read(other, False)) is (one < other)
+
+@given(st.dates(), st.dates())
+def test_dates_are_days_since_2000(one: date, other: date) -> None:
+    days = [read_key_value(str(day).encode(), "date", is_text=True) for day in (one, other)]
+    assert days == [(day - date(2000, 1, 1)).days for day in (one, other)]
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.sampled_from(["", "+00", "-05:30"]))
+def test_equal_values_in_other_words_are_equal(number: Decimal, offset: str) -> None:
+    text = f"{number:f}"
+    longer = f"{text}0" if "." in text else f"{text}.0"
+    values = [read_key_value(t.encode(), "numeric(9,3)", is_text=True) for t in (text, longer)]
+    assert values[0] == values[1] == (0, number)
+    kind = "timestamp with time zone"
+    there = read_key_value(f"2000-01-01 12:00:00{offset}".encode(), kind, is_text=True)
+    shift = {"-05:30": 5.5}.get(offset, 0)
+    assert there == int((12 + shift) * 3600_000_000)
 
 
 def test_a_chunk_ends_at_the_key_of_its_last_row_and_the_last_chunk_nowhere() -> None:

@@ -15,6 +15,8 @@ COLUMNS = (
     source_column("id", "uuid"),
     source_column("name", "text"),
     source_column("made", "bigint", generated="s"),
+    source_column("at", "timestamp(3) with time zone"),
+    source_column("amount", "numeric(10,2)"),
 )
 NAMES = [column.name for column in COLUMNS]
 
@@ -32,8 +34,18 @@ def table(*key: str, identity: str = "d") -> SourceRelation:
         (table("tenant", "id"), (("tenant", "integer"), ("id", "uuid"))),
         (table("tenant", "name", "id"), (("tenant", "integer"),)),
         (table("id", identity="f"), (("id", "uuid"),)),
-        (table("name", "id"), 'its key begins with "name" of type text'),
-        (table("made"), 'its key begins with "made" of type bigint'),
+        (
+            table("at", "amount", "name"),
+            (("at", "timestamp(3) with time zone"), ("amount", "numeric(10,2)")),
+        ),
+        (
+            table("name", "id"),
+            'its key begins with "name" of type text, whose order may differ between servers',
+        ),
+        (
+            table("made"),
+            'its key begins with "made" of type bigint, which is computed or not copied as it is',
+        ),
         (table(), "it has no key"),
     ],
 )

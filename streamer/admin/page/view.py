@@ -167,6 +167,8 @@ def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
         "rows_per_second": table.get("rows_per_second"),
         "bytes_copied": table.get("bytes_copied"),
         "bytes_total": table.get("bytes_total"),
+        "chunks_copied": table.get("chunks_copied"),
+        "chunks_total": table.get("chunks_total"),
         "held_changes": table.get("held_changes"),
         "held_bytes": table.get("held_bytes"),
         "verified_at": table.get("verified_at"),
