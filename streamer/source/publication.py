@@ -179,7 +179,7 @@ def publication_faults(
                 continue
             wanted = lists.columns.get(identity.name)
             if wanted is not None and (member.columns is None or member.columns > wanted):
-                what = "sends columns that `column_list` keeps back"
+                what = "sends excluded columns"
             elif member.columns != wanted:
                 what = "keeps back columns by a list"
             elif member.is_filtered and identity.name not in filtered:

@@ -129,7 +129,7 @@ def test_a_list_changes_only_with_a_copy_or_on_demand() -> None:
         'alter publication "streamer_shop" add table only "public"."t" ("id", "name")',
     ]
     (fault,) = publication_faults(source, existing, [it], (), 15_00_00, lists)
-    assert fault.problem == "sends columns that `column_list` keeps back"
+    assert fault.problem == "sends excluded columns"
     assert list(fault.sql) == changes.needed
 
 
