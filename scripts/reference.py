@@ -286,7 +286,9 @@ def _help_rows(command: Any, name: str) -> list[tuple[str, str]]:
     context = command.make_context(name, [], resilient_parsing=True)
     rows = []
     for parameter in command.params:
-        declared, text = parameter.get_help_record(context)
+        if (record := parameter.get_help_record(context)) is None:
+            continue  # hidden: one process of streamer passes it to another
+        declared, text = record
         for name_of_type, word in _WORDS.items():
             declared = re.sub(rf" <{name_of_type}>", f" {word}", declared)
         declared = re.sub(r"^([A-Z_]+)\b.*", r"\1", declared)

@@ -171,11 +171,15 @@ def run(
             metavar="N",
         ),
     ] = None,
+    process: Annotated[
+        str | None, typer.Option(hidden=True, help="Set by the parent of several processes.")
+    ] = None,
 ) -> None:
     """Copy the tables and stream their changes until a signal arrives.
 
     Several processes with the same configuration share the sources evenly. If one ends, the others
-    take its sources over within seconds.
+    take its sources over within seconds. With `processes` in the configuration, this command starts
+    so many of them.
 
     On SIGTERM or SIGINT, streamer reads nothing more, commits the changes it has, reports them to
     the sources and exits within 10 seconds. A second signal ends it at once.
@@ -188,6 +192,7 @@ def run(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from streamer.cli import run as run_command
     from streamer.runtime.engine import StopCondition
+    from streamer.runtime.processes.child import Membership
 
     lsn = None
     if stop_at_lsn is not None:
@@ -198,12 +203,19 @@ def run(
                 f"--stop-at-lsn {stop_at_lsn}: not an LSN; write it as PostgreSQL does: 0/16B3748",
                 2,
             )
-    condition = StopCondition(lsn, stop_when_caught_up)
-    run_to_end(
+    code = run_to_end(
         run_command.run(
-            GLOBALS.config, GLOBALS.overrides, only or [], condition, take_over or [], max_sources
+            GLOBALS.config,
+            GLOBALS.overrides,
+            only or [],
+            StopCondition(lsn, stop_when_caught_up),
+            take_over or [],
+            max_sources,
+            membership=None if process is None else Membership.parse(process),
         )
     )
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command(rich_help_panel=STREAM, epilog=example("streamer -c config.yaml check"))

@@ -12,15 +12,18 @@ import structlog
 from streamer import __version__
 from streamer.admin.events import Events
 from streamer.admin.server import AdminServer, opened_admin
+from streamer.cli.processes import make_parent, obeying, serving_as
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
 from streamer.hot import choice
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.observability.http import make_app, serving
+from streamer.observability.http import RenderMetrics, make_app, require_private
+from streamer.observability.joined import render_all
 from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.engine import Engine, StopCondition
+from streamer.runtime.processes.child import Membership
 from streamer.runtime.replicas.following import MappingFollower
 from streamer.runtime.shutdown import stop_on_signals
 
@@ -52,17 +55,28 @@ async def run(
     take_over: Collection[str] = (),
     max_sources: int | None = None,
     on_started: Callable[[Engine], None] | None = None,
-) -> None:
-    """Run until a signal, or until *condition* holds. Raises StreamerError for an error that ends
-    the process.
+    membership: Membership | None = None,
+) -> int:
+    """Run until a signal, or until *condition* holds; return the exit code. *membership*: of a
+    process that a parent has started.
+
+    Raises StreamerError for an error that ends the process.
     """
     early: list[str] = []
     act: dict[str, Callable[[], None]] = {
         name: partial(early.append, name) for name in ("stop", "reload")
     }
     # First, because an unhandled signal ends the process.
-    stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
-    settings, mapping = static.load(path, overrides)
+    stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
+    settings, mapping = _load(path, overrides, membership)
+    if membership is not None:
+        structlog.contextvars.bind_contextvars(process=membership.number)
+    elif settings.processes > 1 and condition.lsn is None:
+        parent = make_parent(settings, path, only, list(take_over), max_sources)
+        act.update(stop=parent.stop, reload=parent.reload)
+        for name in early:
+            act[name]()
+        return await parent.run()
     async with opened_admin(settings, path, mapping) as admin:
         is_static = settings.mapping_database is None
         admin.select_sources = partial(select_sources, only=only, may_miss=not is_static)
@@ -88,7 +102,8 @@ async def run(
 
         def reload() -> None:
             task = asyncio.create_task(
-                _reload(admin, engine, settings, path, overrides), name="configuration"
+                _reload(admin, engine, settings, path, partial(_load, path, overrides, membership)),
+                name="configuration",
             )
             reloading.add(task)
             task.add_done_callback(reloading.discard)
@@ -97,7 +112,10 @@ async def run(
         act.update(stop=engine.stop, reload=reload)
         for name in early:
             act[name]()
-        async with _served(settings, admin, engine, events):
+        async with (
+            obeying(membership, stop, reload) as turn,
+            _served(settings, admin, engine, events, membership, turn),
+        ):
             if on_started is not None:
                 on_started(engine)
             try:
@@ -106,34 +124,47 @@ async def run(
                 raise _unwrap(group) from group
             finally:
                 await events.close()
+    return 0
+
+
+def _load(
+    path: Path, overrides: dict[str, Any], membership: Membership | None
+) -> tuple[Settings, Mapping]:
+    """Read the configuration of this process. Raises ConfigurationError."""
+    settings, mapping = static.load(path, overrides)
+    return settings if membership is None else membership.own_settings(settings), mapping
 
 
 @asynccontextmanager
 async def _served(
-    settings: Settings, admin: AdminServer, engine: Engine, events: Events
+    settings: Settings,
+    admin: AdminServer,
+    engine: Engine,
+    events: Events,
+    membership: Membership | None,
+    turn: asyncio.Event,
 ) -> AsyncIterator[None]:
     """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
 
     A process that serves nothing makes no routes: a hundred of them take half of the CPU of a
     start.
     """
-    http = settings.http
-    if not http.listen:
+    if not settings.http.listen:
         yield
         return
+    if not admin.has_credentials:
+        require_private(settings.http.listen)
+    render: RenderMetrics = engine.metrics.render
+    if membership is not None:
+        render = partial(render_all, membership.number, render, membership.siblings)
     app = make_app(
-        engine.metrics.render,
+        render,
         lambda: [*admin.reasons(), *engine.readiness()],
         admin.trouble,
         admin.is_known,
     )
     admin.add_routes(app, events)
-    async with serving(
-        http.listen,
-        app,
-        has_credentials=admin.has_credentials,
-        trusted_proxies=http.trusted_proxies,
-    ):
+    async with serving_as(membership, turn, settings.http, app, engine):
         yield
 
 
@@ -152,7 +183,11 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
 
 
 async def _reload(
-    admin: AdminServer, engine: Engine, before: Settings, path: Path, overrides: dict[str, Any]
+    admin: AdminServer,
+    engine: Engine,
+    before: Settings,
+    path: Path,
+    load: Callable[[], tuple[Settings, Mapping]],
 ) -> None:
     """Read the configuration again and switch to its sources and passwords; a faulty one changes
     nothing.
@@ -160,7 +195,7 @@ async def _reload(
     With a mapping database, `run` reads the last applied revision again.
     """
     try:
-        settings, mapping = static.load(path, overrides)
+        settings, mapping = load()
         if settings.mapping_database is None:
             static.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != before.mapping_database:

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamer.config.connection import ConnectionSettings, SecretText, Strict
+from streamer.config.size import Size
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
 from streamer.mapping.rules import (
@@ -40,24 +41,6 @@ from streamer.mapping.rules import (
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 METRICS_TABLES_MAX: Final = 300
 """A table has up to eighteen series, and a process shall stay below 10,000."""
-
-
-_SIZE: Final = re.compile(r"\s*(\d+)\s*(B|kB|MB|GB|TB)?\s*", re.ASCII)
-_UNITS: Final = {None: 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_BIGINT_MAX: Final = 2**63 - 1
-
-
-def parse_size(value: Any) -> Any:
-    """Read a size in PostgreSQL's notation; a plain number means bytes."""
-    if not isinstance(value, str):
-        return value
-    if (match := _SIZE.fullmatch(value)) is None:
-        raise ValueError('expected a size such as "10GB", with B, kB, MB, GB or TB, or bytes')
-    return int(match[1]) * _UNITS[match[2]]
-
-
-Size = Annotated[int, BeforeValidator(parse_size), Field(strict=True, le=_BIGINT_MAX)]
-"""A number of bytes."""
 
 CHOICES: Final[dict[str, dict[str, str]]] = {
     "consistency": {
@@ -653,6 +636,12 @@ class Settings(BaseSettings):
         ge=1,
         le=64,
         description="Connections that write to the target in parallel.",
+    )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Replicas that `streamer run` starts; they share a port.",
     )
     commit_interval: float = Field(
         default=0.2,

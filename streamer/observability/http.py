@@ -78,31 +78,43 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.asynccontextmanager
-async def serving(
-    listen: str,
-    app: FastAPI,
-    *,
-    has_credentials: bool = False,
-    trusted_proxies: Sequence[str] = (),
-) -> AsyncIterator[None]:
-    """Serve *app* on ``host:port`` for the length of a block.
-
-    Without credentials, the address must be a loopback one. The server trusts the headers
-    X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*. Raises SettingsError for an unusable
-    address.
-    """
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if host not in ("127.0.0.1", "::1", "localhost") and not has_credentials:
+def require_private(address: str) -> None:
+    """Raise SettingsError if the network can reach *address*: requests need no credentials."""
+    if _host(address) not in ("127.0.0.1", "::1", "localhost"):
         raise SettingsError(
-            f"http.listen: {listen} would serve the network without a password",
+            f"http.listen: {address} would serve the network without a password",
             hint="listen on 127.0.0.1, or set admin.token or admin.users",
         )
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens on ``host:port``. Raises SettingsError for an unusable one."""
+    host, port = _host(address), address.rpartition(":")[2]
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as exc:
+        raise SettingsError(
+            f"http.listen: cannot listen on {address}: {exc.strerror}",
+            hint="stop the program on that port, or choose another; an empty string switches HTTP "
+            "off",
+        ) from None
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    listening: socket.socket, app: FastAPI, *, trusted_proxies: Sequence[str] = ()
+) -> AsyncIterator[None]:
+    """Serve *app* on a socket for the length of a block, and close it.
+
+    The server trusts the headers X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*.
+    """
     config = uvicorn.Config(
         app,
-        host=host,
-        port=int(port),
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -113,18 +125,35 @@ async def serving(
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, int(port)), family=family)
-    except OSError as exc:
-        raise SettingsError(
-            f"http.listen: cannot listen on {listen}: {exc.strerror}",
-            hint="stop the program on that port, or choose another; an empty string switches HTTP "
-            "off",
-        ) from None
     task = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     try:
         yield
     finally:
         server.should_exit = True
         await task
+
+
+@contextlib.asynccontextmanager
+async def serving_in_turn(
+    turn: asyncio.Event,
+    listening: socket.socket,
+    app: FastAPI,
+    *,
+    trusted_proxies: Sequence[str] = (),
+) -> AsyncIterator[None]:
+    """Serve *app* as `serving` does, but from the time on at which *turn* is set."""
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        await turn.wait()
+        async with serving(listening, app, trusted_proxies=trusted_proxies):
+            await ended.wait()
+
+    task = asyncio.create_task(serve(), name="turn to serve")
+    try:
+        yield
+    finally:
+        ended.set()
+        if not turn.is_set():
+            task.cancel()
+        await asyncio.wait([task])

@@ -21,23 +21,37 @@ Result = TypeVar("Result")
 EXIT_SECONDS: Final = 9.7
 
 
-def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Call *stop* at the first SIGTERM or SIGINT, exit at the second; call *reload* at SIGHUP."""
-    loop = asyncio.get_running_loop()
-    asked = False
+def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Callable[[str], None]:
+    """Call *stop* at the first SIGTERM or SIGINT, exit at the second; call *reload* at SIGHUP.
 
-    def handle(number: signal.Signals) -> None:
-        nonlocal asked
-        if asked:
-            os._exit(128 + number)
-        asked = True
-        log.info("stopping", signal=number.name)
+    The returned function does the same as a first signal, for the reason that it takes. It has no
+    effect on a process that stops already.
+    """
+    loop = asyncio.get_running_loop()
+    is_stopping = False
+
+    def begin(reason: str) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            return
+        is_stopping = True
+        log.info("stopping", signal=reason)
         loop.call_later(EXIT_SECONDS, os._exit, 0)
         stop()
+
+    signalled = False
+
+    def handle(number: signal.Signals) -> None:
+        nonlocal signalled
+        if signalled:
+            os._exit(128 + number)
+        signalled = True
+        begin(number.name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    return begin
 
 
 async def finishes_before(

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 
 from streamer.commands.embedded import free_port
-from streamer.observability.http import serving
+from streamer.observability.http import listen, serving
 from tests.support.admin import CREDENTIALS, TOKEN, admin
 from tests.support.postgres import Database
 
@@ -33,7 +33,7 @@ def address(tmp_path: Path, target: Database) -> Iterator[str]:
     async def serve() -> None:
         async with (
             admin(tmp_path, CREDENTIALS, target=target.url, is_alone=False) as opened,
-            serving(address, opened.app, has_credentials=True),
+            serving(listen(address), opened.app),
         ):
             started.set()
             await stop.wait()

@@ -1,16 +1,19 @@
 """A large fleet as the status has it, without servers: for the wall of the page.
 
-As a program it serves the page with such a fleet: ``python -m tests.support.fleet PORT``.
+As a program it serves the page with such a fleet: ``python -m tests.support.fleet PORT``. With
+``--picture`` the fleet has 60 sources on three processes, one of them in trouble.
 """
 
 import asyncio
+import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamer.admin.series import FINE_SECONDS
+from streamer.admin.series import FINE_SECONDS, Series
 from streamer.admin.service import AdminService
 from streamer.commands import requests
 from streamer.config import static
@@ -65,6 +68,31 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
     return found
 
 
+def pictured_fleet() -> list[dict[str, Any]]:
+    """Return 60 tenants that three processes stream; one has a table in error, and two copy."""
+    chance = random.Random(7)
+    found = []
+    for number in range(1, 61):
+        its = [a_table(name) for name in ("customers", "items", "orders", "payments", "stock")]
+        values: dict[str, Any] = {
+            "lag_seconds": chance.uniform(0.02, 0.4),
+            "retained_wal_bytes": chance.randrange(50_000, 900_000),
+            "process": f"node-{number % 3 + 1}:1",
+        }
+        if number == 42:
+            its[2] |= {
+                "state": "error",
+                "error": "column note is missing in the target",
+                "hint": "run there: ALTER TABLE orders ADD COLUMN note text",
+            }
+        elif number in (18, 37):
+            its[2] |= {"state": "copying", "rows_copied": number * 20_000, "rows_total": 1_000_000,
+                       "bytes_copied": number * 2_000_000, "bytes_total": 100_000_000,
+                       "rows_per_second": 25_000.0}  # fmt: skip
+        found.append(a_source("shop", f"tenant-{number:02}", *its, **values))
+    return found
+
+
 def mapping_of(fleet: list[dict[str, Any]], directory: Path) -> Mapping:
     """Return the mapping of a fleet."""
     groups: dict[str, list[str]] = {}
@@ -92,8 +120,20 @@ def show_fleet(service: AdminService, fleet: list[dict[str, Any]], directory: Pa
     service.status = status  # type: ignore[method-assign]
 
 
-async def serve(port: int) -> None:
-    """Serve the page with a large fleet whose requests all succeed but those of one source."""
+def fill_history(series: Series, labels: Sequence[str], now: float) -> None:
+    """Give each source half an hour of samples, with a rate that wanders."""
+    chance = random.Random(8)
+    rates = {label: chance.uniform(5, 60) for label in labels}
+    for number in range(200):
+        lag, wal = 0.1 + number % 7, 4096.0 * (1 + number % 90)
+        for label in labels:
+            rates[label] = max(0.0, rates[label] + chance.gauss(0, 6))
+        at = now - (200 - number) * FINE_SECONDS
+        series.add(at, {label: (lag, rates[label], wal) for label in labels})
+
+
+async def serve(port: int, fleet: list[dict[str, Any]]) -> None:
+    """Serve the page with a fleet whose requests all succeed but those of one source."""
     import uvicorn
 
     from streamer.admin import bulk
@@ -112,18 +152,15 @@ async def serve(port: int) -> None:
     setattr(bulk, "request_each", request_each)  # noqa: B010
     with tempfile.TemporaryDirectory() as name:
         async with admin(Path(name), "", is_alone=False) as made:
-            fleet = large_fleet()
             show_fleet(made.service, fleet, Path(name))
-            history, now = made.events.history, time.time()
+            history = made.events.history
             history.start = lambda: None  # type: ignore[method-assign]  # the fleet has no engine
-            for number in range(200):
-                at = now - (200 - number) * FINE_SECONDS
-                values = (0.1 + number % 7, float(number % 40), 4096.0 * (1 + number % 90))
-                labels = [source.label for source in made.service.mapping.sources]
-                history._series.add(at, dict.fromkeys(labels, values))
+            labels = [source.label for source in made.service.mapping.sources]
+            fill_history(history._series, labels, time.time())
             config = uvicorn.Config(made.app, port=port, log_level="warning", lifespan="off")
             await uvicorn.Server(config).serve()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    is_picture = "--picture" in sys.argv
+    asyncio.run(serve(int(sys.argv[1]), pictured_fleet() if is_picture else large_fleet()))

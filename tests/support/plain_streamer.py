@@ -4,10 +4,12 @@ Small tables have their indexes put off as large ones do.
 """
 
 from streamer.cli.main import main
+from streamer.runtime.processes import parent
 from streamer.sync import launcher
 from streamer.sync import round as round_module
 
 if __name__ == "__main__":
     setattr(launcher, "PROGRAM", "tests.support.plain_copies")  # noqa: B010  # it is Final
+    setattr(parent, "PROGRAM", "tests.support.plain_streamer")  # noqa: B010
     setattr(round_module, "DEFER_BYTES_MIN", 0)  # noqa: B010
     main()

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.commands.check.findings import Place
 from streamer.commands.check.source import check_backlog
-from streamer.config.settings import parse_size
+from streamer.config.size import parse_size
 from streamer.lsn import Lsn
 from streamer.runtime.wal_retention.guard import Level, level_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from streamer.commands.check.capacity import check_capacity
+from streamer.commands.check.capacity import check_capacity, target_needs
 from streamer.commands.check.findings import Place
 from streamer.commands.check.source import check_server, check_settings
 from streamer.commands.check.source_facts import SourceFacts, Usage
@@ -121,3 +121,10 @@ def test_servers_that_are_not_at_hand() -> None:
         (replace(SERVER, version=19_00_00), WARNING, "newer than any"),
     ):
         assert matching(list(check_server(place, server)), severity, words)
+
+
+def test_each_of_several_processes_needs_its_own_connections_at_the_target() -> None:
+    settings = Settings.model_validate({"target": {"url": "postgresql:///t"}})
+    one = target_needs(settings, 60)
+    three = target_needs(settings.model_copy(update={"processes": 3}), 60)
+    assert (three.always, three.copies) == (3 * one.always, 3 * one.copies)

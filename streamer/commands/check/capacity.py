@@ -48,17 +48,17 @@ class Needs:
 
 
 def target_needs(settings: Settings, source_count: int) -> Needs:
-    """Return the connections at the target; few depend on the number of sources."""
+    """Return the connections that all processes open at the target."""
     copying = min(settings.sync.sources_at_once, source_count)
     always = settings.workers + PLACES + drainer.CONCURRENT_MAX + TARGET_FEW
     return Needs(
-        always + min(STARTS_AT_ONCE, source_count),
-        settings.sync.jobs + copying * (1 + finishing.AT_ONCE_MAX),
+        settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
+        settings.processes * (settings.sync.jobs + copying * (1 + finishing.AT_ONCE_MAX)),
     )
 
 
 def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
-    """Whether the target has the connections that one process needs."""
+    """Whether the target has the connections that one `streamer run` needs."""
     server = target.server
     yield from _check_free(
         TARGET,
@@ -92,7 +92,8 @@ def _check_server(
     server, usage = group[0].server, group[0].usage
     assert server is not None
     assert usage is not None
-    at_once = settings.sync.sources_at_once
+    at_once = settings.processes * settings.sync.sources_at_once
+    jobs = settings.processes * settings.sync.jobs
     place = Place(", ".join(facts.label for facts in group))
     idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]
     copies = [facts for facts in idle if copied(facts, target)]
@@ -114,7 +115,7 @@ def _check_server(
         Needs(len(idle), max(1, min(at_once, len(copies)))),
         is_copying=bool(copies),
     )
-    copying = COPY_SESSIONS * min(at_once, len(copies)) + settings.sync.jobs
+    copying = COPY_SESSIONS * min(at_once, len(copies)) + jobs
     yield from _check_free(
         place,
         "max_connections",

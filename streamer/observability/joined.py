@@ -1,0 +1,99 @@
+"""The metrics of several processes in one answer.
+
+The series of each process have the label ``replica``. A sum over processes would fall when one of
+them ends, and Prometheus would take that for a reset of all. Families
+about the whole fleet come from the process that answers.
+"""
+
+import asyncio
+import http.client
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+FLEET_FAMILIES: Final = frozenset(
+    {"streamer_fleet_sources", "streamer_replica_sources", "streamer_source_process"}
+)
+ASK_SECONDS: Final = 2.0
+
+_FAMILY: Final = re.compile(r"^# HELP (\S+) .*\n# TYPE .*\n", re.MULTILINE)
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    """A connection to a socket of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=ASK_SECONDS)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def ask_process(path: Path, resource: str) -> bytes | None:
+    """Return the answer of the process at *path*; None if it gives none."""
+    connection = _LocalConnection(path)
+    try:
+        connection.request("GET", resource)
+        answer = connection.getresponse()
+        content = answer.read()
+    except (OSError, http.client.HTTPException):
+        return None  # it ends or begins
+    else:
+        return content if answer.status == 200 else None
+    finally:
+        connection.close()
+
+
+async def render_all(
+    own: int, render: Callable[[], Awaitable[bytes]], siblings: Callable[[], Mapping[int, Path]]
+) -> bytes:
+    """Return the metrics of process *own* and of its *siblings*."""
+    others = siblings()
+    asking = [asyncio.to_thread(ask_process, path, "/metrics") for path in others.values()]
+    rendered, answers = await asyncio.gather(render(), asyncio.gather(*asking))
+    texts = {own: rendered.decode()}
+    for number, answer in zip(others, answers, strict=True):
+        if answer is not None:
+            texts[number] = answer.decode()
+    return (await asyncio.to_thread(join_metrics, texts)).encode()
+
+
+def join_metrics(texts: Mapping[int, str]) -> str:
+    """Return one text of metrics; *texts* by the number of the process, the answering one first.
+
+    Each family keeps its help, which stands once.
+    """
+    heads: dict[str, str] = {}
+    samples: dict[str, list[str]] = {}
+    for place, (number, text) in enumerate(texts.items()):
+        found = list(_FAMILY.finditer(text))
+        ends = [each.start() for each in found[1:]] + [len(text)]
+        for family, end in zip(found, ends, strict=True):
+            name = family[1]
+            if name in FLEET_FAMILIES and place:
+                continue
+            heads.setdefault(name, family[0])
+            lines = text[family.end() : end]
+            if name not in FLEET_FAMILIES:
+                lines = _label(lines, number)
+            samples.setdefault(name, []).append(lines)
+    return "".join(head + "".join(samples[name]) for name, head in heads.items())
+
+
+def _label(lines: str, number: int) -> str:
+    """Add the label to each sample; a value of a label may hold any character but a line feed."""
+    label = f'replica="{number}"'
+    labelled = []
+    for line in lines.split("\n"):
+        name = re.match(r"[^{\s]+", line)
+        if name is None:
+            continue
+        rest = line[name.end() :]
+        inner = f"{{{label},{rest[1:]}" if rest.startswith("{") else f"{{{label}}}{rest}"
+        labelled.append(f"{name[0]}{inner}\n")
+    return "".join(labelled)

@@ -1,0 +1,49 @@
+"""Decisions of the parent about a process that has ended. Pure.
+
+A process that was killed or ended by itself starts again after a back-off. The exit code of a
+StreamerError is a verdict. A wrong configuration ends all processes at once. Another error ends
+them if a few restarts do not help.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+FIRST_SECONDS: Final = 0.5
+SECONDS_MAX: Final = 30.0
+LASTING_SECONDS: Final = 60.0
+"""A process that lived so long had started well: the next end counts as its first."""
+VERDICTS: Final = range(1, 5)
+"""Exit codes that a StreamerError gives."""
+WRONG_CONFIGURATION: Final = 2
+VERDICTS_MAX: Final = 3
+"""So many verdicts of a process in a row end all processes."""
+
+
+class Restarts:
+    """The restarts of one process."""
+
+    def __init__(self) -> None:
+        self._ends = 0
+        self._verdicts = 0
+
+    def next_seconds(self, code: int, lived_seconds: float) -> float | None:
+        """Return the delay before the next start; None if the others have to end, too.
+
+        *code*: negative for a signal, as `asyncio.subprocess.Process.returncode` has it.
+        """
+        if lived_seconds >= LASTING_SECONDS:
+            self._ends = self._verdicts = 0
+        self._ends += 1
+        if code not in VERDICTS:
+            self._verdicts = 0
+        else:
+            self._verdicts += 1
+            if code == WRONG_CONFIGURATION or self._verdicts >= VERDICTS_MAX:
+                return None
+        doublings = min(self._ends - 1, 10)
+        return min(FIRST_SECONDS * 2.0**doublings, SECONDS_MAX)
+
+
+def choose_server(started_at: Mapping[int, float]) -> int | None:
+    """Return the live process that serves the port: the oldest, because it answers at once."""
+    return min(started_at, key=lambda number: (started_at[number], number), default=None)
