@@ -6,6 +6,7 @@ libpq quotes the faulty part of a string in its message, and that part may be th
 import re
 import shlex
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from psycopg import ProgrammingError
@@ -13,12 +14,20 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")
+_KEPT: Final = 1024
+"""How many strings are kept with their parameters: those of a large fleet's sources."""
 
 
 def parse_conninfo(text: str) -> dict[str, str]:
     """Return the parameters of a URL or key=value string. Raises ValueError, which quotes none of
     it.
     """
+    return dict(_parse(text))
+
+
+@lru_cache(maxsize=_KEPT)
+def _parse(text: str) -> dict[str, str]:
+    # Every connection asks for its password's state, which belongs to these parameters.
     try:
         given = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
     except UnicodeDecodeError:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from streamer.config.settings import UrlSettings
+from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.credentials import (
     ConnectionUrl,
     current_password,
@@ -133,3 +134,9 @@ def test_the_settings_join_url_and_password() -> None:
     ):
         with pytest.raises(ValidationError):
             UrlSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_caller_may_change_the_parameters_that_it_gets() -> None:
+    url = "postgresql://alice:secret@db/shop"
+    assert parse_conninfo(url).pop("password") == "secret"
+    assert parse_conninfo(url)["password"] == "secret"
