@@ -71,6 +71,8 @@ def change(source: Database) -> None:
         # Neither this row nor its large value is in the copied range, and the update omits it.
         "update moved set g = -5 where g = 1200",
         "alter table altered add added int default 7",
+        "update narrowed set large = 'before' where g % 2 = 0",
+        "alter table narrowed drop column v",
         "truncate emptied; insert into emptied (g, u, t) select 1, u, 'a' from pairs limit 1",
         # The old row of an update has everything.
         "update pairs set u = '00000000-0000-0000-0000-000000000001', v = 1 where g % 100 = 0",
@@ -107,6 +109,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         + create("moved", "g")
         + create("altered", "g")
         + create("emptied", "g")
+        + create("narrowed", "u")
         + create("named", "t")
         + DATED
     )
@@ -116,12 +119,13 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         moved:
         altered: {on_column_added: add}
         emptied:
+        narrowed:
         named:
         dated:
         numbered:
     """
     async with stream(tables, settings=SETTINGS) as streamer:
-        for table in ("dated", "numbered", "moved"):
+        for table in ("dated", "numbered", "narrowed", "moved"):
             await until_it_has(streamer, f"public.{table}", 1)
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
@@ -135,6 +139,8 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
     for table in ("dated", "numbered"):
         rows = f"select {table}::text as row from {table} order by 1"
         assert source.execute(rows) == target.execute(rows), table
+    rows = "select g, u, t, large from narrowed order by g"
+    assert source.execute(rows) == target.execute(rows)
     rows = "select g, v, large from hist {} order by g"
     now = "where kvsz_end = '9999-01-01' and not kvsz_deleted"
     assert source.execute(rows.format("")) == target.execute(rows.format(now))

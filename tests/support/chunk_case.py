@@ -9,7 +9,7 @@ from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
 
 DDL = """
-create table big (id bigint primary key, v text, large text);
+create table big (id numeric primary key, v text, large text);
 alter table big alter large set storage external;
 insert into big select g, 'before', case when g % 5 = 0 then repeat('large', 420) end
 from generate_series(1, 1200) g;
