@@ -225,6 +225,6 @@ class SyncCoordinator:
             await drop_leftover_stages(target, self._context.source_id)
             for name in await read_deferred_targets(target):
                 try:
-                    await restore_indexes(target, parse_name(name))
+                    await restore_indexes(target, parse_name(name), is_start=True)
                 except StreamerError as exc:
                     log.error("an index cannot be restored", target=name, error=str(exc))

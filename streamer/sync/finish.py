@@ -204,7 +204,7 @@ class Finisher:
                     await target.set_up_origin()
                     await self._exchange(target, copy, rows, size)
                 elif not await self._is_last_chunk_stored(target, copy):
-                    await restore_indexes(target, copy.target.name)
+                    await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
                     await make_before_hand_over(target, copy.mapped.relation_id)
                     await _analyze(target, copy)
                     await _hand_over(target, copy, rows, size)

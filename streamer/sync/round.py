@@ -82,6 +82,7 @@ from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
 from streamer.target.connection import TargetConnection, login_of_target
+from streamer.target.conventions import SID
 from streamer.target.deferred_indexes import defer_indexes, restore_indexes
 
 if TYPE_CHECKING:
@@ -519,7 +520,11 @@ class Round:
                 return False
             if not self._context.events.may_copy_in_chunks(copy.mapped):
                 return False
-            await restore_indexes(target, copy.target.name)  # the stream needs them from now on
+            # An earlier copy may have dropped more.
+            await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
+            may_defer = self._context.settings.defer_indexes and is_large(copy.heaps)
+            if may_defer and not self._context.captures:  # the stream may drop or rename an index
+                await _defer_indexes(target, copy, is_streamed=True)
             before = begin_chunks(copy, columns, limit)
         chunk_size = size_of_chunk(copy, before.chunk_bytes, size)
         copy.chunk = await find_chunk(self._snapshot.plain, copy, before, chunk_size)
@@ -717,10 +722,17 @@ def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableC
     }
 
 
-async def _defer_indexes(target: TargetConnection, copy: TableCopy) -> None:
+async def _defer_indexes(
+    target: TargetConnection, copy: TableCopy, *, is_streamed: bool = False
+) -> None:
     # Rows of others are served by these indexes.
     if not await target.fetch_value(f"select exists (select from {copy.table})"):
-        await defer_indexes(target, copy.target.name)
+        key = None
+        if is_streamed:
+            relation = copy.relation
+            named = map(copy.mapped.mapping.target_column, relation.key + relation.primary_key)
+            key = {SID, *(name for name in named if name is not None)}
+        await defer_indexes(target, copy.target.name, key=key)
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:

@@ -6,8 +6,12 @@ the primary key, unless a foreign key, a view or a publication needs it, and pla
 of constraints, of the replica identity, in a non-default tablespace, or with settings outside their
 definition stay. So do the indexes of tables that another role owns. Several sources can fill one
 table at the same time: the last one to finish restores the indexes.
+
+During a copy in chunks the stream writes to the table, too. Then primary key, unique indexes and
+those that begin with a column of the key stay, because the stream finds rows by them.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from streamer.failpoints import failpoint
@@ -50,6 +54,17 @@ where i.indrelid = pg_catalog.to_regclass($1::text)
 order by x.oid
 """
 
+_UNUSED_INDEXES_SQL: Final = _INDEXES_SQL.replace(
+    "order by x.oid",
+    """
+  and not i.indisunique
+  and not exists (select from pg_catalog.pg_attribute a
+                   where a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+                     and a.attname = any ($2::text[]))
+order by x.oid
+""",
+)
+
 _PRIMARY_KEY_SQL: Final = """
 select pg_catalog.format('alter table %s add constraint %I %s', $1::text, c.conname,
                          pg_catalog.pg_get_constraintdef(c.oid)) as make,
@@ -83,16 +98,24 @@ async def _lock(connection: TargetConnection, target: RelationName) -> None:
     )
 
 
-async def defer_indexes(connection: TargetConnection, target: RelationName) -> int:
-    """Drop the deferrable indexes of *target*, and store their definitions; return their number."""
+async def defer_indexes(
+    connection: TargetConnection, target: RelationName, *, key: Collection[str] | None = None
+) -> int:
+    """Drop the deferrable indexes of *target*, and store their definitions; return their number.
+
+    *key*: the columns by which the stream finds rows, if it writes to the table meanwhile.
+    """
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
         await _lock(connection, target)
-        put_off = [
-            row
-            for sql in (_AUTOVACUUM_SQL, _PRIMARY_KEY_SQL, _INDEXES_SQL)
-            for row in await connection.fetch(sql, quoted)
-        ]
+        if key is not None:
+            put_off = await connection.fetch(_UNUSED_INDEXES_SQL, quoted, sorted(key))
+        else:
+            put_off = [
+                row
+                for sql in (_AUTOVACUUM_SQL, _PRIMARY_KEY_SQL, _INDEXES_SQL)
+                for row in await connection.fetch(sql, quoted)
+            ]
         for row in put_off:
             await connection.execute(
                 "insert into streamer.deferred_index (target, definition) values ($1, $2)",
@@ -108,9 +131,10 @@ _IS_FILLED_SQL: Final = """
 select exists (
     select from streamer.relation r
     where r.target = $1 and r.state = 'copying' and r.filling and r.id is distinct from $2
-      and (not exists (select from streamer.sync_partition p where p.relation_id = r.id)
-           or exists (select from streamer.sync_partition p
-                       where p.relation_id = r.id and p.finished_at is null)))
+      and case when r.chunks is not null then $3 else
+              not exists (select from streamer.sync_partition p where p.relation_id = r.id)
+              or exists (select from streamer.sync_partition p
+                          where p.relation_id = r.id and p.finished_at is null) end)
 """
 
 
@@ -118,18 +142,24 @@ _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, 
 
 
 async def restore_indexes(
-    connection: TargetConnection, target: RelationName, failed_id: int | None = None
+    connection: TargetConnection,
+    target: RelationName,
+    ended_id: int | None = None,
+    *,
+    is_start: bool = False,
 ) -> int:
     """Make the indexes of *target* again unless a source still fills it; return how many.
 
-    *failed_id*: a relation whose copy has failed, so that it does not fill the target. Raises
-    TargetError if the server refuses one; its definition stays stored.
+    *ended_id*: a relation whose copy has failed or has its last rows, so that it does not fill the
+    target. *is_start*: a copy in chunks fills it, too. Otherwise the stream of that copy may need
+    what another source has dropped. Raises TargetError if the server refuses one; its definition
+    stays stored.
     """
     count = 0
     while True:
         async with transaction(connection):
             await _lock(connection, target)
-            if await connection.fetch_value(_IS_FILLED_SQL, str(target), failed_id):
+            if await connection.fetch_value(_IS_FILLED_SQL, str(target), ended_id, is_start):
                 return count
             rows = await connection.fetch(
                 "delete from streamer.deferred_index where id = (select min(id) from"

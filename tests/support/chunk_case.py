@@ -49,6 +49,10 @@ class ChunkCase:
         self.config = directory / "config.yaml"
         self.written = 0
         source.execute(DDL)
+        target.execute(
+            "create table big (id numeric primary key, v text, large text);"
+            "create index big_v on big (v); create index big_id_v on big (id, v)"
+        )
         write_config(self.config, source, target, "big:", settings=SETTINGS)
 
     def write(self, count: int = 1) -> None:
@@ -64,6 +68,14 @@ class ChunkCase:
     def unchanged(self) -> str:
         """The place of a row of the first chunk. The writer never changes it, another copy would."""
         return str(self.target.value("select xmin || ' ' || ctid from big where id = 97"))
+
+    @property
+    def indexes(self) -> list[object]:
+        """The plain indexes of the target that are there."""
+        names = (
+            "select relname::text from pg_class where relname in ('big_v', 'big_id_v') order by 1"
+        )
+        return [name for (name,) in self.target.execute(names)]
 
     def die(self, armed: str) -> None:
         """Run, and write all the while, until the failpoint kills it."""
@@ -98,4 +110,5 @@ class ChunkCase:
         assert self.source.execute(rows) == self.target.execute(rows)
         assert self.target.execute("select from streamer.relation where chunks is not null") == []
         conflicts = self.target.execute("select kind, key from streamer.conflict")
+        assert self.indexes == ["big_id_v", "big_v"]
         assert conflicts == [], "each change found its row as it was"
