@@ -39,6 +39,8 @@ from streamer.source.connection import (
     fetch_all,
     fetch_one,
     first_line,
+    is_standby,
+    names_several_hosts,
     translating,
 )
 from streamer.source.primary import writable
@@ -311,7 +313,7 @@ select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
 from pg_catalog.pg_namespace n where n.nspname = %s
 """
 _ROLE_SQL: Final = """
-select rolname as name, rolsuper and not pg_catalog.pg_is_in_recovery() as may_create
+select rolname as name, rolsuper as is_superuser
 from pg_catalog.pg_roles where rolname = current_user
 """
 
@@ -320,7 +322,9 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     """Read whether the capture is there."""
     schema = schema_of(source)
     role = await fetch_one(plain, _ROLE_SQL)
-    may_create = bool(role["may_create"])
+    # A standby has the roles of its primary, where streamer creates the capture.
+    is_reachable = not is_standby(plain) or names_several_hosts(source)
+    may_create = bool(role["is_superuser"]) and is_reachable
     rows = await fetch_all(plain, _READ_SQL, schema)
     if not rows or not rows[0]["mark"].startswith(CAPTURE_MARK):
         return Capture(is_there=False, is_current=False, may_create=may_create, token=None)

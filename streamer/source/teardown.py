@@ -41,8 +41,16 @@ async def teardown_source(source: SourceMapping, installation: str | None) -> Te
                     "select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,)
                 )
             await drop_slot(plain, source.slot)
-            await drop_publications(plain, source)
-            await drop_capture(plain, source)
+            try:
+                await drop_publications(plain, source)
+                await drop_capture(plain, source)
+            except psycopg.errors.ReadOnlySqlTransaction:
+                return Teardown(
+                    source.label,
+                    f'source "{source.label}" is a standby, and its slot is dropped; run the '
+                    "statements on its primary, which has the rest",
+                    (*drop_publications_sql(source), *drop_sql(source)),
+                )
     except (SourceError, psycopg.Error) as exc:
         left = (drop_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
         return Teardown(source.label, str(exc), left)

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from streamer.commands.check.capture import check_capture
 from streamer.commands.check.command import examine
+from streamer.commands.check.source_facts import read_source
 from streamer.config import static
-from streamer.errors import SourceRejectedError, SourceStandbyError
-from streamer.mapping.rules import SourceMapping
+from streamer.errors import SourceRejectedError, SourceStandbyError, SourceUnreadyError
+from streamer.mapping.rules import DdlCapture, SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
 from streamer.source.slot import create_slot
+from streamer.source.teardown import teardown_source
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.standby import OnEither, Standby, standby
@@ -26,13 +29,16 @@ DDL = "create table t (id int primary key)"
 
 
 @pytest.fixture
-def pair(tmp_path: Path, server_directory: Path) -> Iterator[tuple[OnEither, Standby]]:
+def pair(
+    tmp_path: Path, server_directory: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[OnEither, Standby]]:
     own = server_directory / tmp_path.name
+    major = getattr(request, "param", "18")
     # An asynchronous commit stays in memory.
-    with running(own / "first", versions()["18"], {"wal_writer_delay": "10s"}) as first:
+    with running(own / "first", versions()[major], {"wal_writer_delay": "10s"}) as first:
         first.execute("create database shop")
         first.execute(DDL, "shop")
-        with standby(first, own / "second") as second:
+        with standby(first, own / "second", major) as second:
             yield OnEither(first, second, "shop"), second
 
 
@@ -96,13 +102,20 @@ async def test_a_failover_slot_lets_streaming_go_on(
     assert second.execute(is_failover) == [(False,)]
 
 
+# The oldest version that decodes on a standby.
+@pytest.mark.parametrize("pair", ["16"], indirect=True)
 async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url(
-    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
+    pair: tuple[OnEither, Standby],
+    target: Database,
+    tmp_path: Path,
+    without_spark: None,
 ) -> None:
     source, second = pair
     source.execute("insert into t select generate_series(1, 3)")
     source.options = "target_session_attrs=standby"
-    streamer = configured(tmp_path, source, target, "heartbeat_interval: 1", tables="t:")
+    group = "heartbeat_interval: 1\nddl: capture"
+    streamer = configured(tmp_path, source, target, group, tables="t:")
+    assert "event triggers" not in await found(tmp_path), "the run makes them at the primary"
     streamer.start()
     try:
         await streamer.caught_up(SECONDS)
@@ -116,6 +129,9 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
         source.execute("insert into t values (4); update t set id = 5 where id = 1")
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t order by 1") == [(2,), (3,), (4,), (5,)]
+        source.execute("alter table t add column note text; update t set note = 'x' where id = 2")
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select note from t where id = 2") == [("x",)]
 
         async def beats() -> bool:
             return (await streamer.status())["heartbeat_seconds"] is not None
@@ -142,7 +158,13 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
 
 async def the_standby_alone(second: Standby) -> None:
     """Without its primary in the url, streamer prints the SQL for the primary."""
-    alone = SourceMapping("alone", None, Secret(second.url("shop")), ())
+    alone = SourceMapping("alone", None, Secret(second.url("shop")), (), ddl=DdlCapture.CAPTURE)
+    (captures,) = check_capture(await read_source(alone, "public"))
+    assert captures.fix is not None
+    assert "at its primary" in str(captures.fix.words)
+    left = await teardown_source(alone, None)
+    assert "run the statements on its primary" in str(left.error)
+    assert [sql.partition(" ")[0] for sql in left.left_sql] == ["drop"] * 3
     async with connection(alone, replication=True) as replication:
         server = await read_server(replication)
     async with connection(alone) as plain:
@@ -164,8 +186,10 @@ async def the_standby_alone(second: Standby) -> None:
                 second.primary.execute("select pg_log_standby_snapshot()")
     await making.result().close()
     assert "pg_log_standby_snapshot() writes there" in told[0]
-    with pytest.raises(SourceStandbyError):
+    with pytest.raises(SourceUnreadyError, match="which PostgreSQL 16 lacks"):
         check_ready(server, replace(alone, failover=True))
+    with pytest.raises(SourceStandbyError):
+        check_ready(replace(server, version=17_00_00), replace(alone, failover=True))
 
 
 async def found(directory: Path) -> str:

@@ -15,6 +15,7 @@ class Standby(Server):
     def __init__(self, primary: Server, directory: Path, major: str = "18") -> None:
         super().__init__(directory, versions()[major], SETTINGS)
         self.primary = primary
+        self.keeps_slots = int(major) >= 17
 
     def create(self) -> None:
         """Take the base backup. The standby keeps the primary's settings."""
@@ -23,7 +24,9 @@ class Standby(Server):
             *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
             *("--create-slot", "--slot", "standby"),
         )
-        self.configure(hot_standby_feedback="on", sync_replication_slots="on")
+        self.configure(hot_standby_feedback="on")
+        if self.keeps_slots:
+            self.configure(sync_replication_slots="on")
 
     def wait(self) -> None:
         """Wait until the standby has replayed everything that the primary has written."""

@@ -21,5 +21,9 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
         else "changes of definitions are not captured: the event triggers are missing"
     )
     statements = ";\n".join(create_sql(facts.source, server.role, server.version))
-    words = "as a superuser, who alone may create event triggers; streamer teardown removes them"
+    where = "at its primary, " if server.in_recovery else ""
+    words = (
+        f"{where}as a superuser, who alone may create event triggers; streamer teardown removes "
+        "them"
+    )
     yield warning(place, problem, at_source(statements, words=words))
