@@ -41,6 +41,7 @@ from streamer.progress.ddl import (
     WAITING,
     DdlDecision,
     DdlPlace,
+    lock_definition,
     put_ddl,
     read_decision,
     read_others,
@@ -174,6 +175,8 @@ class TableChange:
     async def _change(self, changes: list[AnyChange]) -> list[str]:
         """Run the statements for changes, or raise DefinitionStopError."""
         mapped = self._mapped
+        if mapped.source.sid is not None:
+            await lock_definition(self._target, mapped.mapping.target)
         target = await read_relation(self._target, mapped.mapping.target)
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')

@@ -235,6 +235,18 @@ async def read_users(
     return [parse_name(row["source"]) for row in rows]
 
 
+async def lock_definition(connection: TargetConnection, target: RelationName) -> None:
+    """Let no other source change the definition of a target table before this transaction ends.
+
+    Each of two sources could otherwise take the other for one that still has the former column, and
+    leave it to that one to drop it.
+    """
+    await connection.execute(
+        "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",
+        str(target),
+    )
+
+
 async def read_others(connection: TargetConnection, relation_id: int) -> list[SourceDefinition]:
     """Return the definitions of other source tables that go to the same target table."""
     rows = await connection.fetch(

@@ -12,12 +12,14 @@ round begins here again.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.plan import missing_columns
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError
 from streamer.mapping.definition import SourceDefinition, all_differences
@@ -26,6 +28,7 @@ from streamer.progress.ddl import (
     place_of_copy,
     read_definition,
     read_definitions,
+    read_others,
     read_resync,
     store_first_definitions,
     supersede,
@@ -34,6 +37,7 @@ from streamer.source.capture import read_present
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection
 from streamer.sync.context import SyncEvents
+from streamer.sync.tables import published_relation
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
@@ -62,6 +66,9 @@ class ChangedDefinitions:
         known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         settled = []
         for mapped, relation in pairs:
+            if mapped.relation_id not in known and not mapped.is_held_to_point:
+                await self._join_others(target, mapped, relation)
+                known = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(known.get(mapped.relation_id), relation):
                 settled.append((mapped, await self._settle(source, target, mapped, relation)))
             else:
@@ -70,6 +77,26 @@ class ChangedDefinitions:
                 stored = await read_resync(target, mapped.relation_id)
                 mapped.resync = stored or mapped.resync
         return settled
+
+    async def _join_others(
+        self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
+    ) -> None:
+        """Store the part of the definition that the target has from other sources.
+
+        They may be behind a column that this source has already. It then comes as in the stream.
+        """
+        table = await read_relation(target, mapped.mapping.target)
+        if table is None or not table.has_sid:
+            return
+        if not await read_others(target, mapped.relation_id):
+            return
+        missing = missing_columns(published_relation(relation), mapped.mapping, table)
+        if not missing:
+            return
+        lacking = {name for name, _ in missing}
+        columns = tuple(c for c in relation.definition.columns if c.name not in lacking)
+        there = replace(relation.definition, columns=columns)
+        await store_first_definitions(target, {mapped.relation_id: there})
 
     async def know(self, target: TargetConnection, pairs: Iterable[Pair]) -> None:
         """Store the definitions that target tables fit, where none is stored yet.

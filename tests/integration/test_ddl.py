@@ -294,6 +294,10 @@ async def test_two_tenants_share_a_table(
                 assert own == db.execute(names.format(""))
             assert {row[0] for row in definition(target)} == {"sid", "id", "title", "amount"}
 
+            await rename_at_once(streamer, source, second, target)
+            assert {row[0] for row in definition(target)} == {"sid", "id", "headline", "amount"}
+            await join_with_a_column_more(shared_server, streamer, source, target)
+
             source.execute("alter table t add column clash int")
             second.execute("alter table t add column clash text; insert into t (id) values (9)")
             source.execute("insert into t (id, clash) values (9, 9)")
@@ -305,6 +309,47 @@ async def test_two_tenants_share_a_table(
             await streamer.eventually(one_stands)
         finally:
             await streamer.stop()
+
+
+async def rename_at_once(
+    streamer: Streamer, source: Database, second: Database, target: Database
+) -> None:
+    """Two tenants rename a column, and neither sees the other's change before its own is over."""
+    target.execute("alter table t add column headline varchar(10)")
+
+    async def both_wait() -> bool:
+        return target.value(
+            "select count(*) = 2 from pg_locks l join pg_stat_activity a using (pid)"
+            " where not l.granted and a.datname = current_database()"
+        )
+
+    with target.connect() as blocker:
+        blocker.execute("begin; lock table streamer.ddl in exclusive mode")
+        for db in (source, second):
+            await asyncio.to_thread(db.execute, "alter table t rename column title to headline")
+        await streamer.eventually(both_wait)
+        blocker.execute("commit")
+    await streamer.caught_up()
+
+
+async def join_with_a_column_more(
+    server: Server, streamer: Streamer, source: Database, target: Database
+) -> None:
+    """A tenant comes with a column that the others get later."""
+    with database(server, "third") as third:
+        third.execute(
+            "create table t (id int primary key, headline varchar(10), amount bigint, early int);"
+            " insert into t values (1, 'x', 1, 5)"
+        )
+        before = streamer.path.read_text()
+        one = f'{{url: "{source.url}", sid: a}}'
+        there = before.replace(one, f'{one}, {{url: "{third.url}", sid: c}}')
+        streamer.path.write_text(there.replace(T, "t:"))
+        await streamer.apply()
+        await streamer.caught_up()
+        assert target.execute("select early from t where sid = 'c'") == [(5,)]
+        streamer.path.write_text(before)
+        await streamer.apply()
 
 
 async def test_a_role_without_the_right_gets_the_statements(
