@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2,3,8", help="numbers to choose from at a start")
     parser.add_argument("--streaming", choices=("on", "off"), default="on")
     parser.add_argument("--postgres", default="18", help="15, 16, 18; or SOURCE:TARGET")
+    parser.add_argument("--sessions", type=int, default=2, help="for each source")
     parser.add_argument("--patience", type=float, default=180, help="seconds to come to rest")
     parser.add_argument(
         "--fault", action="append", choices=NAMES, default=[], help="repeatable; all if not given"
@@ -39,6 +40,7 @@ def main() -> int:
         streaming=given.streaming == "on",
         source_version=source_version,
         target_version=target_version or source_version,
+        sessions=given.sessions,
         faults=tuple(n for n in given.fault or NAMES if n not in given.without)
         if given.without
         else tuple(given.fault),

@@ -339,7 +339,7 @@ def resync_in_large(world: World) -> None:
 
 def lock_unmapped(world: World) -> None:
     """A table that is not mapped is locked at the source while the program starts."""
-    source = world.random.choice(world.sources)
+    source = world.random.choice(world.mapped)
     if not world.is_streaming(source):  # its slot is made, so the lock delays none
         return
     with _open_transaction(source, "lock table unmapped in access exclusive mode"):

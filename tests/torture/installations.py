@@ -90,7 +90,7 @@ def fail_over_source(world: World) -> None:
     time.sleep(world.random.choice((0.0, 1.0)))
     world.note(f"  slots are made anew: {is_made}")
     if is_made:
-        for source in world.sources:
+        for source in world.mapped:
             source.execute(
                 f"select pg_create_logical_replication_slot('{source.slot}', 'pgoutput')"
             )

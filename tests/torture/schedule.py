@@ -10,10 +10,10 @@ from random import Random
 
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
-from tests.torture import definitions, faults, installations
+from tests.torture import definitions, evolution, faults, installations, tenants
 from tests.torture.tables import KINDS, TENANT_KINDS
 from tests.torture.workload import Session, Source
-from tests.torture.world import SOURCE_SETTINGS, TARGET_SETTINGS, Options, World
+from tests.torture.world import COMING, SOURCE_SETTINGS, TARGET_SETTINGS, Options, World
 
 Fault = Callable[[World], None]
 
@@ -40,6 +40,8 @@ FREQUENT: tuple[tuple[Fault, int], ...] = (
 """Faults with their weights."""
 RARE: tuple[Fault, ...] = (
     definitions.add_and_fill,
+    evolution.evolve,
+    evolution.run_script,
     definitions.drop_and_create,
     definitions.drop_while_copied,
     definitions.gain_identity,
@@ -52,6 +54,7 @@ RARE: tuple[Fault, ...] = (
     installations.fail_over_source,
     installations.fail_over_target,
     installations.second_installation,
+    tenants.move_tenant,
 )
 """Faults that take long. Each comes once before any of them comes again."""
 RARE_SHARE = 0.35
@@ -134,6 +137,7 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
             ("lone", None, KINDS),
             ("shop", "eu", TENANT_KINDS),
             ("shop", "us", TENANT_KINDS),
+            *((("shop", COMING, TENANT_KINDS),) if options.has("move_tenant") else ()),
         ):
             name = f"{database}_{sid}" if sid else database
             source_server.execute(f"create database {name}")
@@ -154,7 +158,8 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
         ]
         world = World(
             options, directory, source_server, target_server, source_proxy, target_proxy,
-            standby_proxy, servers, target, sources, random, directory / "config.yaml", random.sample(candidates, 4),
+            standby_proxy, servers, target, sources, random, directory / "config.yaml",
+            [*random.sample(candidates, 4), *evolution.operated(sources)],
         )  # fmt: skip
         try:
             yield world
@@ -183,7 +188,9 @@ def torture(options: Options, directory: Path) -> World:
                     time.sleep(world.random.random() * 1.5)
                     for session in sessions:
                         session.check()
-            world.end()
+            world.heal()
+            tenants.bring_back(world)
+            world.end(evolution.check)
         except BaseException as exc:
             exc.add_note(describe(world))
             raise

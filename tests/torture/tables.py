@@ -36,6 +36,8 @@ class Kind:
     compare: Compare = Compare.EQUAL
     columns: str = "*"
     """The compared columns."""
+    rule: str = ""
+    """More settings of the table's rule."""
     faults: tuple[str, ...] = ()
     """The faults that it belongs to: it is there if one of them is chosen. Empty: always."""
 
@@ -502,6 +504,22 @@ TENANT_KINDS = (
         (_upsert("versions"), _delete("versions"), _move("versions"), _life("versions")),
         type="history",
         compare=Compare.HISTORY,
+    ),
+    Kind(
+        "evolving",
+        "create type evolving_mood as enum ('first');"
+        " create table evolving (id int primary key, v text, mood evolving_mood default 'first')",
+        _simple("evolving"),
+        faults=("evolve",),
+        rule="create: all",
+    ),
+    Kind(
+        "evolving_parts",
+        "create table evolving_parts (id int primary key, v text) partition by range (id);"
+        " create table evolving_parts_0 partition of evolving_parts for values from (0) to (120)",
+        _simple("evolving_parts"),
+        faults=("evolve",),
+        rule="create: all",
     ),
     Kind("tenant_ledger", "create table tenant_ledger (id bigint primary key)", ()),
     Kind("tenant_ledger_keyless", "create table tenant_ledger_keyless (id bigint)", ()),

@@ -29,6 +29,8 @@ from tests.torture.workload import Source, settle_all_prepared
 
 STOP_SECONDS_MAX = 30.0
 """The time limit of a stop: the documentation promises 10 seconds, and the machine may be busy."""
+COMING = "ap"
+"""The sid of a tenant that comes and goes."""
 OPERATOR_SECONDS = 12.0
 """How long the program has to notice a definition, and to act after a request."""
 
@@ -96,6 +98,14 @@ class World:
     acted: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the operator has last asked for something."""
     excused_at: float = 0.0
+    evolved: int = 0
+    """Steps of the tenants' migrations."""
+    scripts: list[str] = field(default_factory=list)
+    """Ids of scripts that an operator has run."""
+    away: set[str] = field(default_factory=set)
+    """The sids of tenants that an operator has removed."""
+    purged: bool = False
+    """Whether the target has no rows of them any more."""
 
     def note(self, what: str) -> None:
         line = f"{time.monotonic() - self.began:7.2f}  {what}"
@@ -125,14 +135,21 @@ class World:
         self.note(f"start, workers {workers}, consistency {consistency}")
         self.process = Process(self.config, spark=False)
 
+    @property
+    def mapped(self) -> list[Source]:
+        """The sources that are in the configuration now."""
+        return [source for source in self.sources if source.sid not in self.away]
+
+    def url(self, source: Source) -> str:
+        name = source.url.rpartition("/")[2]
+        return f"postgresql://postgres@127.0.0.1:{self.source_proxy.port}/{name}"
+
     def _configure(self, workers: int, consistency: str) -> None:
         def url(source: Source) -> str:
             sid = f", sid: {source.sid}" if source.sid else ""
-            port = self.source_proxy.port
-            name = source.url.rpartition("/")[2]
-            return f'{{url: "postgresql://postgres@127.0.0.1:{port}/{name}"{sid}}}'
+            return f'{{url: "{self.url(source)}"{sid}}}'
 
-        lone, *tenants = self.sources
+        lone, *tenants = self.mapped
         groups = [("lone", [lone]), ("shop", tenants)]
         lines = [
             f'target: {{url: "postgresql://postgres@127.0.0.1:{self.target_proxy.port}/dw"}}',
@@ -144,7 +161,13 @@ class World:
             lines.append(f"- database: {database}")
             lines.append(f"  urls: [{', '.join(map(url, sources))}]")
             lines.append(f"  streaming: {str(self.options.streaming).lower()}\n  tables:")
-            lines += [f"    {kind.name}: {{type: {kind.type}}}" for kind in sources[0].kinds]
+            lines += [
+                f"    {kind.name}: {{{', '.join(filter(None, (f'type: {kind.type}', kind.rule)))}}}"
+                for kind in sources[0].kinds
+            ]
+            if any(kind.name == "evolving" for kind in sources[0].kinds):
+                lines.append("  ddl: capture")
+                lines.append("  on_ddl: {drop_column: apply, detach_partition: apply}")
         self.config.write_text("\n".join(lines))
 
     def _assert_alive(self) -> Process:
@@ -155,6 +178,10 @@ class World:
                 f"the program ended by itself with {code}:\n{self.process.output[-3000:]}"
             )
         return self.process
+
+    def hang_up(self) -> None:
+        """Let it read its configuration again."""
+        self._assert_alive().process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Kill it, and see that nothing acknowledged is missing."""
@@ -292,10 +319,15 @@ class World:
 
     # ---- the end -------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Let everything come to rest; then it must be equal, and again after a restart."""
+    def heal(self) -> None:
         self.source_proxy.heal()
         self.target_proxy.heal()
+
+    def end(self, check: Callable[["World"], None]) -> None:
+        """Let everything come to rest; then it must be equal, and again after a restart.
+
+        *check*: looks for more than rows.
+        """
         for source in self.sources:
             settle_all_prepared(source)
         for source, kind in self.resynced:
@@ -304,6 +336,7 @@ class World:
             time.sleep(0.5)  # the program notices a definition within seconds
         self.rest()
         self.note("at rest")
+        check(self)
         self._compare()
         self.stop()
         self.start()

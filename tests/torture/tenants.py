@@ -1,0 +1,114 @@
+"""A tenant that comes and goes, while the others stream.
+
+An operator removes it, deletes its rows and adds it again, by the commands of `streamer tenants`.
+Processes and commands may die meanwhile. While it is away, it writes and migrates as before.
+"""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import CompletedProcess, TimeoutExpired
+
+import psycopg
+
+from tests.support.process import command
+from tests.torture.checks import Violation
+from tests.torture.workload import Source
+from tests.torture.world import COMING, World
+
+SID = COMING
+COMMAND_SECONDS = 120
+
+
+def move_tenant(world: World) -> None:
+    """The tenant goes, loses its rows at the target, or comes back."""
+    tenant = _tenant(world)
+    if SID not in world.away:
+        if not world.is_streaming(tenant):
+            return  # nothing of it may be at the target yet
+        _remove(world, tenant)
+        if world.random.random() < 0.5:
+            return  # its rows stay for a while
+    if not world.purged:
+        _purge(world, tenant)
+        if world.random.random() < 0.5:
+            return
+    _add(world, tenant)
+
+
+def bring_back(world: World) -> None:
+    """Let the tenant take part in the end."""
+    if SID not in world.away:
+        return
+    if not world.purged:
+        _purge(world, _tenant(world))
+    _add(world, _tenant(world))
+
+
+def _tenant(world: World) -> Source:
+    return next(source for source in world.sources if source.sid == SID)
+
+
+def _tenants(world: World, *arguments: str) -> CompletedProcess[str]:
+    return command(world.config, "tenants", *arguments, seconds=COMMAND_SECONDS)
+
+
+def _remove(world: World, tenant: Source) -> None:
+    """Run the command, and let the process read its file again, or start on it."""
+    name = tenant.database
+    with ThreadPoolExecutor(1) as threads:
+        removing = threads.submit(_tenants, world, "remove", name, "--sid", SID, "--yes")
+        while f"sid: {SID}" in world.config.read_text() and not removing.done():
+            time.sleep(0.05)
+        world.away.add(SID)
+        world.purged = False
+        _reload(world)
+        result = removing.result()
+    world.note(f"  removed: {result.returncode} {result.stderr.strip()[-300:]}")
+    if result.returncode:
+        raise Violation(f"{tenant.slot} cannot be removed: {result.stderr}\n{world.states()}")
+    slot = f"select 1 from pg_replication_slots where slot_name = '{tenant.slot}'"
+    if tenant.execute(slot):
+        raise Violation(f"{tenant.slot} is removed, and its slot is still there")
+
+
+def _purge(world: World, tenant: Source) -> None:
+    """Delete the tenant's rows; the first commands may be killed."""
+    arguments = ("purge", tenant.database, "--sid", SID, "--yes")
+    for _ in range(world.random.randrange(3)):
+        with contextlib.suppress(TimeoutExpired):
+            command(world.config, "tenants", *arguments, seconds=world.random.random() * 3)
+    deadline = time.monotonic() + world.options.patience
+    while (result := _tenants(world, *arguments)).returncode:
+        # The storm may have cut its connection, or another session locks a table.
+        if time.monotonic() > deadline:
+            raise Violation(f"{tenant.slot} cannot be purged: {result.stderr}")
+        time.sleep(0.5)
+    world.purged = True
+    world.note(f"  purged: {result.stdout.strip()[-200:]}")
+    for kind in tenant.kinds:
+        with contextlib.suppress(psycopg.errors.UndefinedTable):
+            rows = world.target.execute(
+                f"select count(*) from {kind.name} where sid = '{SID}' having count(*) > 0"
+            )
+            if rows:
+                raise Violation(f"{tenant.slot} is purged, and {kind.name} has {rows} rows of it")
+
+
+def _add(world: World, tenant: Source) -> None:
+    result = _tenants(world, "add", tenant.database, world.url(tenant), "--sid", SID)
+    world.note(f"  added: {result.returncode} {result.stderr.strip()[-300:]}")
+    if result.returncode:
+        raise Violation(f"{tenant.slot} cannot be added: {result.stderr}")
+    world.away.discard(SID)
+    _reload(world)
+
+
+def _reload(world: World) -> None:
+    """The process reads its configuration again by SIGHUP, or is killed and starts on it."""
+    if world.random.random() < 0.3:
+        world.note("  killed")
+        world.kill()
+        world.start()
+    else:
+        world.hang_up()
