@@ -318,10 +318,11 @@ async def rename_at_once(
     target.execute("alter table t add column headline varchar(10)")
 
     async def both_wait() -> bool:
-        return target.value(
-            "select count(*) = 2 from pg_locks l join pg_stat_activity a using (pid)"
+        waiting = target.value(
+            "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
             " where not l.granted and a.datname = current_database()"
         )
+        return waiting == 2
 
     with target.connect() as blocker:
         blocker.execute("begin; lock table streamer.ddl in exclusive mode")
