@@ -238,8 +238,8 @@ async def read_users(
 async def lock_definition(connection: TargetConnection, target: RelationName) -> None:
     """Let no other source change the definition of a target table before this transaction ends.
 
-    Each of two sources could otherwise take the other for one that still has the former column, and
-    leave it to that one to drop it.
+    Otherwise each of two sources could believe that the other still has a former column. Neither
+    would drop it.
     """
     await connection.execute(
         "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",
