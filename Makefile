@@ -50,7 +50,7 @@ torture: $(installed)
 		$(if $(POSTGRES),--postgres $(POSTGRES)) $(ARGS)
 
 fleet: $(installed)
-	@scripts/with_java.sh $(python) -m tests.fleet $(if $(SOURCES),--sources $(SOURCES)) \
+	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m tests.fleet $(if $(SOURCES),--sources $(SOURCES)) \
 		$(if $(REPLICAS),--replicas $(REPLICAS)) $(ARGS)
 
 # The extension module with bounds checks, under gcc's address sanitizer; the fast one comes back.

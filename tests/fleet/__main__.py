@@ -1,7 +1,9 @@
 """``make fleet SOURCES=60 REPLICAS=3``: the life of a fleet.
 
 It comes up in stages, and survives the death of each replica and a restart of each cluster. It
-shows one problem tenant, purges a tenant, and ends equal.
+shows one problem tenant on one screen of a browser, purges a tenant, and ends equal. With
+``ARGS=--processes`` the replicas are processes of one `streamer run`. With ``ARGS=--spark`` Spark
+makes the copies, and every twentieth tenant has a table of 200,000 rows.
 """
 
 import argparse
@@ -15,11 +17,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 import psycopg
+from playwright.sync_api import expect, sync_playwright
 
 from streamer.commands.embedded import Server, free_port
 from tests.support.postgres import SETTINGS, Database, running, versions
@@ -34,6 +39,7 @@ create table items (id int primary key, v text, n int);
 create table log (id bigserial primary key, n bigint);
 insert into items select g, 'first', 0 from generate_series(1, 200) g;
 """
+_LARGE: Final = "insert into log (n) select g from generate_series(1, 200000) g"
 
 
 def _say(text: str) -> None:
@@ -44,8 +50,13 @@ class Fleet:
     """The servers, the tenants and the replicas."""
 
     def __init__(
-        self, directory: Path, clusters: list[Server], target: Server, sources: int, *, spark: bool
+        self, directory: Path, clusters: list[Server], target: Server, given: argparse.Namespace
     ) -> None:
+        sources: int = given.sources
+        spark: bool = given.spark
+        self.count: int = given.replicas
+        self.is_one_command: bool = given.processes
+        """Whether the replicas are processes of one `streamer run`."""
         self.directory = directory
         self.clusters = clusters
         self.spark = spark
@@ -57,6 +68,8 @@ class Fleet:
             server.execute(f"create database {sid}")
             self.tenants[sid] = Database(server, sid)
             self.tenants[sid].execute(_DDL)
+            if spark and number % 20 == 1:
+                self.tenants[sid].execute(_LARGE)
         self.replicas: dict[int, Process] = {}
         self.ports: dict[int, int] = {}
 
@@ -73,6 +86,7 @@ class Fleet:
         path = directory / "config.yaml"
         path.write_text(
             f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n"
+            f"processes: {self.count if self.is_one_command else 1}\n"
             f"workers: 2\nsync: {{sources_at_once: 2, jobs: 2}}\n"
             f"spool: {{directory: {directory / 'spool'}}}\nsources:\n- database: shop\n"
             f"  urls:\n{urls}\n  tables:\n    items:\n    log: {{type: append}}\n"
@@ -85,6 +99,12 @@ class Fleet:
     def end(self) -> None:
         for process in self.replicas.values():
             process.__exit__()
+
+    def pids(self) -> list[int]:
+        """Return the replicas that live."""
+        if not self.is_one_command:
+            return [each.process.pid for each in self.replicas.values()]
+        return [each.pid for each in self.any.children("--process ")]
 
     @property
     def any(self) -> Process:
@@ -100,8 +120,8 @@ class Fleet:
             return False
         loads = Counter(each["process"] for each in sources)
         counts = [
-            sum(n for name, n in loads.items() if str(name).endswith(f":{process.process.pid}"))
-            for process in self.replicas.values()
+            sum(n for name, n in loads.items() if str(name).endswith(f":{pid}"))
+            for pid in self.pids()
         ]
         return sum(counts) == len(sources) and max(counts) - min(counts) <= 1
 
@@ -144,7 +164,7 @@ def workload(fleet: Fleet, left_out: set[str]) -> Iterator[Counter[str]]:
 
 def come_up(fleet: Fleet, count: int) -> None:
     """All copies end, with no more at a time than the replicas may make together."""
-    for number in range(1, count + 1):
+    for number in range(1, 2 if fleet.is_one_command else count + 1):
         fleet.start(number)
     most = 0
     for _ in polls(SECONDS, every=0.5):
@@ -165,10 +185,22 @@ def come_up(fleet: Fleet, count: int) -> None:
             break
     else:
         raise AssertionError(fleet.any.output)
+    assert most <= 2 * count, f"{most} sources copied at a time"
     _say(f"all copied; at most {most} sources at a time")
 
 
+def is_replaced(fleet: Fleet, pid: int) -> bool:
+    pids = fleet.pids()
+    return pid not in pids and len(pids) == fleet.count
+
+
 def kill_each(fleet: Fleet) -> None:
+    if fleet.is_one_command:
+        for number, pid in enumerate(fleet.pids(), 1):
+            psutil.Process(pid).kill()
+            eventually(partial(is_replaced, fleet, pid), SECONDS, "a process is missing")
+            fleet.wait_until_shared(f"process {number} was killed and started again")
+        return
     for number in list(fleet.replicas):
         process = fleet.replicas.pop(number)
         process.kill()
@@ -200,10 +232,28 @@ def show_a_problem(fleet: Fleet, sid: str) -> None:
         answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60)
         named = {reason.get("source") for reason in answer.json()["reasons"]}
         assert named == {f"shop:{sid}"}, f"replica {number}: {answer.text}"
+        look_at_page(f"http://127.0.0.1:{port}/", f"shop:{sid}", count)
     fleet.target.execute("alter table items drop constraint items_check")
     healed = command(fleet.any.config, "resume", "items", "--database", "shop", "--sid", sid)
     assert healed.returncode == 0, healed.stderr
     fleet.wait_until_shared(f"{sid} was healed")
+
+
+def look_at_page(address: str, label: str, count: int) -> None:
+    """The problem stands on the first screen of the page, before the tenants that are fine."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{address}?view=wall")
+        row = page.locator("#wall-rows tr[data-key]").first
+        expect(row).to_have_attribute("data-key", label, timeout=60_000)
+        expect(row.locator(".problem.bad")).to_be_in_viewport()
+        expect(row.get_by_role("link", name="Runbook")).to_be_in_viewport()
+        expect(page.get_by_role("link", name="in trouble 1")).to_be_in_viewport()
+        expect(page.get_by_role("link", name=f"fine {count - 1}")).to_be_in_viewport()
+        browser.close()
+    _say(f"the page at {address} shows {label} first")
 
 
 def purge(fleet: Fleet, sid: str) -> None:
@@ -238,7 +288,7 @@ def run(given: argparse.Namespace, directory: Path) -> None:
 
         clusters = [server("one", "18"), server("two", "16")]
         target = server("target", "18")
-        fleet = Fleet(directory, clusters, target, given.sources, spark=given.spark)
+        fleet = Fleet(directory, clusters, target, given)
         stack.callback(fleet.end)
         _say(f"{given.sources} sources on two clusters, {given.replicas} replicas")
         come_up(fleet, given.replicas)
@@ -262,6 +312,9 @@ def main() -> int:
     parser.add_argument("--sources", type=int, default=60)
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--spark", action="store_true", help="copy with Spark, not with threads")
+    parser.add_argument(
+        "--processes", action="store_true", help="replicas under one `streamer run`"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers on the way out
     directory = Path(tempfile.mkdtemp(prefix="streamer-fleet-"))
