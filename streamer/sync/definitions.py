@@ -65,7 +65,8 @@ FOREIGN_KEY_ATTEMPTS: Final = 30
 LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger table in use gets no index whose build locks it."""
 
-_BUILD_LOCK: Final = 0x646566696E65  # "define"
+BUILD_LOCK: Final = 0x646566696E65  # "define"
+"""The session that makes definitions holds it."""
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
 _CREATED_SQL: Final = """
@@ -250,7 +251,7 @@ async def make_online(target: TargetConnection) -> int:
     if not records and not unwanted:
         return 0
     # Held by the session, so also by the backend of a client that died while it builds.
-    if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
+    if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
         raise TargetContentionError("target: another process makes definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)
     for record in unwanted:

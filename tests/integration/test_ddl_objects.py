@@ -8,6 +8,7 @@ import pytest
 from streamer.commands import ddl
 from streamer.commands.embedded import Server
 from streamer.runtime import definitions as definition_builder
+from streamer.sync.definitions import BUILD_LOCK
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same, database
@@ -105,6 +106,47 @@ async def test_indexes_and_constraints_follow_the_source(
         assert target.execute("select * from streamer.definition where state <> 'made'") == []
         indexes = "select count(*) from pg_stat_progress_create_index"
         assert target.value(indexes) == 0
+
+
+async def test_the_halves_that_a_builder_left_are_made_whole_under_their_new_names(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """The builder died: its index is invalid, a check NOT VALID, a unique constraint an index."""
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(TABLES, group=GROUP) as streamer:
+
+        async def arrived(row: int) -> None:
+            async def is_there() -> bool:
+                return bool(
+                    await asyncio.to_thread(target.execute, f"select 1 from t where id = {row}")
+                )
+
+            await streamer.eventually(is_there)
+
+        await streamer.caught_up()
+        with target.connect() as builder:
+            builder.execute(f"select pg_advisory_lock({BUILD_LOCK})")
+            await asyncio.to_thread(
+                source.execute,
+                "create index i on t (name); alter table t add constraint positive check (id > 0);"
+                "alter table t add constraint once unique (amount); insert into t values (2)",
+            )
+            await arrived(2)
+            assert target.value("select count(*) from streamer.definition") == 3, "plans"
+            await asyncio.to_thread(
+                target.execute,
+                "create index i on t (name); create unique index once on t (amount);"
+                "update pg_index set indisvalid = false where indexrelid = 'i'::regclass;"
+                "alter table t add constraint positive check (id > 0) not valid",
+            )
+            await asyncio.to_thread(
+                source.execute,
+                "alter index i rename to j; alter table t rename constraint once to single;"
+                "alter table t rename constraint positive to above; insert into t values (3)",
+            )
+            await arrived(3)
+        await alike(streamer, source, target)
 
 
 async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(

@@ -163,15 +163,11 @@ class ObjectTranslator:
                     f"alter table {self._place.quoted} rename constraint {former} to {quoted}"
                 )
                 self._constraints[new.name] = replace(constraint, name=new.name)
-            return
-        index = self._index(old)
-        if index is not None:
-            if new.name not in self._indexes:
-                found.statements.append(
-                    f"alter index {self._quoted(index.name)} rename to {quoted}"
-                )
-                self._indexes[new.name] = replace(index, name=new.name)
-            return
+        elif (index := self._index(old)) is not None and new.name not in self._indexes:
+            found.statements.append(f"alter index {self._quoted(index.name)} rename to {quoted}")
+            self._indexes[new.name] = replace(index, name=new.name)
+        # A builder may have died with half of it made, or be under way. The plan of the former name
+        # ends here, so the rest has to be planned under the new one.
         self._add(new, found)
 
     # ---- the target's objects ------------------------------------------------------------------
