@@ -10,7 +10,6 @@ Requests are lines of JSON on standard input, answers lines of JSON on standard 
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -183,14 +182,9 @@ def _become(request: dict[str, Any]) -> None:
 
 def _import_program() -> None:
     import pydantic.v1  # noqa: F401  # FastAPI imports it with the first route
-    import typer.main
 
     import streamer.cli.main
-    import streamer.cli.run
-
-    # Each process would make the same commands again.
-    setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # noqa: B010
-    typer.main.get_command(streamer.cli.main.app)
+    import streamer.cli.run  # noqa: F401
 
 
 if __name__ == "__main__":
