@@ -85,11 +85,13 @@ async def renew_password(url: Secret) -> bool:
     if not has_password_source(url):
         return False
     known = _known(url)
-    before = known.last
+    before = known.renewed
     forget_password(url)
     now = await current_password(url)
+    # A connection that began a moment ago may have read it already; the others have the former one.
     if before is None or before == now:
         return False
+    known.renewed = now
     known.generation += 1
     return True
 

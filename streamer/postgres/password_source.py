@@ -47,6 +47,8 @@ class KnownPassword:
     lock: threading.Lock = field(default_factory=threading.Lock)
     last: str | None = None
     """The password that the last connection got."""
+    renewed: str | None = None
+    """The password that the connections of this generation have, apart from new connections."""
     expires_at: float = 0.0
     """On the monotonic clock, for the output of a command."""
     replacement: str | None = None
@@ -83,6 +85,8 @@ def read_password_of(url: str, source: PasswordSource) -> str:
             assert source.command is not None
             known.last = _run(source.command, url)
             known.expires_at = time.monotonic() + source.seconds
+        if known.renewed is None:
+            known.renewed = known.last
         return known.last
 
 

@@ -91,6 +91,11 @@ async def test_only_a_changed_password_outdates_connections(tmp_path: Path) -> N
     path.write_text("two")
     assert await renew_password(url)
     assert password_generation(url) == before + 1
+    path.write_text("three")
+    assert read_password(url) == "three"  # a connection is the first to read it
+    assert await renew_password(url)
+    assert not await renew_password(url)
+    assert password_generation(url) == before + 2
 
 
 async def test_a_new_password_in_the_url_is_taken_over() -> None:
