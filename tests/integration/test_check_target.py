@@ -58,7 +58,7 @@ async def test_places_for_replication_origins(checker: Checker) -> None:
     checker.configure("items:", settings="workers: 64")
     await checker.is_gone(WARNING, "replication origins")
     checker.target.execute("create publication onwards")
-    found = await checker.finds(WARNING, "replication origins", "up to 73 connections write")
+    found = await checker.finds(WARNING, "replication origins", "up to 77 connections write")
     assert "alter system set max_" in str(found)
     checker.configure("items:", settings="workers: 1\nsync: {jobs: 1}")
     await checker.is_gone(WARNING, "replication origins")

@@ -145,7 +145,8 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
         if (refused := lists.refused.get(mapping.source)) is not None:
             yield error(place, refused.message, in_words(refused.hint or ""))
             continue
-        excluded = rule.exclude.intersection(relation.column_names)
+        delivered = set(relation.column_names) - relation.identity.generated
+        excluded = rule.exclude.intersection(delivered)
         if not excluded:
             continue
         sent = excluded & sent_columns(mapping, relation.identity)
