@@ -20,10 +20,18 @@ from streamer.apply.slow_lanes import ASIDE_SECONDS
 if TYPE_CHECKING:
     from streamer.apply.lane import Lane, ShareQueue
 
-PLACES: Final = 4
-"""How many lanes have a connection of their own. A place connects while it has work."""
+PLACES_MAX: Final = 4
+"""How many lanes have a connection of their own at most. A place connects while it has work."""
 IDLE_SECONDS: Final = 10.0
 """After how long without work a place closes its connection."""
+
+
+def place_count(workers: int) -> int:
+    """Return how many lanes may have connections of their own beside *workers* of them.
+
+    With few workers an operator wants few connections.
+    """
+    return min(workers, PLACES_MAX)
 
 
 @dataclass(slots=True)

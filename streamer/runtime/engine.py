@@ -20,7 +20,7 @@ import structlog
 
 from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
-from streamer.apply.hot_lanes import PLACES, HotLanes
+from streamer.apply.hot_lanes import HotLanes, place_count
 from streamer.apply.pace import CommitPace
 from streamer.apply.planner import Planner
 from streamer.apply.spool import SpoolDirectory
@@ -312,7 +312,7 @@ class Engine:
                 CommitPace(settings.commit_interval_min, settings.commit_interval),
                 hot_lanes,
             )
-            for number in range(settings.workers + PLACES)
+            for number in range(settings.workers + place_count(settings.workers))
         ]
         for worker in workers:
             label = metrics.queue_bytes.labels(str(worker.number))

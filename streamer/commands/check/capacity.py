@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streamer.apply.drain import drainer
-from streamer.apply.hot_lanes import PLACES
+from streamer.apply.hot_lanes import place_count
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -50,7 +50,7 @@ class Needs:
 def target_needs(settings: Settings, source_count: int) -> Needs:
     """Return the connections that all processes open at the target."""
     copying = min(settings.sync.sources_at_once, source_count)
-    always = settings.workers + PLACES + drainer.CONCURRENT_MAX + TARGET_FEW
+    always = settings.workers + place_count(settings.workers) + drainer.CONCURRENT_MAX + TARGET_FEW
     return Needs(
         settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
         settings.processes * (settings.sync.jobs + copying * (1 + finishing.AT_ONCE_MAX)),

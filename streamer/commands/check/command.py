@@ -9,7 +9,7 @@ from typing import Final
 
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.drain import drainer
-from streamer.apply.hot_lanes import PLACES
+from streamer.apply.hot_lanes import place_count
 from streamer.commands.check.capacity import check_capacity, check_connections, target_needs
 from streamer.commands.check.copies import plan_copies
 from streamer.commands.check.definitions import check_definitions
@@ -84,7 +84,13 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         else:
             # Workers, those for hot lanes, drainers, copies, and the deletes before a copy.
             connections = sum(
-                [settings.workers, PLACES, drainer.CONCURRENT_MAX, settings.sync.jobs, 1]
+                [
+                    settings.workers,
+                    place_count(settings.workers),
+                    drainer.CONCURRENT_MAX,
+                    settings.sync.jobs,
+                    1,
+                ]
             )
             needs = target_needs(settings, len(sources))
             report.findings += check_connections(target, needs)
