@@ -15,7 +15,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.history import Landmark
-from streamer.target.claim import LOCK_CLASS
+from streamer.target.claim import LOCK_CLASS, Claim
 from streamer.target.connection import transaction
 
 
@@ -118,6 +118,21 @@ async def set_source_identity(
             "update streamer.source set system_identifier = $2, timeline = $3 where id = $1",
             source_id,
             system_identifier,
+            timeline,
+        )
+
+
+async def follow_timeline(
+    bookkeeping: Bookkeeping, claim: Claim, known: int, timeline: int
+) -> None:
+    """Store a later timeline of the same server, while *claim* holds the lock of its source."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.source set timeline = $4"
+            " where id = $1 and lock_token = $2 and timeline = $3",
+            claim.source_id,
+            claim.token,
+            known,
             timeline,
         )
 

@@ -221,6 +221,7 @@ class Pipeline:
         )
         services = session.services
         discovery = Discovery(tables, services.discovery_interval, services.tables_appeared)
+        timeline_watch = session.timeline_watch
         return {
             "reader": lambda: self._read(session),
             "progress": lambda: self._follow_progress(session),
@@ -246,6 +247,7 @@ class Pipeline:
                 self._guard,
                 discovery,
             ),
+            **({} if timeline_watch is None else {"timeline": timeline_watch.run}),
         }
 
     async def _stop_in_order(self, session: Session, feedback: "asyncio.Task[None]") -> None:
@@ -263,6 +265,8 @@ class Pipeline:
     async def _close(self, session: Session) -> None:
         self._session = None
         await session.stream.close()  # first: while the target is away the rest takes long
+        if session.timeline_watch is not None:
+            await session.timeline_watch.close()
         await session.coordinator.close()
         await session.tables.close()
         session.dispatcher.reset()

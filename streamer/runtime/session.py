@@ -49,6 +49,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.table_events import TableEvents
+from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.capture import (
@@ -59,7 +60,7 @@ from streamer.source.capture import (
     uses_table,
 )
 from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
-from streamer.source.connection import Connection, connection
+from streamer.source.connection import Connection, connect, translating
 from streamer.source.encoding import read_conversion
 from streamer.source.history import HistoryCheck
 from streamer.source.ownership import mark_publications
@@ -134,6 +135,8 @@ class Session:
     """The snapshot of a slot that this attempt created."""
     turn: CopyTurn | None
     """The turn to copy for which this attempt has waited."""
+    timeline_watch: TimelineWatch | None
+    """For the slot of a standby; the timeline of a primary never changes while it runs."""
 
     @property
     def relations(self) -> Relations:
@@ -211,16 +214,21 @@ class _Opening:
         record = await read_source_record(bookkeeping, self._source_id)
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, begins=True)
-        async with connection(source, replication=True) as replication:
-            server = await read_server(replication)
-            history = await read_history(replication, server, record.timeline)
-        check_ready(server, source)
-        turn = await self._take_turn(record)
+        replication = await connect(source, replication=True)
+        turn = None
         try:
-            return await self._open_under(turn, server, record, history)
+            with translating(source.label):
+                server = await read_server(replication)
+                history = await read_history(replication, server, record.timeline)
+            if not server.in_recovery:
+                await replication.close()
+            check_ready(server, source)
+            turn = await self._take_turn(record)
+            return await self._open_under(turn, server, record, history, replication)
         except BaseException:
             if turn is not None:
                 turn.end()
+            await replication.close()
             raise
 
     async def _take_turn(self, record: "SourceRecord") -> CopyTurn | None:
@@ -249,7 +257,12 @@ class _Opening:
         await set_source_state(self._bookkeeping, self._source_id, "starting", waiting_for=reason)
 
     async def _open_under(
-        self, turn: CopyTurn | None, server: SourceServer, record: "SourceRecord", history: str
+        self,
+        turn: CopyTurn | None,
+        server: SourceServer,
+        record: "SourceRecord",
+        history: str,
+        replication: Connection,
     ) -> Session:
         source = self._source
         async with self._services.sources.connection(source) as plain:
@@ -267,7 +280,7 @@ class _Opening:
             ids = [mapped.relation_id for mapped in self._tables.relations]
             await set_waiting(self._bookkeeping, ids, None)
             await set_source_state(self._bookkeeping, self._source_id, "starting")
-            return await self._start(server, settled, turn)
+            return await self._start(server, settled, turn, replication)
         except BaseException:
             if settled.snapshot is not None:
                 await settled.snapshot.close()
@@ -382,8 +395,32 @@ class _Opening:
             async with writable(self._source, plain) as writing:
                 await send_baseline(writing, self._source, names)
 
+    async def _watch_timeline(
+        self,
+        server: SourceServer,
+        settled: "_Settled",
+        record: "SourceRecord",
+        replication: Connection,
+    ) -> TimelineWatch | None:
+        """Return the watch, which owns *replication* then; without need for one, close that."""
+        if not (server.in_recovery and settled.slot_check.reads_slot):
+            await replication.close()
+            return None
+        return TimelineWatch(
+            self._source,
+            server,
+            replication,
+            self._bookkeeping,
+            self._attempt.lock.claim,
+            max(record.acknowledged_lsn, settled.slot_check.held_lsn),
+        )
+
     async def _start(
-        self, server: SourceServer, settled: "_Settled", turn: CopyTurn | None
+        self,
+        server: SourceServer,
+        settled: "_Settled",
+        turn: CopyTurn | None,
+        replication: Connection,
     ) -> Session:
         """Start the stream, as the last step: from then on the source expects status updates.
 
@@ -436,6 +473,7 @@ class _Opening:
             lambda: tables.tracker.newest_lsn,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
+        timeline_watch = await self._watch_timeline(server, settled, record, replication)
         return Session(
             services=services,
             record=record,
@@ -459,6 +497,7 @@ class _Opening:
             coordinator=coordinator,
             snapshot=settled.snapshot,
             turn=turn,
+            timeline_watch=timeline_watch,
         )
 
 

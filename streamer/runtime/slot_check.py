@@ -88,6 +88,16 @@ class SlotCheck:
         """Return the relations that need no further copy."""
         return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
 
+    @property
+    def held_lsn(self) -> Lsn:
+        """The end of the newest change that the target has."""
+        return max((mapped.end_lsn for mapped in self._synced()), default=NOTHING)
+
+    @property
+    def reads_slot(self) -> bool:
+        """Whether the changes come from the slot; otherwise they come from a journal."""
+        return self._journal is None
+
     async def check(self) -> None:
         """Refuse a source that cannot continue at the target's position. Raises
         SourceDivergedError.

@@ -36,6 +36,13 @@ async def read_history(connection: Connection, server: SourceServer, known: int 
     return content.decode() if isinstance(content, bytes) else str(content)
 
 
+async def read_timeline(connection: Connection) -> int:
+    """Return the timeline that the server writes, or a standby replays; *connection* is a
+    replication connection.
+    """
+    return int((await fetch_one(connection, "IDENTIFY_SYSTEM"))["timeline"])
+
+
 async def check_same_server(connection: Connection, server: SourceServer) -> None:
     """Refuse a replication connection that reached another server than *server*.
 

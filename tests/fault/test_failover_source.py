@@ -108,9 +108,10 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
     pair: tuple[OnEither, Standby],
     target: Database,
     tmp_path: Path,
+    server_directory: Path,
     without_spark: None,
 ) -> None:
-    source, second = pair
+    source, _ = pair
     source.execute("insert into t select generate_series(1, 3)")
     source.options = "target_session_attrs=standby"
     group = "heartbeat_interval: 1\nddl: capture"
@@ -139,21 +140,57 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
         await streamer.eventually(beats, SECONDS)
         assert (await streamer.status())["role"] == "standby"
         assert "publications and heartbeats at its primary" in await found(tmp_path)
+        await the_source_follows_another_primary(streamer, pair, target, server_directory)
     finally:
         await streamer.stop()
-    await the_standby_alone(second)
-    source.server.kill()
-    await asyncio.to_thread(second.promote)
-    second.execute("insert into t values (6)", "shop")
-    source.options = "target_session_attrs=primary"
-    streamer = configured(tmp_path, source, target, tables="t:")
-    streamer.start()
-    try:
-        await streamer.caught_up(SECONDS)
-        assert target.execute("select id from t order by 1") == [(2,), (3,), (4,), (5,), (6,)]
-        assert (await streamer.status())["role"] == "primary"
-    finally:
+
+
+async def the_source_follows_another_primary(
+    streamer: Streamer, pair: tuple[OnEither, Standby], target: Database, directory: Path
+) -> None:
+    """Another standby becomes the primary while streamer reads, and then the source itself."""
+    source, second = pair
+    keys = "select string_agg(id::text, ' ' order by id) from t"
+
+    async def brought(expected: str) -> None:
+        async def is_there() -> bool:
+            return target.value(keys) == expected
+
+        await streamer.eventually(is_there, SECONDS)
+
+    third = standby(source.server, directory / "third", "16", "third")
+    with third as new:
+        await asyncio.to_thread(second.cut)
+        await asyncio.to_thread(new.wait)  # the standby must not be ahead of its new primary
+        source.server.kill()
+        await asyncio.to_thread(new.promote)
+        await asyncio.to_thread(second.follow, new)
+        source.server = new
+        new.execute("insert into t values (6)", "shop")
+        await brought("2 3 4 5 6")
         await streamer.stop()
+        await the_standby_alone(second)
+        source.options = "target_session_attrs=prefer-standby"
+        streamer = configured(streamer.path.parent, source, target, tables="t:")
+        streamer.start()
+        try:
+            new.execute("insert into t values (7)", "shop")
+            await brought("2 3 4 5 6 7")
+            assert (await streamer.status())["role"] == "standby"
+            await asyncio.to_thread(second.wait)
+            new.kill()
+            await asyncio.to_thread(second.promote)
+            second.execute("insert into t values (8)", "shop")
+            await brought("2 3 4 5 6 7 8")
+            await streamer.stop()
+            assert target.value("select timeline from streamer.source") == 3
+            second.execute("insert into t values (9)", "shop")
+            streamer.start()
+            await streamer.caught_up(SECONDS)
+            assert target.value(keys) == "2 3 4 5 6 7 8 9"
+            assert (await streamer.status())["role"] == "primary"
+        finally:
+            await streamer.stop()
 
 
 async def the_standby_alone(second: Standby) -> None:

@@ -12,9 +12,12 @@ from tests.support.waiting import eventually
 class Standby(Server):
     """A physical standby of *primary*: made from its base backup, streaming from it."""
 
-    def __init__(self, primary: Server, directory: Path, major: str = "18") -> None:
+    def __init__(
+        self, primary: Server, directory: Path, major: str = "18", slot: str = "standby"
+    ) -> None:
         super().__init__(directory, versions()[major], SETTINGS)
         self.primary = primary
+        self.slot = slot
         self.keeps_slots = int(major) >= 17
 
     def create(self) -> None:
@@ -22,7 +25,7 @@ class Standby(Server):
         self._run(
             *("pg_basebackup", "--pgdata", str(self.data), "--dbname", self.primary.url()),
             *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
-            *("--create-slot", "--slot", "standby"),
+            *("--create-slot", "--slot", self.slot),
         )
         self.configure(hot_standby_feedback="on")
         if self.keeps_slots:
@@ -38,18 +41,27 @@ class Standby(Server):
         """End the replication from the primary: its later writes are missing here."""
         self.wait()
         # The same connection, to no server: an empty string would keep the WAL receiver waiting.
-        self.execute("alter system set primary_conninfo = 'host=127.0.0.1 port=1'")
-        self.execute("select pg_reload_conf()")
+        self._receive_from("host=127.0.0.1 port=1")
         gone = "select not exists (select from pg_stat_wal_receiver where status = 'streaming')"
         eventually(lambda: self.execute(gone)[0][0], what="the WAL receiver ends")
         eventually(
             lambda: (
                 not self.primary.execute(
-                    "select pid from pg_stat_replication where application_name = 'walreceiver'"
+                    f"select from pg_replication_slots where slot_name = '{self.slot}' and active"
                 )
             ),
             what="the WAL sender ends",
         )
+
+    def follow(self, primary: Server) -> None:
+        """Go on with the changes of another primary, over a slot of its own."""
+        primary.execute(f"select pg_create_physical_replication_slot('{self.slot}')")
+        self.primary = primary
+        self._receive_from(primary.url())
+
+    def _receive_from(self, conninfo: str) -> None:
+        self.execute(f"alter system set primary_conninfo = '{conninfo}'")
+        self.execute("select pg_reload_conf()")
 
     def has_slot(self, slot: str) -> bool:
         """Wake the worker that synchronizes slots; return whether it keeps *slot* for a failover.
@@ -71,9 +83,11 @@ class Standby(Server):
 
 
 @contextlib.contextmanager
-def standby(primary: Server, directory: Path, major: str = "18") -> Iterator[Standby]:
+def standby(
+    primary: Server, directory: Path, major: str = "18", slot: str = "standby"
+) -> Iterator[Standby]:
     """Run a standby of *primary* for the length of a block."""
-    server = Standby(primary, own_directory(directory), major)
+    server = Standby(primary, own_directory(directory), major, slot)
     with kept_running(server):
         server.wait()
         yield server

@@ -96,6 +96,15 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
     ]
 
 
+def test_a_standby_needs_a_walsender_more() -> None:
+    facts = _source("a", slots=0, walsenders=0, initial=Initial.NONE)
+    assert list(check_capacity([facts], None, SETTINGS)) == []
+    assert facts.server is not None
+    facts.server = replace(facts.server, in_recovery=True)
+    (finding,) = check_capacity([facts], None, SETTINGS)
+    assert "max_wal_senders is 2, of which 2 are free: 2 needed, and one more" in str(finding)
+
+
 def test_copies_of_sources_at_once_need_walsenders_and_connections() -> None:
     sources = [_source(f"s{n}", slots=0, walsenders=0, initial=Initial.COPY) for n in range(30)]
     assert sources[0].usage is not None

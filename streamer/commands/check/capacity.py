@@ -31,6 +31,8 @@ notifications, liveness, definitions, indexes, scripts.
 """
 SOURCE_EACH = 3
 """Sessions for each source beside its walsender: guard, observations, backlog or start."""
+WALSENDERS_OF_STANDBY = 1
+"""Walsenders for each source on a standby beside that of its stream: it tells the timeline."""
 COPY_SESSIONS = 2
 """Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
 
@@ -107,12 +109,13 @@ def _check_server(
         Needs(sum(facts.slot is None for facts in idle), max(1, min(at_once, len(later)))),
         is_copying=bool(later),
     )
+    each = 1 + (WALSENDERS_OF_STANDBY if server.in_recovery else 0)
     yield from _check_free(
         place,
         "max_wal_senders",
         server.max_wal_senders,
         server.max_wal_senders - usage.walsenders,
-        Needs(len(idle), max(1, min(at_once, len(copies)))),
+        Needs(each * len(idle), max(1, min(at_once, len(copies)))),
         is_copying=bool(copies),
     )
     copying = COPY_SESSIONS * min(at_once, len(copies)) + jobs

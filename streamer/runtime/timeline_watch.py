@@ -1,0 +1,100 @@
+"""Stores the timeline of a standby that is a source, before the target's changes need it.
+
+While a standby streams, it can follow another primary or become one, and its timeline changes. The
+target then gets changes from behind the fork. The next start would take them for commits that the
+source has lost, so the bookkeeping needs the new timeline before.
+
+The connection of the watch tells the server's identity when the attempt begins, and lives as long
+as the attempt. So one run of the server sends everything that the attempt receives. A run replays
+one history: it never goes back behind a fork. So all changes of the stream are part of the timeline
+that the server replays now. Earlier changes are part of it only if the fork is not before them.
+
+PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM tells a standby's replayed timeline, not the
+received one.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from streamer.errors import SourceConnectionError, StreamerError
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.sources import follow_timeline
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, translating
+from streamer.source.timeline import parse_fork, read_history, read_timeline
+from streamer.target.claim import Claim
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+LAST_LOOK_SECONDS: Final = 2.0
+
+
+class TimelineWatch:
+    """Looks at the timeline of one standby during one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        connection: Connection,
+        bookkeeping: Bookkeeping,
+        claim: Claim,
+        held_lsn: Lsn,
+    ) -> None:
+        """*connection*: the replication connection that read *server*. *held_lsn*: the newest
+        position of the source that the target had when the attempt began.
+        """
+        self._source = source
+        self._server = server
+        self._connection = connection
+        self._bookkeeping = bookkeeping
+        self._claim = claim
+        self._held_lsn = held_lsn
+
+    async def run(self) -> None:
+        """Look until cancelled, and once more then: the attempt ends for many reasons.
+
+        Raises SourceConnectionError when the timeline has changed: the attempt's place is another.
+        """
+        while True:
+            try:
+                await asyncio.sleep(LOOK_SECONDS)
+            except asyncio.CancelledError:
+                with contextlib.suppress(StreamerError, TimeoutError):
+                    async with asyncio.timeout(LAST_LOOK_SECONDS):
+                        await self.look()
+                raise
+            await self.look()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.close()
+
+    async def look(self) -> None:
+        """Store the timeline if it has changed. Raises SourceConnectionError then."""
+        label, known = self._source.label, self._server.timeline
+        with translating(label):
+            timeline = await read_timeline(self._connection)
+            if timeline == known:
+                return
+            now = replace(self._server, timeline=timeline)
+            history = await read_history(self._connection, now, known)
+        if is_common(history, known, self._held_lsn):
+            await follow_timeline(self._bookkeeping, self._claim, known, timeline)
+            log.info("the standby follows another timeline", source=label, timeline=timeline)
+        raise SourceConnectionError(
+            f'source "{label}": the server went over from timeline {known} to {timeline}'
+        )
+
+
+def is_common(history: str, timeline: int, held_lsn: Lsn) -> bool:
+    """Return whether *timeline* up to *held_lsn* is part of the *history* of a later one. Pure."""
+    fork_lsn = parse_fork(history, timeline)
+    return fork_lsn is not None and held_lsn <= fork_lsn

@@ -1,0 +1,93 @@
+"""The watch of a standby's timeline, with a model of the standby."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamer.errors import SourceConnectionError
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.runtime import timeline_watch
+from streamer.runtime.timeline_watch import TimelineWatch
+from streamer.target.claim import Claim
+from tests.unit.test_check_capacity import SERVER
+
+FORK = Lsn.parse("0/5000098")
+HISTORY = f"1\t{FORK}\tno recovery target specified\n"
+
+
+class Standby:
+    """A server that replays *timeline*."""
+
+    def __init__(self, timeline: int, history: str = HISTORY) -> None:
+        self.timeline = timeline
+        self.history = history
+
+    async def execute(self, sql: str, _parameters: object = None) -> Any:
+        row: dict[str, object] = {"timeline": self.timeline}
+        if sql != "IDENTIFY_SYSTEM":
+            assert sql == f"TIMELINE_HISTORY {self.timeline}"
+            row = {"content": self.history}
+
+        async def fetchall() -> list[dict[str, object]]:
+            return [row]
+
+        return SimpleNamespace(fetchall=fetchall)
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The timelines that are stored, each after the one that was known."""
+    steps: list[tuple[int, int]] = []
+
+    async def store(_bookkeeping: object, _claim: Claim, known: int, timeline: int) -> None:
+        steps.append((known, timeline))
+
+    monkeypatch.setattr(timeline_watch, "follow_timeline", store)
+    return steps
+
+
+def watch(standby: Standby, held_lsn: Lsn) -> TimelineWatch:
+    connection: Any = standby
+    bookkeeping: Any = None
+    source = SourceMapping("shop", None, Secret(""), ())
+    server = replace(SERVER, timeline=1)
+    return TimelineWatch(source, server, connection, bookkeeping, Claim(1, "", 0), held_lsn)
+
+
+async def test_a_timeline_that_has_everything_is_stored_before_the_attempt_ends(
+    stored: list[tuple[int, int]],
+) -> None:
+    standby = Standby(1)
+    looks = watch(standby, FORK)
+    await looks.look()
+    assert stored == []
+    standby.timeline = 2
+    with pytest.raises(SourceConnectionError, match="from timeline 1 to 2"):
+        await looks.look()
+    assert stored == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("history", "held_lsn"), [(HISTORY, Lsn(FORK + 1)), ("", Lsn(1))], ids=["lost", "stranger"]
+)
+async def test_a_timeline_that_lacks_what_the_target_had_before_is_not_stored(
+    stored: list[tuple[int, int]], history: str, held_lsn: Lsn
+) -> None:
+    """The next attempt compares the positions with the fork, and stops."""
+    with pytest.raises(SourceConnectionError):
+        await watch(Standby(2, history), held_lsn).look()
+    assert stored == []
+
+
+async def test_the_end_of_an_attempt_looks_once_more(stored: list[tuple[int, int]]) -> None:
+    running = asyncio.create_task(watch(Standby(2), FORK).run())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert stored == [(1, 2)]
