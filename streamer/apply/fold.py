@@ -94,13 +94,13 @@ class Fold:
 
     ``restarts``: a TRUNCATE restarts its sequences. ``moves``: rows with a changed key and values
     that only the target has. By new key, each with its key at the beginning of the window. That key
-    is in ``deletes`` too.
+    is in ``deletes`` too, which has the old row for a mark in a filtered table.
     """
 
     plan: ApplyPlan
     truncate: bool = False
     restarts: bool = False
-    deletes: dict[Any, None] = field(default_factory=dict)
+    deletes: dict[Any, Row | None] = field(default_factory=dict)
     updates: dict[Any, PendingRow] = field(default_factory=dict)
     moves: dict[Any, tuple[Any, PendingRow]] = field(default_factory=dict)
     inserts: dict[Any, PendingRow] = field(default_factory=dict)
@@ -131,6 +131,9 @@ class Fold:
         folder = self.plan.folder
         if folder is None:
             add(payloads)
+            # Any fold of two changes leaves fewer rows than changes, and only a move leaves more.
+            if self.plan.marks_in_filter and self.row_count < self.counts.total:
+                raise NotFoldable
             return
         counts = [0, 0, 0]
         done, step = 0, 1
@@ -203,7 +206,7 @@ class Fold:
                     key = get_key(row)
                     if is_full:
                         self._check_pending(key, row)
-                    self._delete(key)
+                    self._delete(key, row if plan.marks_in_filter else None)
                 else:
                     end = len(payload)
                     self._truncate(payload)
@@ -268,7 +271,7 @@ class Fold:
         else:
             self.updates[key] = row
 
-    def _delete(self, key: Any) -> None:
+    def _delete(self, key: Any, facts: Row | None) -> None:
         if self.plan.type is TableType.APPEND:
             return
         if key in self.inserts:
@@ -279,10 +282,12 @@ class Fold:
             raise NotFoldable
         else:
             self.updates.pop(key, None)
-            self.deletes[key] = None
+            self.deletes[key] = facts
 
     def _move(self, old_key: Any, key: Any, row: Row) -> None:
         """Move a row from *old_key* to *key*, which no other row may hold any more."""
+        if self.plan.marks_in_filter:
+            raise NotFoldable
         origin = old_key
         older: PendingRow | None = None
         if old_key in self.inserts:

@@ -61,7 +61,7 @@ class RelationWindow:
                 self.needs_order()
                 return
             self.add(plan, extended)
-            if plan.marks and self.is_foldable:
+            if plan.marks and not plan.marks_in_filter and self.is_foldable:
                 # A fold counts messages, and a delete that marks a row has become an update.
                 self.folds[-1].counts.count_marked(payloads)
 

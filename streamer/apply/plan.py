@@ -168,12 +168,21 @@ class ApplyPlan:
         if not kinds:
             return None
         marking = frozenset(c.position for c in self.key) if self.marks else None
-        return RowMetadata(kinds, len(self.relation.columns), self.binary, marking)
+        count = len(self.relation.columns)
+        return RowMetadata(kinds, count, self.binary, marking, self.marks_in_filter)
 
     @property
     def marks(self) -> bool:
         """Whether deleted rows stay with a mark."""
         return self.mapping.rule.deleted_at is not None
+
+    @property
+    def marks_in_filter(self) -> bool:
+        """Whether rows that leave the filter stay with a mark, as they were last inside it.
+
+        Sets know such a row only if it has one change in the window.
+        """
+        return self.marks and self.filter is not None
 
     @cached_property
     def metadata_columns(self) -> tuple[PlanColumn, ...]:
@@ -362,11 +371,12 @@ class ApplyPlan:
     def folder(self) -> "RowFolder | None":
         """The compiled way to fold changes, if this process has one and the table is fit for it.
 
-        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row.
+        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row. A
+        mark in a filtered table needs the facts of a delete, and the folder keeps keys alone.
         """
         count = self.row_width
         positions = tuple(column.position for column in self.key)
-        if choice.compiled is None or self.is_converted:
+        if choice.compiled is None or self.is_converted or self.marks_in_filter:
             return None
         if count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0:
             return None
@@ -564,6 +574,8 @@ def _check_marks(
             f'"{mapping.source}" has none',
             hint="give it a primary key, or take out `on_delete`",
         )
+    if mapping.rule.filter is not None:
+        return  # a mark writes the facts alone
     names = {relation.columns[column.position].name for column in key}
     for column in columns:
         used = set() if column.expression is None else set(column.expression.names)

@@ -43,6 +43,10 @@ class RowMetadata:
     binary: bool
     key: frozenset[int] | None = None
     """Positions of the key, if deletes mark rows."""
+    is_filtered: bool = False
+    """A delete that marks a row stays a delete, and its old row gets the values. Each update has
+    the time for a mark, because the target decides whether the row leaves the filter.
+    """
 
     def _values(self, transaction: "Transaction", kind: int) -> list[Value]:
         null = constant(None, binary=self.binary)
@@ -52,7 +56,9 @@ class RowMetadata:
     def _value(self, transaction: "Transaction", kind: int, wanted: MetadataKind) -> Value | None:
         binary = self.binary
         match wanted:
-            case MetadataKind.DELETED_AT if kind in (INSERT, UPDATE):
+            case MetadataKind.DELETED_AT if kind == INSERT:
+                return None
+            case MetadataKind.DELETED_AT if kind == UPDATE and not self.is_filtered:
                 return None
             case MetadataKind.DELETED_AT:
                 return commit_time_value(transaction.commit_time, binary)
@@ -82,13 +88,15 @@ class RowMetadata:
     def extend(self, transaction: "Transaction", payloads: list[bytes]) -> list[bytes] | None:
         """Return row messages with the values in each new row, and NULL in each old one.
 
-        A malformed message stays as it is. Return None if a message is too large to copy: exact
-        order then takes `extended_change`.
+        If deletes mark rows of a table with a filter, the old row of a delete has the values. A
+        malformed message stays as it is. Return None if a message is too large to copy: exact order
+        then takes `extended_change`.
         """
         if not payloads:
             return payloads
         if self.key is not None and all(type(payload) is bytes for payload in payloads):
-            payloads = self._mark(payloads, self._encoded(transaction, DELETE))
+            mark = self._extend_deletes if self.is_filtered else self._mark
+            payloads = mark(payloads, self._encoded(transaction, DELETE))
         tails = self._encoded(transaction, INSERT), self._encoded(transaction, UPDATE)
         if choice.compiled is not None:
             found: list[bytes] | None = choice.compiled.extend(
@@ -97,7 +105,15 @@ class RowMetadata:
             return found
         if not all(type(payload) is bytes for payload in payloads):
             return None
-        return [self._extended(payload, *tails) for payload in payloads]
+        nulls = _NULL * len(self.kinds)
+        return [self._extended(payload, *tails, nulls) for payload in payloads]
+
+    def _extend_deletes(self, payloads: list[bytes], tail: bytes) -> list[bytes]:
+        """Return each delete with *tail* in its old row; it has too many columns for `extend`."""
+        return [
+            self._extended(payload, b"", b"", tail) if payload[0] == DELETE else payload
+            for payload in payloads
+        ]
 
     def _mark(self, payloads: list[bytes], tail: bytes) -> list[bytes]:
         """Return each delete as an extended update, which changes no value of the source."""
@@ -138,7 +154,7 @@ class RowMetadata:
         parts.append(tail)
         return b"".join(parts)
 
-    def _extended(self, payload: bytes, on_insert: bytes, on_update: bytes) -> bytes:
+    def _extended(self, payload: bytes, on_insert: bytes, on_update: bytes, in_old: bytes) -> bytes:
         kind = payload[0]
         if kind not in (INSERT, UPDATE, DELETE):
             return payload
@@ -150,7 +166,7 @@ class RowMetadata:
                 end = self._end_of_tuple(payload, position + 1)
                 if end is None or end > len(payload):
                     return payload
-                more = tail if payload[position] == NEW_TUPLE else _NULL * len(self.kinds)
+                more = tail if payload[position] == NEW_TUPLE else in_old
                 count = (self.count + len(self.kinds)).to_bytes(2, "big")
                 parts += [payload[position : position + 1], count, payload[position + 3 : end]]
                 parts.append(more)

@@ -275,6 +275,8 @@ class Writer:
         if fold.inserts and fold.plan.has_expressions:
             columns, positions = staged_values(fold.plan, statements, frozenset())
             await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, positions)
+            if (room := statements.make_room(OP_INSERT)) is not None:
+                await self._transaction.target.execute(room)
             await self._transaction.target.execute(statements.insert_moved(OP_INSERT))
 
     async def _stage_moves(self, fold: Fold, statements: Statements) -> list[int]:
@@ -305,15 +307,23 @@ class Writer:
         self, mapped: MappedRelation, fold: Fold, statements: Statements
     ) -> None:
         plan = fold.plan
-        keys: Iterable[Any] = in_order_of_keys({key: key for key in fold.deletes})
-        if len(plan.key) == 1:
-            keys = ([key] for key in keys)
-        columns = [statements.new(column) for column in plan.key]
+        rows: Iterable[Any]
+        positions: tuple[int, ...] | None = None
+        staged = plan.key
+        if plan.marks_in_filter:
+            staged += plan.metadata_columns
+            positions = tuple(column.position for column in staged)
+            rows = in_order_of_keys(fold.deletes)
+        else:
+            rows = in_order_of_keys({key: key for key in fold.deletes})
+            if len(plan.key) == 1:
+                rows = ([key] for key in rows)
+        columns = [statements.new(column) for column in staged]
         is_conflict = self.conflicts.is_conflict_to_delete(plan)
         if is_conflict:
             await self.conflicts.look_for_deletes(self._window, mapped, fold, statements)
         deleted = await self._stage_and_run(
-            statements, columns, keys, OP_DELETE, statement=statements.delete
+            statements, columns, rows, OP_DELETE, positions, statement=statements.delete
         )
         _check_count(deleted, len(fold.deletes))
         if is_conflict:
@@ -374,13 +384,13 @@ class Writer:
         That is one message, unless the target has to be asked for something in between.
         """
         target = self._transaction.target
-        delete = statements.delete_filtered_out(op) if op != OP_DELETE else None
-        if statement is not None and delete is None and statements.plan.key_is_indexed:
+        before = statements.before_write(op) if op != OP_DELETE else []
+        if statement is not None and not before and statements.plan.key_is_indexed:
             return await self._copy_stage(statements, columns, rows, op, positions, then=statement)
         await self._copy_stage(statements, columns, rows, op, positions)
         await self._check_unique(statements, op)
-        if delete is not None:
-            await target.execute(delete)
+        for each in before:
+            await target.execute(each)
         return 0 if statement is None else await target.execute(statement)
 
     async def _check_unique(self, statements: Statements, op: int) -> None:

@@ -134,12 +134,14 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "lsn": "LSN of the commit at the source",
         "operation": "`insert` or `update`; `copy` for a row that a copy wrote; `delete` or "
         "`truncate` for a marked row",
-        "deleted_at": "commit time of the deletion; NULL in a row that the source has",
+        "deleted_at": "commit time of the deletion, or of the update that left the `filter`; NULL "
+        "in other rows",
     },
     "on_delete": {
         "apply": "the target deletes the rows",
         "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the one "
-        "that `metadata` names. An insert of the key brings the row back",
+        "that `metadata` names. An insert of the key brings the row back. An update that takes a "
+        "row out of the `filter` marks it, too",
     },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",

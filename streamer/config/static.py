@@ -293,8 +293,8 @@ class MappingBuilder:
         """Return the columns of `metadata`, checked as far as the rules alone show it."""
         named = dict(table.metadata)
         if table.on_delete is OnDelete.MARK:
-            if table.type is not TableType.CLONE or table.filter is not None:
-                raise self._error((*place, "on_delete"), "`mark` is for clones without a `filter`")
+            if table.type is not TableType.CLONE:
+                raise self._error((*place, "on_delete"), "`mark` is for clones")
             named.setdefault(MetadataKind.DELETED_AT, MetadataKind.DELETED_AT.value)
         elif MetadataKind.DELETED_AT in named:
             raise self._error(

@@ -20,7 +20,7 @@ class RowFolder:
         start: int,
         inserts: dict[Any, Any],
         updates: dict[Any, Any],
-        deletes: dict[Any, None],
+        deletes: dict[Any, Any],
         moves: dict[Any, Any],
         counts: list[int],
     ) -> int: ...

@@ -5,6 +5,7 @@ import pytest
 from streamer.commands import quarantine
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
+from streamer.mapping.resync import Resync, RowScope
 from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import resync
 from tests.support.implementations import implementation  # noqa: F401
@@ -181,6 +182,12 @@ async def test_all_ways_to_write_a_row_bring_its_facts(
         await streamer.eventually(is_retried, SECONDS)
 
 
+FILTERED = (
+    "{filter: \"region = 'EU'\", set: {v: 'upper(v)'}, on_delete: mark,"
+    " metadata: {committed_at: _at, operation: _op, deleted_at: _gone}}"
+)
+
+
 @pytest.mark.parametrize("transport", ["text", "binary"])
 async def test_deleted_rows_stay_with_a_mark(
     transport: str, source: Database, target: Database, stream: MakeStreamer
@@ -192,18 +199,34 @@ async def test_deleted_rows_stay_with_a_mark(
         insert into t select g, 'v' || g, repeat('x', 3000) from generate_series(1, 9) g;
         create table whole (id int primary key, v text);
         alter table whole replica identity full;
-        insert into whole values (1, 'a'), (2, 'b')
+        insert into whole values (1, 'a'), (2, 'b');
+        create table kept (id int primary key, region text, v text, big text);
+        alter table kept alter big set storage external;
+        insert into kept select g, case when g % 10 < 8 then 'EU' else 'US' end, 'v' || g,
+            repeat('x', 3000) from generate_series(1, 29) g;
+        create table ordered (like kept including all);
+        insert into ordered select * from kept
+        """
+    )
+    target.execute(
+        """
+        create table ordered (sid text, id int, region text, v text, big text, _at timestamptz,
+            _op text, _gone timestamptz, primary key (sid, id));
+        create function pass() returns trigger language plpgsql as 'begin return new; end';
+        create trigger pass before insert on ordered for each row execute function pass();
+        alter table ordered enable always trigger pass
         """
     )
     rule = "{on_delete: mark, metadata: {operation: _op, deleted_at: _gone}}"
-    tables = f"t: {rule}\nwhole: {{on_delete: mark}}"
+    tables = f"t: {rule}\nwhole: {{on_delete: mark}}\nkept: {FILTERED}\nordered: {FILTERED}"
 
     def rows() -> list[tuple[object, ...]]:
         return target.execute("select id, v, length(big), _op, _gone from t order by id")
 
     async with stream(tables, sid="eu", group=f"transport: {transport}") as streamer:
         await streamer.table_state("public.t", "ready", SECONDS)
-        await streamer.table_state("public.whole", "ready", SECONDS)
+        for name in ("whole", "kept", "ordered"):
+            await streamer.table_state(f"public.{name}", "ready", SECONDS)
         first = _commits(
             source,
             "delete from whole where id = 1",
@@ -252,3 +275,111 @@ async def test_deleted_rows_stay_with_a_mark(
         assert target.value("select count(*) from t where _gone is null") == 0
         assert {row[3:] for row in rows() if row[0] not in (10, 50)} == {("truncate", *emptied)}
         await _equal(streamer)
+        await _mark_what_leaves_a_filter(streamer, source, target)
+
+
+async def _mark_what_leaves_a_filter(
+    streamer: Streamer, source: Database, target: Database
+) -> None:
+    """Sets and exact order do the same: a trigger has table "ordered" written in exact order."""
+
+    async def found(*statements: str) -> object:
+        """Change both tables; return the commit time of the last statement."""
+        both = [
+            "; ".join(s.replace("TABLE", name) for name in ("kept", "ordered")) for s in statements
+        ]
+        (last,) = _commits(source, *both)
+        await streamer.caught_up(SECONDS)
+        listed = "select id, region, v, md5(big), _at, _op, _gone from {} order by id"
+        assert target.execute(listed.format("kept")) == target.execute(listed.format("ordered"))
+        return last
+
+    def row(key: int) -> tuple[object, ...]:
+        (values,) = target.execute(
+            f"select region, v, length(big), _op, _at, _gone from kept where id = {key}"
+        )
+        return values
+
+    left = await found(
+        "update TABLE set v = 'first', region = 'US' where id = 1;"
+        "update TABLE set v = v || '!' where id = 2; delete from TABLE where id in (3, 8)"
+    )
+    assert row(1) == ("EU", "V1", 3000, "delete", left, left)
+    assert row(2)[:4] == ("EU", "V2!", 3000, "update")
+    assert row(3) == ("EU", "V3", 3000, "delete", left, left)
+    assert target.value("select count(*) from kept where id = 8") == 0
+
+    # A marked row stays as it is, until its key enters the filter again.
+    later = await found(
+        "update TABLE set v = 'second' where id = 1", "update TABLE set region = 'US' where id = 2"
+    )
+    assert row(1) == ("EU", "V1", 3000, "delete", left, left)
+    assert row(2) == ("EU", "V2!", 3000, "delete", later, later)
+    await found("delete from TABLE where id = 2", "insert into TABLE values (3, 'US', 'out', null)")
+    assert row(2)[-1] == later
+    assert row(3)[-1] == left
+    entered = await found(
+        "update TABLE set region = 'EU', big = 'new' where id = 1;"
+        "insert into TABLE values (2, 'EU', 'again', null);"
+        "update TABLE set region = 'EU', big = 'new' where id in (3, 9)"
+    )
+    assert row(1) == ("EU", "SECOND", 3, "update", entered, None)
+    assert row(2) == ("EU", "AGAIN", None, "insert", entered, None)
+    assert row(3) == ("EU", "OUT", 3, "update", entered, None)
+
+    # Several changes of a row in a window: it stays as it was last inside the filter.
+    left = await found(
+        "update TABLE set v = 'last' where id = 4; update TABLE set region = 'US' where id = 4;"
+        "update TABLE set v = 'outside' where id = 4;"
+        "insert into TABLE values (30, 'EU', 'short', null); delete from TABLE where id = 30"
+    )
+    assert row(4) == ("EU", "LAST", 3000, "delete", left, left)
+    assert row(30) == ("EU", "SHORT", None, "delete", left, left)
+    left = await found(
+        "delete from TABLE where id = 5; insert into TABLE values (5, 'EU', 'new', null);"
+        "delete from TABLE where id = 6; insert into TABLE values (6, 'US', 'new', null)"
+    )
+    assert row(5) == ("EU", "NEW", None, "insert", left, None)
+    assert row(6) == ("EU", "V6", 3000, "delete", left, left)
+
+    # A key that changes, inside the filter, on the way out, and to the key of a marked row.
+    left = await found(
+        "update TABLE set id = 31 where id = 11; update TABLE set id = 6 where id = 6;"
+        "update TABLE set id = 32, region = 'US' where id = 12;"
+        "delete from TABLE where id = 6; update TABLE set id = 6 where id = 13"
+    )
+    assert row(31)[:4] == ("EU", "V11", 3000, "update")
+    assert row(12) == ("EU", "V12", 3000, "delete", left, left)
+    assert row(6)[1:] == ("V13", 3000, "update", left, None)
+    assert target.value("select count(*) from kept where id in (11, 13, 32)") == 0
+
+    # Repairs and resyncs keep marks, mark rows that are outside, and bring rows back.
+    await _equal(streamer)
+    target.execute(
+        "insert into kept (sid, id, v) values ('eu', 4000, 'X'); update kept set v = 'Y' where id = 6;"
+        "update kept set _gone = now() where id = 31"
+    )
+    some = Resync(scope=RowScope(("id > 30",))).to_json()
+    for wanted, sixth in ((some, "Y"), ({"mode": "diff"}, "V13")):
+        await resync(streamer, "public.kept", **wanted)
+        assert target.execute("select id, _op from kept where _gone is not null order by id") == [
+            (key, "delete") for key in (4, 12, 30, 4000)
+        ]
+        assert (row(6)[1], row(12)[-1]) == (sixth, left)
+    await _equal(streamer)
+    columns = "sid, id, region, v, big, _at, _op, _gone"
+    copied = f"insert into kept ({columns}) select {columns} from ordered"
+    target.execute(f"delete from kept; {copied}")
+
+    await found("truncate TABLE; insert into TABLE values (1, 'EU', 'a', repeat('x', 3000))")
+    assert target.value("select count(*) from kept where _gone is null") == 1
+    assert target.value("select count(*) > 5 from kept where _op = 'truncate'")
+
+    # What a marked row holds may be old, so it completes no row that enters.
+    await found("update TABLE set region = 'US', big = repeat('y', 3000)")
+    source.execute("update kept set region = 'EU'; update ordered set region = 'EU'")
+    for name in ("kept", "ordered"):
+        await streamer.table_state(f"public.{name}", "error", SECONDS)
+        error = (await streamer.table(f"public.{name}"))["error"]
+        assert "unchanged value" in error
+        assert target.value(f"select count(*) from {name} where _gone is null") == 0

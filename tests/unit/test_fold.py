@@ -9,7 +9,8 @@ from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, UNCHANGED, Row, read_rows
 from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.rules import TableType
+from streamer.mapping.expressions import parse_expression
+from streamer.mapping.rules import MetadataKind, OnDelete, TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401
@@ -352,3 +353,34 @@ def test_a_whole_old_row_completes_the_new_one_in_exact_order_too() -> None:
 def test_changes_are_counted_by_operation() -> None:
     payloads = [insert(b"1"), insert(b"2"), update(b"1"), delete(b"2"), TRUNCATE_T]
     assert Counts().count(payloads) == Counts(2, 1, 1, 1)
+
+
+def _marking_in_filter() -> ApplyPlan:
+    rule = replace(
+        PLAN.mapping.rule,
+        filter=parse_expression("name = 'n'"),
+        on_delete=OnDelete.MARK,
+        metadata=((MetadataKind.DELETED_AT, "gone"),),
+    )
+    return replace(PLAN, mapping=replace(PLAN.mapping, rule=rule))
+
+
+def test_sets_mark_a_row_in_a_filter_that_has_one_change() -> None:
+    """A row stays as it was last inside the filter, which the last change of a key cannot tell."""
+    plan = _marking_in_filter()
+    folded = fold(delete(b"1"), insert(b"1"), update(b"2"), insert(b"3"), plan=plan)
+    assert folded.deletes == {b"1": [b"1", NULL, NULL]}
+    assert (list(folded.updates), list(folded.inserts)) == ([b"2"], [b"1", b"3"])
+    for changes in (
+        [update(b"1"), update(b"1")],
+        [update(b"1"), delete(b"1")],
+        [insert(b"1"), update(b"1")],
+        [insert(b"1"), delete(b"1"), insert(b"2")],
+        [delete(b"1"), insert(b"1"), delete(b"1")],
+        [delete(b"1"), insert(b"1"), update(b"1")],
+        [move(b"1", b"2")],
+        [move(b"1", b"2", big=b"b")],
+        [TRUNCATE_T],
+    ):
+        with pytest.raises(NotFoldable):
+            fold(*changes, plan=plan)

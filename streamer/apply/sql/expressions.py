@@ -8,10 +8,13 @@ SELECT of a copy. The server evaluates an expression only for rows that have its
 may fail on others.
 
 An update whose row passes the filter changes the row at the target, or brings it there; one whose
-row does not removes it. The statements take unsent unchanged values from the target if it holds
-them unaltered; otherwise the table stops. ``mask`` has a letter for each column without an
-expression, then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in
-from the target. Pure.
+row does not removes it. With `on_delete: mark` it marks the row instead. A staged update has the
+commit time in the column for the mark, and a row that passes gets NULL there. A marked row counts
+as missing.
+
+The statements take unsent unchanged values from the target if it holds them unaltered; otherwise
+the table stops. ``mask`` has a letter for each column without an expression, then for each input.
+``u`` means unchanged and unknown, ``f`` unchanged and filled in from the target. Pure.
 """
 
 from collections.abc import Iterable
@@ -20,9 +23,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
-from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.statements import OP_DELETE, Statements
 from streamer.mapping.expressions import Conjunct, Expression, over_row
-from streamer.mapping.rules import TableType
+from streamer.mapping.rules import MetadataKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 
@@ -64,6 +67,8 @@ class ComputedStatements(Statements):
         return over_row(used.text, columns, cast=cast)
 
     def value(self, column: PlanColumn) -> str:
+        if self.plan.marks_in_filter and column.name == self.plan.mapping.rule.deleted_at:
+            return "null::timestamptz"  # the staged time is for a row that does not pass
         if column.expression is None:
             return super().value(column)
         return self._evaluate(column.expression, cast=column.cast)
@@ -86,13 +91,50 @@ class ComputedStatements(Statements):
             return ""
         return f" and case when s.op = {op} then {self._passes} else false end"
 
-    def delete_filtered_out(self, op: int) -> str | None:
+    @cached_property
+    def delete(self) -> str:
+        if not self.plan.marks_in_filter:
+            return super().delete
+        return (
+            f"update {self.plan.table} t set {self._mark} from pg_temp.{self.stage} s "
+            f"where s.op = {OP_DELETE} and {self.matches_new_key}{self._is_unmarked}"
+        )
+
+    def before_write(self, op: int) -> list[str]:
         if self._passes is None:
+            return []
+        table, stage = self.plan.table, f"pg_temp.{self.stage} s"
+        is_out = (
+            f"s.op = {op} and case when s.op = {op} then {self._passes} is not true "
+            f"else false end and {self.matches_new_key}"
+        )
+        if not self.plan.marks_in_filter:
+            return [f"delete from {table} t using {stage} where {is_out}"]
+        leave = (
+            f"update {table} t set {self._mark_left} from {stage} where {is_out}{self._is_unmarked}"
+        )
+        room = self.make_room(op)
+        return [leave] if room is None else [leave, room]
+
+    def make_room(self, op: int) -> str | None:
+        if not self.plan.marks_in_filter:
             return None
         return (
-            f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
-            f"where s.op = {op} and case when s.op = {op} then {self._passes} is not true "
-            f"else false end and {self.matches_new_key}"
+            f"delete from {self.plan.table} t using pg_temp.{self.stage} s where s.op = {op}"
+            f"{self._if_passes(op)} and {self.matches_new_key} and not (true{self._is_unmarked})"
+        )
+
+    @property
+    def _mark_left(self) -> str:
+        """The assignments that mark a row whose update does not pass the filter.
+
+        It is a delete, as a row filter of a publication makes it one.
+        """
+        operation = dict(self.plan.mapping.rule.metadata).get(MetadataKind.OPERATION)
+        return ", ".join(
+            f"{quote_identifier(column.name)} = "
+            + ("'delete'" if column.name == operation else f"s.{self.new(column)}")
+            for column in self.plan.metadata_columns
         )
 
     # ---- exact order ---------------------------------------------------------------------------
@@ -131,12 +173,23 @@ class ComputedStatements(Statements):
         search = self._search() + (self._fill_in() if partial else "")
         if self._passes is None:
             return f"{search}\n{write}"
-        leave = "null;" if self.plan.type is TableType.APPEND else self._remove_found()
+        leave = self._remove_found()
+        if self.plan.type is TableType.APPEND:
+            leave = "null;"
+        elif self.plan.marks:
+            leave = f"update {self.plan.table} t set {self._mark_left} where {self._AT_FOUND};"
         return (
             f"{search}\n{self._decide(partial)}\n"
             f"if streamer_passes then\n{write}\n"
             f"elsif streamer_ctid is not null then {leave} end if;"
         )
+
+    def _clear_new_key(self) -> str:
+        if not self.plan.marks_in_filter:
+            return super()._clear_new_key()
+        # A marked row of this very key does not count as found.
+        is_entering = f"streamer_ctid is null or not ({self._same_key()})"
+        return f"if {is_entering} then {self._clear()} end if;\n"
 
     def _letter(self, n: int) -> str:
         """The letter of input number *n* in the mask."""

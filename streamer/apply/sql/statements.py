@@ -207,8 +207,15 @@ class Statements:
             f"where s.op = {op}{self._if_passes(op)} and {self.matches_new_key}"
         )
 
-    def delete_filtered_out(self, op: int) -> str | None:
-        """Delete rows whose update, staged as *op*, does not pass the filter; None without one."""
+    def before_write(self, op: int) -> list[str]:
+        """Return what a filter makes of the target's rows before rows staged as *op* are written.
+
+        Rows whose update does not pass the filter are deleted, or marked.
+        """
+        return []
+
+    def make_room(self, op: int) -> str | None:
+        """Delete marked rows whose keys enter the filter again by rows staged as *op*."""
         return None
 
     def _if_passes(self, op: int) -> str:
@@ -484,7 +491,7 @@ end"""
     def _search(self) -> str:
         """Find the row to change into streamer_relid and streamer_ctid."""
         is_history = self.plan.type is TableType.HISTORY
-        still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else ""
+        still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else self._is_unmarked
         select = "select t.tableoid, t.ctid into streamer_relid, streamer_ctid"
         if self.plan.identity is Identity.KEY:
             return (
@@ -492,6 +499,17 @@ end"""
                 f"limit 1 for update;{self._refuse_several(still_open)}"
             )
         return self._find_by_row(select, still_open)
+
+    @property
+    def _is_unmarked(self) -> str:
+        """With a filter, the condition that the row t has no mark.
+
+        A marked row is then as good as missing. Changes outside the filter did not reach it, so it
+        gives no value to a row that enters. No later change touches its facts.
+        """
+        if not self.plan.marks_in_filter:
+            return ""
+        return f" and t.{quote_identifier(self.plan.mapping.rule.deleted_at or '')} is null"
 
     def _refuse_several(self, condition: str) -> str:
         """Refuse the found row if another one has its key and no index forbids that."""
@@ -707,7 +725,7 @@ end"""
     def _mark(self) -> str:
         """The assignments that mark a row as deleted."""
         return ", ".join(
-            f"{quote_identifier(column.name)} = {self.value(column)}"
+            f"{quote_identifier(column.name)} = s.{self.new(column)}"
             for column in self.plan.metadata_columns
         )
 
