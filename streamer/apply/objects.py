@@ -11,18 +11,29 @@ from typing import Final, Protocol
 from streamer.apply.lane import MappedRelation
 from streamer.apply.sql.objects import ObjectTranslation, ObjectTranslator, referenced
 from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
-from streamer.definitions.planned import Places, TargetPlace
-from streamer.definitions.read import definition_of, definitions_sql, objects_of
+from streamer.definitions.planned import ObjectKind, Places, TargetPlace
+from streamer.definitions.read import column_of, definition_of, definitions_sql, objects_of
+from streamer.definitions.render import Renderer
 from streamer.lsn import Lsn
-from streamer.mapping.definition import DefinitionMessage, SourceDefinition
+from streamer.mapping.definition import (
+    ColumnChange,
+    DefinedColumn,
+    DefinitionMessage,
+    SourceDefinition,
+)
 from streamer.mapping.objects import DefinedType, TypeChange
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.rules import DdlKind, RelationMapping, RelationName
 from streamer.postgres.describing import NAMED_TYPES_SQL
 from streamer.progress.definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection, may_replace_role
 
 _TYPES_LOCK: Final = 0x7479706573  # "types"
+_OF_COLUMNS: Final = frozenset({ObjectKind.DEFAULT, ObjectKind.NOT_NULL})
+_VOIDS: Final = frozenset(
+    {DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL, DdlKind.SET_DEFAULT}
+)
+"""Changes of a column after which a plan for it is another one."""
 
 
 class Tables(Protocol):
@@ -113,6 +124,35 @@ class Objects:
             if planned is not None and planned.online != record.online:
                 renewed.append(planned)
         await put_plans(self._target, relation_id, renewed)
+
+    async def plan_columns(
+        self,
+        there: TargetRelation,
+        changes: Sequence[ColumnChange],
+        unfinished: Sequence[DefinedColumn],
+    ) -> None:
+        """Store what *unfinished* columns are still to get; such plans follow *changes*."""
+        mapping, relation_id = self._mapped.mapping, self._mapped.relation_id
+        pending = await read_plans(self._target, relation_id)
+        open_ = {(each.kind, each.name) for each in pending if each.kind in _OF_COLUMNS}
+        void, wanted = [], list(unfinished)
+        for change in changes:
+            if change.before is None or change.kind not in _VOIDS:
+                continue
+            former = mapping.target_column(change.before.name)
+            found = [each for each in open_ if each[1] == former]
+            void += found
+            if found and change.after is not None:
+                wanted.append(change.after)
+        await end_plans(self._target, relation_id, void)
+        columns = [column_of(each) for each in wanted]
+        names = [each.sequence.name.name for each in columns if each.sequence is not None]
+        taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
+        has_sid = there.has_sid and self._mapped.source.sid is not None
+        place = TargetPlace(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
+        renderer = Renderer(self._definition, place, lambda _: None, taken)
+        planned = [plan for each in columns if (plan := renderer.filled(each)) is not None]
+        await put_plans(self._target, relation_id, planned)
 
     async def _places(self) -> Places:
         """Return where the tables go that foreign keys refer to."""

@@ -306,8 +306,10 @@ class TableChange:
             return  # dropped by a statement of the operator
         if translation.objects is not None:
             await self._objects.store(translation.objects)
-        if any(isinstance(change, ColumnChange) for change in changes):
+        columns = [change for change in changes if isinstance(change, ColumnChange)]
+        if columns:
             await self._objects.renew_plans(target)
+            await self._objects.plan_columns(target, columns, translation.unfinished)
 
     async def _statements_of(self, target: TargetRelation, changes: list[AnyChange]) -> list[str]:
         """Return the statements to show; none where the change cannot be translated."""

@@ -13,6 +13,7 @@ class ObjectKind(enum.StrEnum):
 
     COMMENT = "comment"
     DEFAULT = "default"
+    NOT_NULL = "not null"
     STATISTICS = "statistics"
     EXTENDED_STATISTICS = "extended statistics"
     PARTITIONING = "partitioning"

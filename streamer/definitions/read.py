@@ -18,6 +18,7 @@ from streamer.definitions.model import (
     StatisticsDefinition,
     TableDefinition,
 )
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName
 from streamer.postgres.describing import (
@@ -74,13 +75,29 @@ def objects_of(
     )
 
 
+def column_of(defined: DefinedColumn) -> ColumnDefinition:
+    """Return a column of a message about a table's definition."""
+    return ColumnDefinition(
+        name=defined.name,
+        type=defined.type,
+        not_null=defined.not_null,
+        default=None if defined.generated else defined.default,
+        identity=defined.identity,
+        generated=defined.generated,
+        collation=defined.collation,
+        sequence=_sequence(defined.sequence),
+    )
+
+
 def _column(fields: dict[str, Any]) -> ColumnDefinition:
-    found = fields.pop("sequence")
-    sequence = None
-    if found is not None:
-        name = RelationName(found["namespace"], found["name"])
-        sequence = SequenceDefinition(name, found["type"], found["options"])
-    return ColumnDefinition(**fields, sequence=sequence)
+    return ColumnDefinition(**{**fields, "sequence": _sequence(fields["sequence"])})
+
+
+def _sequence(found: dict[str, str] | None) -> SequenceDefinition | None:
+    if found is None:
+        return None
+    name = RelationName(found["namespace"], found["name"])
+    return SequenceDefinition(name, found["type"], found["options"])
 
 
 def _index(fields: dict[str, Any]) -> IndexDefinition:

@@ -150,6 +150,9 @@ class Renderer:
             how = "always" if column.identity == "a" else "by default"
             options = f" ({sequence.options})" if sequence else ""
             statements = [f"{alter} add generated {how} as identity{options}"]
+            if self._is_clone and not self._place.has_sid:
+                # One that ADD COLUMN brought could not be so before its rows had values.
+                statements.insert(0, f"{alter} set not null")
         elif sequence is not None and _draws_from(column):
             its = self._sequence_name(sequence.name.name)
             statements = [
@@ -163,6 +166,23 @@ class Renderer:
         made = tuple(statements)
         # A sequence without the default that draws from it would be in the way of the next attempt.
         return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
+
+    def filled(self, column: ColumnDefinition) -> Planned | None:
+        """Render the rest of a new column whose rows get their values after ADD COLUMN."""
+        name = self._place.column(column.name)
+        if name is None:
+            return None
+        owns = column.identity or (column.sequence is not None and _draws_from(column))
+        is_all = self._place.mapping.rule.create is Create.ALL
+        planned = self.default(column) if owns and is_all else None
+        alter = f"alter table {self._place.quoted} alter column {quote_identifier(name)}"
+        sets: tuple[str, ...] = (f"{alter} set not null",)
+        if planned is None:
+            return Planned(ObjectKind.NOT_NULL, name, sets, sets) if column.not_null else None
+        if not column.not_null or sets[0] in planned.statements:
+            return planned
+        made = sets + planned.statements
+        return replace(planned, statements=made, online=("; ".join(made),))
 
     def _sequence_name(self, name: str) -> str:
         target = self._place.mapping.target

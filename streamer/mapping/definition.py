@@ -35,7 +35,8 @@ class DefinedColumn:
     ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
     ``identity``: '' or 'a' or 'd'. ``fill``: the text of the value that ADD COLUMN gave to rows
     from before, if they have one and the same. ``default_mark``: another one when a default is set
-    anew. Only messages have the text of defaults, because deparsing one locks its table.
+    anew. ``sequence``: the one that the column owns, as `streamer.definitions.read` takes it. Only
+    messages have it, and the text of defaults, because deparsing one locks its table.
     """
 
     number: int
@@ -48,6 +49,7 @@ class DefinedColumn:
     collation: str | None = None
     fill: str | None = None
     default_mark: str | None = None
+    sequence: dict[str, str] | None = field(default=None, compare=False)
 
     @property
     def fills_rows_one_by_one(self) -> bool:
@@ -102,7 +104,10 @@ class SourceDefinition:
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
-        columns = [asdict(replace(column, fill=None, default=None)) for column in self.columns]
+        columns = [
+            asdict(replace(column, fill=None, default=None, sequence=None))
+            for column in self.columns
+        ]
         fields: dict[str, Any] = {"format": FORMAT, "columns": columns}
         lists: dict[str, Sequence[Any] | None] = {
             "objects": self.objects,

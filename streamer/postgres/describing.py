@@ -8,6 +8,25 @@ Pure.
 
 from typing import Final
 
+# Of column a, the one that it owns.
+SEQUENCE: Final = """
+select pg_catalog.json_build_object(
+    'namespace', sn.nspname, 'name', sc.relname,
+    'type', pg_catalog.format_type(s.seqtypid, null),
+    'options', pg_catalog.format(
+        'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
+        s.seqincrement, s.seqmin, s.seqmax, s.seqstart, s.seqcache,
+        case when s.seqcycle then ' cycle' else '' end))
+  from pg_catalog.pg_depend p
+  join pg_catalog.pg_class sc on sc.oid = p.objid and sc.relkind = 'S'
+  join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
+  join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
+ where p.classid = 'pg_catalog.pg_class'::regclass
+   and p.refclassid = 'pg_catalog.pg_class'::regclass
+   and p.refobjid = c.oid and p.refobjsubid = a.attnum and p.deptype in ('a', 'i')
+ order by p.objid limit 1
+"""
+
 COLUMNS: Final = """
 select pg_catalog.json_agg(pg_catalog.json_build_object(
     'name', a.attname,
@@ -23,28 +42,13 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
            from pg_catalog.pg_collation co
            join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
           where co.oid = a.attcollation) end,
-    'sequence', (
-        select pg_catalog.json_build_object(
-            'namespace', sn.nspname, 'name', sc.relname,
-            'type', pg_catalog.format_type(s.seqtypid, null),
-            'options', pg_catalog.format(
-                'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
-                s.seqincrement, s.seqmin, s.seqmax, s.seqstart, s.seqcache,
-                case when s.seqcycle then ' cycle' else '' end))
-          from pg_catalog.pg_depend p
-          join pg_catalog.pg_class sc on sc.oid = p.objid and sc.relkind = 'S'
-          join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
-          join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
-         where p.classid = 'pg_catalog.pg_class'::regclass
-           and p.refclassid = 'pg_catalog.pg_class'::regclass
-           and p.refobjid = c.oid and p.refobjsubid = a.attnum and p.deptype in ('a', 'i')
-         order by p.objid limit 1)
+    'sequence', ({sequence})
     ) order by a.attnum)
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-"""
+""".replace("{sequence}", SEQUENCE)
 
 # Key columns have a dependency, too, unless a constraint has it for them: `uses` may name columns
 # that no expression has.

@@ -21,6 +21,7 @@ from streamer.definition d join streamer.relation r on r.id = d.relation_id
 """
 _PENDING_SQL: Final = """
 where d.state = 'pending'
+  and not (d.kind in ('default', 'not null') and d.name = any (r.unfilled))
   and case when $1::int8 is not null then d.relation_id = $1 and d.kind <> 'foreign key'
       else r.state = 'ready' and (d.referenced is null or not exists (
            select from streamer.relation o
@@ -131,7 +132,8 @@ async def store_definitions(
     """Store *planned* as all definitions of a relation; those that are there are found there."""
     async with transaction(connection):
         await connection.execute(
-            "delete from streamer.definition where relation_id = $1", relation_id
+            "delete from streamer.definition where relation_id = $1 and kind <> 'not null'",
+            relation_id,
         )
         await put_plans(connection, relation_id, planned)
 

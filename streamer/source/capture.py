@@ -30,6 +30,7 @@ from streamer.postgres.describing import (
     INDEXES,
     MARKED_OBJECTS,
     PARTITIONS,
+    SEQUENCE,
     USED_TYPES,
 )
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
@@ -75,6 +76,7 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
                 'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid),
                 'default_mark', pg_catalog.hashtextextended(d.adbin::text, 0)::text,
                 'generated', a.attgenerated, 'identity', a.attidentity,
+                'sequence', ({sequence}),
                 'collation', case when a.attcollation <> t.typcollation then (
                     select pg_catalog.quote_ident(cn.nspname) || '.'
                         || pg_catalog.quote_ident(co.collname)
@@ -179,6 +181,8 @@ _EMIT_ROW_SQL: Final = """
                 raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
             end;
 """
+# A command that changes a table by inheritance names only the parent, and holds a lock on each
+# child. Without that lock, to describe a child could wait for another session.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog as $function$
@@ -188,9 +192,17 @@ declare
 begin
     begin
         contents := array(
-            select {schema}.describe(x.oid, tg_tag, pg_catalog.current_query())
-              from (select distinct coalesce(pg_catalog.pg_partition_root(f.oid), f.oid) as oid
-                      from ({found}) f) x);
+            with recursive affected (oid) as (
+                select coalesce(pg_catalog.pg_partition_root(f.oid), f.oid) from ({found}) f
+                union
+                select i.inhrelid from affected a
+                  join pg_catalog.pg_inherits i on i.inhparent = a.oid
+                  join pg_catalog.pg_class c on c.oid = i.inhrelid and not c.relispartition
+                 where exists (select from pg_catalog.pg_locks l
+                                where l.pid = pg_catalog.pg_backend_pid() and l.granted
+                                  and l.locktype = 'relation' and l.relation = i.inhrelid)
+            )
+            select {schema}.describe(x.oid, tg_tag, pg_catalog.current_query()) from affected x);
     exception when others then
         raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
     end;
@@ -245,6 +257,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         objects=MARKED_OBJECTS,
         types=USED_TYPES,
         partitions=PARTITIONS,
+        sequence=SEQUENCE,
         indexes=INDEXES,
         constraints=CONSTRAINTS,
     )

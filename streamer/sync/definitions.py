@@ -118,7 +118,12 @@ async def plan_definitions(
 
     Raises SourceError, TargetError.
     """
-    asking = [copy for copy in copies if copy.mapped.mapping.rule.asks_for_definitions]
+    # The stream brings the definitions of a table that gets some rows or columns only.
+    asking = [
+        copy
+        for copy in copies
+        if copy.mapped.mapping.rule.asks_for_definitions and not copy.resync.is_partial
+    ]
     if not asking:
         return
     names = [str(copy.mapped.mapping.target) for copy in asking]

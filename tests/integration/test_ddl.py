@@ -12,6 +12,7 @@ from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
+from streamer.runtime import definitions as definition_builder
 from streamer.source import capture
 from streamer.source.teardown import teardown_source
 from streamer.target.connection import TargetAddress
@@ -142,8 +143,9 @@ async def test_it_stops_exactly_there_until_somebody_decides(
 
 @pytest.mark.usefixtures("without_spark", "short_backoffs")
 async def test_values_that_no_statement_gives_are_brought_by_column(
-    source: Database, target: Database, stream: MakeStreamer
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
     both(source, target)
     async with stream(T, group=ALL) as streamer:
         await streamer.caught_up()
@@ -169,6 +171,12 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
                 "insert into t (id, amount) select max(id) + 1, 5 from t",
             )
             await streamer.eventually(are_equal)
+
+        async def is_not_null() -> bool:  # as soon as all rows have their values
+            found = await asyncio.to_thread(definition, target)
+            return next(row[2] for row in found if row[0] == "n") is True
+
+        await streamer.eventually(is_not_null)
         address = TargetAddress.parse(streamer.settings.target.url)
         reasons = [r.reason for r in await ddl.read_records(address, None, None, with_done=True)]
         assert reasons[0] is not None

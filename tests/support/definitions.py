@@ -4,7 +4,7 @@ from psycopg.rows import dict_row
 
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
-from streamer.postgres.quoting import quote_literal
+from streamer.postgres.quoting import quote_literal, quote_qualified
 from tests.support.postgres import Database
 
 
@@ -64,10 +64,12 @@ def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
     """Return the definitions of tables of the schema public and of all types, but for comments."""
     found = {}
     for table in tables:
-        for name, lines in described(database, f"public.{table}").items():
+        for name, lines in described(database, quote_qualified("public", table)).items():
             if name != "comments":
                 found[f"{name} of {table}"] = lines
-    oids = ", ".join(f"{quote_literal(f'public.{table}')}::regclass" for table in tables)
+    oids = ", ".join(
+        f"{quote_literal(quote_qualified('public', table))}::regclass" for table in tables
+    )
     with database.connect() as connection:
         connection.execute("select set_config('search_path', '', false)")
         for name, sql in (

@@ -7,7 +7,7 @@ others, so they are left out there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streamer.apply.sql.objects import ObjectTranslation
 from streamer.errors import TargetSchemaError
@@ -36,6 +36,8 @@ class Translation:
     filled: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     objects: ObjectTranslation | None = None
+    unfinished: list[DefinedColumn] = field(default_factory=list)
+    """New columns that get NOT NULL and their sequence when their rows have values."""
 
     @property
     def reason(self) -> str | None:
@@ -137,8 +139,10 @@ class DefinitionTranslator:
                 return self._rename(before, after, found)
         assert after is not None
         name = self._name(after)
-        if name is None or name not in self._columns or self._columns[name].is_generated:
+        if name is None or name not in self._columns:
             return []
+        if self._columns[name].is_generated:
+            return self._drop_expression(change, name)
         match change.kind:
             case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
                 return self._change_type(change, name, after, found)
@@ -170,6 +174,8 @@ class DefinitionTranslator:
             )
         if column.fills_rows_one_by_one:
             found.fill(name, f'rows have values of their own in new column "{name}"')
+            if there is None and not (self._is_shared or self._is_history):
+                found.unfinished.append(column)
         statements = self._add_column(name, column) if there is None else []
         if self._is_shared and column.constant is not None:
             statements.append(
@@ -288,6 +294,14 @@ class DefinitionTranslator:
         if there is None or not there.not_null or name in self._target.primary_key:
             return []
         return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
+
+    def _drop_expression(self, change: ColumnChange, name: str) -> list[str]:
+        """Return the statement that has later rows bring their values of a generated column."""
+        before, after = change.before, change.after
+        if before is None or after is None or not before.generated or after.generated:
+            return []
+        self._columns[name] = replace(self._columns[name], is_generated=False, has_default=False)
+        return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
 
     def _set_default(self, name: str, column: DefinedColumn) -> list[str]:
         if self._is_shared or self._is_history or column.generated:
