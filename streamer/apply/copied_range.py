@@ -23,6 +23,7 @@ from streamer.decode.transactions import Changes
 from streamer.decode.tuples import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
 from streamer.errors import ProtocolError, SyncError
 from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.rules import TableType
 from streamer.postgres.key_values import KeyValue, read_key_value
 
 if TYPE_CHECKING:
@@ -33,14 +34,22 @@ _length_at: Final = struct.Struct(">I").unpack_from
 
 
 class UnknownRowError(Exception):
-    """A change cannot be assigned to a range, or a row that joins the range lacks values."""
+    """A change cannot be assigned to a range, or a row that joins the range lacks values, or one
+    that leaves it would stay.
+    """
 
 
 class CopiedRange:
-    """The range of keys that the target has, for changes under one definition of the table."""
+    """The range of keys that the target has, for changes under one definition of the table.
 
-    def __init__(self, copied: ChunkedCopy, relation: Relation) -> None:
+    *keeps_deleted*: the target keeps a row in spite of a delete.
+    """
+
+    def __init__(
+        self, copied: ChunkedCopy, relation: Relation, *, keeps_deleted: bool = False
+    ) -> None:
         """Raises UnknownRowError if a column of the key is not in the changes."""
+        self._keeps_deleted = keeps_deleted
         self._types = copied.types
         self._last = copied.last_key
         numbers = {column.name: number for number, column in enumerate(relation.columns)}
@@ -71,6 +80,8 @@ class CopiedRange:
         if self._has(first):
             if self._has(new):
                 return payload
+            if self._keeps_deleted:
+                raise UnknownRowError("a key moved to a later chunk, and deleted rows stay")
             return b"D" + bytes(payload[1:end])
         if not self._has(new):
             return None
@@ -107,8 +118,11 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
         if copied is None or is_there or isinstance(its.relation, Redefinition):
             changes.append((mapped, its))
             continue
+        mapping = mapped.mapping
+        keeps_deleted = mapping.type is TableType.APPEND or mapping.rule.deleted_at is not None
         try:
-            taken = map(CopiedRange(copied, its.relation).take, its.payloads)
+            range_ = CopiedRange(copied, its.relation, keeps_deleted=keeps_deleted)
+            taken = map(range_.take, its.payloads)
             changes.append((mapped, Changes(its.relation, [p for p in taken if p is not None])))
         except UnknownRowError as exc:
             mapped.chunks_obstacle = str(exc)

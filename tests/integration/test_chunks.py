@@ -70,6 +70,8 @@ def change(source: Database) -> None:
     for sql in (
         # Neither this row nor its large value is in the copied range, and the update omits it.
         "update moved set g = -5 where g = 1200",
+        # A DELETE of its old key would be ignored, and would leave a second row.
+        "update appended set g = g + 2000 where g = 3",
         "alter table altered add added int default 7",
         "update narrowed set large = 'before' where g % 2 = 0",
         "alter table narrowed drop column v",
@@ -107,6 +109,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         create("pairs", "u, g", more="alter table pairs replica identity full")
         + create("hist", "g")
         + create("moved", "g")
+        + create("appended", "g")
         + create("altered", "g")
         + create("emptied", "g")
         + create("narrowed", "u")
@@ -117,6 +120,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         pairs:
         hist: {type: history}
         moved:
+        appended: {type: append}
         altered: {on_column_added: add}
         emptied:
         narrowed:
@@ -125,7 +129,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         numbered:
     """
     async with stream(tables, settings=SETTINGS) as streamer:
-        for table in ("dated", "numbered", "narrowed", "moved"):
+        for table in ("dated", "numbered", "narrowed", "moved", "appended"):
             await until_it_has(streamer, f"public.{table}", 1)
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
@@ -133,7 +137,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         await asyncio.to_thread(change, source)
         await streamer.caught_up()
         assert (await streamer.table("public.moved"))["chunks_copied"] is None
-    for table in ("pairs", "moved", "altered", "emptied", "named"):
+    for table in ("pairs", "moved", "appended", "altered", "emptied", "named"):
         rows = f"select * from {table} order by g"
         assert source.execute(rows) == target.execute(rows), table
     for table in ("dated", "numbered"):
