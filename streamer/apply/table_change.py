@@ -53,6 +53,7 @@ from streamer.progress.ddl import (
 from streamer.target.add_columns import store_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_partitions, read_relation
 from streamer.target.connection import TargetConnection
+from streamer.target.unfilled import read_unfilled
 
 log = structlog.get_logger()
 
@@ -244,7 +245,13 @@ class TableChange:
         mapped = self._mapped
         others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
         made = [change for change in changes if change not in ignored]
-        columns = DefinitionTranslator(mapped.mapping, target, sid=mapped.source.sid, others=others)
+        columns = DefinitionTranslator(
+            mapped.mapping,
+            target,
+            sid=mapped.source.sid,
+            others=others,
+            unfilled=await read_unfilled(self._target, mapped.relation_id),
+        )
         translation = columns.translate([c for c in made if isinstance(c, ColumnChange)])
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements

@@ -23,6 +23,14 @@ insert into streamer.request (relation_id, action, options) values ($1, 'resync'
 """
 
 
+async def read_unfilled(connection: TargetConnection, relation_id: int) -> list[str]:
+    """Return the columns whose values existing rows lack, by the target's names."""
+    found = await connection.fetch_value(
+        "select unfilled from streamer.relation where id = $1", relation_id
+    )
+    return list(found or ())
+
+
 async def remember_unfilled(
     connection: TargetConnection, relation_id: int, columns: Sequence[str]
 ) -> None:

@@ -65,6 +65,11 @@ COMMANDS = [
         "insert into base (v) values ('d'); alter table base add column u uuid not null"
         " default gen_random_uuid()"
     ),
+    # As migrations do it: NOT NULL comes before the rows of the target have their values.
+    (
+        "alter table made add column g uuid default gen_random_uuid();"
+        "alter table made alter column g set not null"
+    ),
     # Not of the stream.
     "create temp table temporary (id int primary key); alter table temporary add column x int",
     (
@@ -72,10 +77,10 @@ COMMANDS = [
         "insert into passing values (1); drop table passing"
     ),
     (
-        "begin; savepoint a; alter table made add column gone int; insert into made values (9, 'x', 1);"
+        "begin; savepoint a; alter table made add column gone int; insert into made values (9, 'x');"
         " rollback to a; alter table made add column w int default 5; commit"
     ),
-    "insert into made values (4, 'd', 6); insert into chosen values (9, 'i')",
+    "insert into made (id, v, w) values (4, 'd', 6); insert into chosen values (9, 'i')",
     # Each part has a name that needs quotes.
     f"insert into {FORMER} values (1); alter table {FORMER} rename to {HOSTILE}",
     f"create type {TYPE} as enum ('a', {TEXT})",

@@ -6,7 +6,7 @@ one adds a column, and the last one drops it. Defaults and NOT NULL of one tenan
 others, so they are left out there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from streamer.apply.sql.objects import ObjectTranslation
@@ -69,6 +69,7 @@ class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
     *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
+    *unfilled*: columns of the target whose values existing rows lack.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class DefinitionTranslator:
         *,
         sid: str | None,
         others: Sequence[SourceDefinition] = (),
+        unfilled: Collection[str] = (),
     ) -> None:
         self._mapping = mapping
+        self._unfilled = unfilled
         self._target = target
         self._sid = sid if target.has_sid else None
         self._others = others
@@ -147,6 +150,9 @@ class DefinitionTranslator:
             case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
                 return self._change_type(change, name, after, found)
             case DdlKind.SET_NOT_NULL:
+                if name in self._unfilled and not (self._is_shared or self._is_history):
+                    found.unfinished.append(after)
+                    return []
                 return self._set_not_null(name)
             case DdlKind.DROP_NOT_NULL:
                 return self._drop_not_null(name)
