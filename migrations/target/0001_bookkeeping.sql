@@ -338,7 +338,8 @@ create table streamer.script (
     -- The text that the target runs in place of it, if an operator gave one.
     replacement text,
     side text not null check (side in ('source', 'target', 'both')),
-    state text not null default 'waiting' check (state in ('waiting', 'error', 'done', 'skipped')),
+    state text not null default 'waiting'
+        check (state in ('waiting', 'error', 'missed', 'done', 'skipped')),
     -- The transaction's number at the source, in 64 bits.
     source_xid bigint,
     -- Where that transaction commits in the stream, once the target has run the script.

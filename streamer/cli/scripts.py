@@ -14,7 +14,7 @@ from streamer.commands import execute as execute_command
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.progress.scripts import ScriptSide, ScriptState
+from streamer.progress.scripts import ScriptSide
 from streamer.target.connection import TargetAddress
 
 
@@ -118,7 +118,7 @@ def _run(
     if as_json:
         print_json({"scripts": [result.to_json() for result in results]})
     for result in results:
-        if result.record.state is ScriptState.ERROR:
+        if result.record.state in execute_command.STOPPED:
             fail(execute_command.describe(result), 4)
         if not result.record.has_ended:
             fail(f"after {seconds:g} s: {execute_command.describe(result)}", 1)

@@ -43,6 +43,8 @@ from streamer.source.stream import MESSAGES_VERSION
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.1
+STOPPED: Final = (ScriptState.ERROR, ScriptState.MISSED)
+"""States that only an operator can end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _Execution:
         deadline = time.monotonic() + seconds
         while True:
             record = await self._read()
-            if record.has_ended or record.state is ScriptState.ERROR:
+            if record.has_ended or record.state in STOPPED:
                 return record
             if time.monotonic() >= deadline:
                 return record
@@ -315,6 +317,11 @@ def describe(result: ScriptResult) -> str:
     if record.state is ScriptState.DONE:
         at = "" if record.lsn is None else f", at {record.lsn} of the stream"
         return f"{where} {'is done' if result.is_new else 'was done before'}{at}"
+    if record.state is ScriptState.MISSED:
+        return (
+            f"{where} never reaches the target: {record.error}; run it there with psql, then run "
+            "`streamer execute` with this --id and --skip"
+        )
     if record.state is ScriptState.ERROR:
         return record.error or f"{where} failed at the target"
     return f"{where} waits for its place in the stream: is `streamer run` running?"

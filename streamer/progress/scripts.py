@@ -26,10 +26,14 @@ class ScriptSide(enum.StrEnum):
 
 
 class ScriptState(enum.StrEnum):
-    """``waiting`` until the last side has run it; ``error`` while the target refuses it."""
+    """``waiting`` until the last side has run it; ``error`` while the target refuses it.
+
+    ``missed``: a new slot begins behind its place, so the stream never brings it.
+    """
 
     WAITING = "waiting"
     ERROR = "error"
+    MISSED = "missed"
     DONE = "done"
     SKIPPED = "skipped"
 
@@ -134,7 +138,7 @@ async def end_script(
         count = await connection.execute(
             "update streamer.script set state = $3, error = null,"
             " finished_at = pg_catalog.clock_timestamp()"
-            " where source_id = $1 and id = $2 and state in ('waiting', 'error')",
+            " where source_id = $1 and id = $2 and state in ('waiting', 'error', 'missed')",
             source_id,
             script_id,
             state.value,
@@ -157,6 +161,20 @@ async def replace_script(
         )
         await connection.execute(f"notify {CHANNEL}")
     return bool(count)
+
+
+async def set_scripts_missed(
+    bookkeeping: Bookkeeping, source_id: int, script_ids: list[str]
+) -> None:
+    """Record that no stream will bring these scripts to the target."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.script set state = 'missed',"
+            " error = 'the slot of the source is new and begins behind this script'"
+            " where source_id = $1 and id = any ($2::text[]) and state in ('waiting', 'error')",
+            source_id,
+            script_ids,
+        )
 
 
 async def set_script_error(

@@ -13,14 +13,21 @@ import psycopg
 
 from streamer.decode.pgoutput import EXECUTE_PREFIX
 from streamer.errors import ScriptError, SourceError, StreamerError
-from streamer.mapping.rules import RelationName
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.postgres.quoting import quote_literal
 from streamer.postgres.scripts import AFTER_SCRIPT_SQL, line_of, script_sql
-from streamer.source.connection import Connection, fetch_all, fetch_one, translate
+from streamer.source.connection import Connection, connection, fetch_all, fetch_one, translate
 
 _LOCK_SQL: Final = """
 select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))
 """
 _EMIT_SQL: Final = "select pg_catalog.pg_logical_emit_message(true, %s::text, %s::text)"
+# txid_status rejects a number that the source has not given out yet.
+_SEEN_SQL: Final = """
+select xid from pg_catalog.unnest(%s::int8[]) as xid
+where case when pg_catalog.txid_visible_in_snapshot(xid, pg_catalog.txid_current_snapshot())
+      then pg_catalog.txid_status(xid) is distinct from 'aborted' end
+"""
 # Counted for each leaf of a partitioned table; the stream knows its root.
 _CHANGED_SQL: Final = """
 select distinct n.nspname as namespace, c.relname as name
@@ -65,6 +72,19 @@ async def has_committed(plain: Connection, xid: int) -> bool:
             hint="look whether the script took effect there, then use another --id",
         )
     return bool(row["status"] == "committed")
+
+
+async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[int]:
+    """Return those of *xids* that committed before an exported *snapshot*.
+
+    A slot's stream has exactly the transactions that its snapshot does not see. A transaction whose
+    outcome the source has forgotten counts as committed, so that it is reported.
+    """
+    async with connection(source) as plain:
+        await plain.execute("begin isolation level repeatable read read only")
+        await plain.execute(f"set transaction snapshot {quote_literal(snapshot)}".encode())
+        rows = await fetch_all(plain, _SEEN_SQL, xids)
+    return {int(row["xid"]) for row in rows}
 
 
 async def run_script(plain: Connection, label: str, run: ScriptRun) -> list[RelationName]:

@@ -198,6 +198,39 @@ async def test_a_script_waits_for_a_table_that_is_paused_and_status_names_it(
         assert (await streamer.status())["error"] is None
 
 
+async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_skipped(
+    source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
+) -> None:
+    set_up(source, target)
+    tables = "t: {initial: none}"
+    async with stream(tables) as streamer:
+        await streamer.caught_up()
+    result = await execute(streamer, "lost", "create table made (id int)", seconds=0)
+    assert result.record.state is ScriptState.WAITING
+    slot = source.value(
+        "select slot_name from pg_replication_slots where database = current_database()"
+    )
+    source.execute(f"select pg_drop_replication_slot('{slot}')")
+    target.execute(
+        "insert into streamer.request (relation_id, action) select id, 'resync' from streamer.relation"
+    )
+    async with stream(tables) as streamer:
+
+        async def has_stopped() -> bool:
+            shown = await streamer.status()
+            return shown["state"] == "error" and "--id lost --skip" in str(shown["error"])
+
+        await streamer.eventually(has_stopped)
+        again = await execute(streamer, "lost", "create table made (id int)")
+        assert again.record.state is ScriptState.MISSED
+        await change(streamer, "lost", None)
+
+        async def has_left() -> bool:
+            return "--id lost" not in str((await streamer.status())["error"])
+
+        await streamer.eventually(has_left)
+
+
 def request(target: Database, table: str, action: str) -> None:
     target.execute(
         "insert into streamer.request (relation_id, action)"
