@@ -1,7 +1,8 @@
 """``streamer wait``: until everything committed by now is visible at the target.
 
-A source that does not answer counts as behind. Its commits count from the moment it answers. With a
-list of tables, only their positions count, so other tables may stand still.
+A source that does not answer counts as behind. Its commits count from the moment it answers. A
+table with a request counts as behind until its process has taken that and stored the new state.
+With a list of tables, only their positions count, so other tables may stand still.
 """
 
 import asyncio
@@ -66,8 +67,9 @@ async def wait_over(
     scope: Scope = ALL,
     read_end: Callable[[SourceMapping], Awaitable[Lsn]] = read_end,
 ) -> str | None:
-    """Wait until everything committed now is visible and every table ready; return the obstacle, if
-    any.
+    """Wait until all commits so far are visible, every table is ready, and no request waits.
+
+    Return the obstacle, if any.
 
     *read_end*: asks a source for the position to wait for. Raises StreamerError for a failure that
     an operator must fix.
@@ -178,6 +180,9 @@ class _Waiting:
         for relation in relations:
             if relation.state != "ready":
                 return f'table "{relation.source}" of "{label}" is {relation.state}'
+            if relation.has_request:
+                where = f'table "{relation.source}" of "{label}"'
+                return f"{where} has a request that waits: is `streamer run` running?"
         if acknowledged_lsn >= wanted:
             return None
         if not self._scope.tables:

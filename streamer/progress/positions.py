@@ -9,7 +9,8 @@ from streamer.progress.bookkeeping import Bookkeeping
 
 _POSITIONS_SQL: Final = """
 select s.database, s.sid, s.acknowledged_lsn::text as acknowledged_lsn,
-       r.id as relation_id, r.source, r.state, r.visible_lsn::text as visible_lsn
+       r.id as relation_id, r.source, r.state, r.visible_lsn::text as visible_lsn,
+       r.id in (select relation_id from streamer.request) as has_request
 from streamer.source s left join streamer.relation r on r.source_id = s.id
 order by s.database, s.sid, r.source
 """
@@ -17,12 +18,16 @@ order by s.database, s.sid, r.source
 
 @dataclass(frozen=True, slots=True)
 class RelationPosition:
-    """A mapped table: its state, and the position up to which all its changes are visible."""
+    """A mapped table: its state, and the position up to which all its changes are visible.
+
+    ``has_request``: its process has not fulfilled a request of an operator yet.
+    """
 
     relation_id: int
     source: str
     state: str
     visible_lsn: Lsn | None
+    has_request: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
                     row["source"],
                     row["state"],
                     None if visible is None else Lsn.parse(visible),
+                    row["has_request"],
                 )
             )
     return found

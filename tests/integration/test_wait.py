@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.problems import troubled
+from streamer.commands.requests import request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.commands.wait import wait
@@ -31,7 +32,7 @@ sources:
 """
 
 
-async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
+async def test_wait_can_be_limited_and_waits_for_absent_sources_and_for_requests(
     source: Database, target: Database, source_proxy: Proxy, tmp_path: Path
 ) -> None:
     for table in ("locked", "free", "other"):
@@ -91,5 +92,13 @@ async def test_wait_can_be_limited_and_waits_for_a_source_that_is_away(
         source_proxy.heal()
         assert await waiting is None
         assert target.value("select count(*) from other") == 1
+        await streamer.stop()
+        await request(address, "resync", "free", database="shop", sid=None)
+        waiting_for = 'after 2 s: table "public.free" of "shop" has a request that waits'
+        assert (await missing(2) or "").startswith(waiting_for)
+        target.execute("truncate free")
+        streamer.start()
+        assert await missing(40) is None
+        assert target.value("select count(*) from free") == 1
     finally:
         await streamer.stop()
